@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Collection
 
 from millstream.services.extras import exit_unfit, exit_without
 
@@ -21,6 +22,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
+from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.cluster_events import ClusterEvents
 from millstream.gateway.connection.cors import with_cors
@@ -33,6 +35,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
 from millstream.gateway.memory_trim import MemoryTrim
 from millstream.gateway.metrics_page import GatewayMetricsPage
+from millstream.gateway.placement.demands import Demands
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
@@ -60,6 +63,7 @@ from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.logs import configure_logs, exit_message
@@ -74,6 +78,7 @@ from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings,
 from millstream.services.start_log import log_start
 from millstream.services.trace_settings import at_start
 from millstream.services.version import VERSION
+from millstream.services.wire.records import WorkerRecord
 
 
 class Gateway:
@@ -108,8 +113,10 @@ class Gateway:
             V2CodecFactory(self._labels, self.client_memory, self.reply_budget, settings.request_bytes_max),
         )
         self.producer.lanes = self.router.all
+        self.demands = Demands(lambda: self.catalog.snapshot, self.router.lane_of, self._footprint)
+        self.router.demands = self.demands
         events = ClusterEvents(self.producer, self.router.quarantine, self.cluster_state)
-        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self.router.apply, events.handlers)
+        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self._apply, events.handlers)
         self.readiness_probe = ReadinessProbe(
             lambda: self.router.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
@@ -130,6 +137,14 @@ class Gateway:
         self._redis_probe = RedisProbe(self.cluster_state, self.registry)
         self._loops: list[asyncio.Task[None]] = []
 
+    async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
+        await self.router.apply(snapshot, changed)
+        self.demands.apply(snapshot, changed)
+
+    @staticmethod
+    def _footprint(manifest: Manifest, _worker: WorkerRecord) -> Footprint:
+        return Footprint(sum(file.size_bytes for file in manifest.files))
+
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
@@ -137,6 +152,7 @@ class Gateway:
         self._process_metrics.start()
         await self.catalog.start()
         self.producer.start()
+        self.demands.start()
         self.readiness_probe.start()
         await self.control.start()
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
@@ -148,6 +164,7 @@ class Gateway:
 
     async def stop(self) -> None:
         await self.readiness_probe.stop()
+        await self.demands.stop()
         await cancel_all(self._loops)  # before the connections that they use are closed
         await self.catalog.stop()
         await self.producer.stop()
@@ -184,7 +201,6 @@ class Gateway:
             registry=self.registry,
             repository=self.repository,
             catalog=self.catalog,
-            cluster_state=self.cluster_state,
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
             callers=callers,

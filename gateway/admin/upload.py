@@ -23,6 +23,7 @@ from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
 
 _UNKNOWN = "extra_forbidden"  # pydantic's name of the error
+_SETTLED = frozenset({State.READY, State.STANDBY, State.FAILED, State.UNLOADED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,13 @@ async def _receive(incoming: ModelUpload, upload: Upload, body: AsyncIterator[by
 
 
 async def wait_until_ready(deps: Deps, manifest: Manifest, timeout_s: float) -> None:
-    """Wait until the version is ready, has failed or was removed, but at most `timeout_s`."""
+    """Wait until the version is ready or on standby, has failed or was removed, but at most `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
         model = deps.catalog.snapshot.models.get(manifest.model)
         view = model.versions.get(manifest.version) if model else None
-        if view is None or view.state in {State.READY, State.FAILED, State.UNLOADED}:
+        if view is None or view.state in _SETTLED:
             return
         left_s = deadline - loop.time()
         if left_s <= 0:

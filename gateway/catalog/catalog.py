@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.placements import Placements
-from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
+from millstream.gateway.catalog.standby import Standby
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.placement.pools import PoolTraits, learn, pools_of
@@ -65,6 +65,7 @@ class Catalog:
         self._stored = StoredModels(repository)
         self._placements = Placements()
         self._pools: Mapping[str, PoolTraits] = {}
+        self._standby = Standby()
         self._changes: set[str] = set()  # models whose changes are not in the snapshot yet
         self._unreported: set[str] = set()  # models whose changes `on_snapshot` may not have applied
         self._changed = asyncio.Event()
@@ -95,6 +96,7 @@ class Catalog:
                 await self._exchange_uploads()
             self._changes |= self._placements.update(workers)
             self._learn_pools(workers)
+            self._changes |= self._standby.update(workers, token)
             await self._apply(workers)
             with suppress(Failure):
                 await self._cluster_state.set_gateway(self._name, token)
@@ -115,6 +117,7 @@ class Catalog:
                 models[name] = self._model(name)
             else:
                 models.pop(name, None)
+            self._forget_removed(before.models.get(name), models.get(name))
         changed = {name for name in self._changes if models.get(name) != before.models.get(name)}
         others = [worker.id for worker in workers] != [worker.id for worker in before.workers]
         self.snapshot = Snapshot(models if changed else before.models, workers, self._pools)
@@ -126,6 +129,12 @@ class Catalog:
         if changed or others:
             event, self._changed = self._changed, asyncio.Event()
             event.set()
+
+    def _forget_removed(self, before: ModelView | None, now: ModelView | None) -> None:
+        kept = {view.manifest.content_id for view in now.versions.values()} if now is not None else set()
+        for view in before.versions.values() if before is not None else ():
+            if view.manifest.content_id not in kept:
+                self._standby.forget(view.manifest.content_id)
 
     async def announce(self, model: str) -> None:
         """Tell the other gateways that the repository changed, and wait until all route by it.
@@ -169,11 +178,7 @@ class Catalog:
     def _model(self, name: str) -> ModelView:
         endpoint, manifests = self._stored.models[name]
         versions = {
-            version: replace(
-                _version(manifest, verdict, self._placements.of(manifest.content_id), loaded=endpoint.serves(version)),
-                pools=pools_of(manifest, endpoint.placement, self._pools),
-            )
-            for version, (manifest, verdict) in manifests.items()
+            version: self._version(endpoint, manifest, verdict) for version, (manifest, verdict) in manifests.items()
         }
         loaded = {version: view for version, view in versions.items() if view.loaded}
         serving = self._serving(name, endpoint, loaded)
@@ -188,11 +193,32 @@ class Catalog:
             placement=endpoint.placement,
         )
 
+    def _version(self, endpoint: Endpoint, manifest: Manifest, verdict: Verdict) -> VersionView:
+        content_id = manifest.content_id
+        pools = pools_of(manifest, endpoint.placement, self._pools)
+        replicas = self._placements.of(content_id)
+        if not endpoint.serves(manifest.version):
+            self._standby.forget(content_id)
+            return VersionView(manifest, State.UNLOADED, None, replicas, verdict, pools)
+        states = {at.instance.state for at in replicas}
+        state = next((state for state in _BEST_FIRST if state in states), None)
+        if verdict.failed and state is not State.READY:  # workers that have it loaded keep it
+            return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict, pools)
+        if state is None:
+            state = self._standby.state(content_id, manifest.model, pools)
+        else:
+            self._standby.loaded(content_id)
+        of_state = (at.instance.reason for at in replicas if at.instance.state is state)
+        reason = next((reason for reason in of_state if reason), None)
+        on_demand = self._standby.was_on_standby(content_id)
+        return VersionView(manifest, state, reason, replicas, verdict, pools, on_demand)
+
     def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:
         """Return the version that answers requests without a version; None if none was ever activated.
 
         That is the active version once it is ready; until then the version that served before, or the newest that is
-        ready. A version that has served is kept while it has no workers: requests wait for them.
+        ready. A version that has served is kept while it has no workers: requests wait for them. An active version on
+        standby serves unless the version before it is ready.
         """
         if endpoint.active is None:
             return None
@@ -203,7 +229,9 @@ class Catalog:
         if before is not None and before.serving == active:
             return active
         ready = [number for number in sorted(versions, reverse=True) if versions[number].ready]
-        others = (before.serving if before is not None else None, endpoint.previous, *ready)
+        others = [before.serving if before is not None else None, endpoint.previous]
+        if active is None or versions[active].state is not State.STANDBY:
+            others += ready
         return next((number for number in others if number in ready), active)
 
     async def _poll(self) -> None:
@@ -230,14 +258,3 @@ class Catalog:
                 await asyncio.sleep(with_jitter(POLL_S))
             except Exception:
                 log.exception("an event could not be handled")
-
-
-def _version(manifest: Manifest, verdict: Verdict, replicas: tuple[Replica, ...], *, loaded: bool) -> VersionView:
-    if not loaded:
-        return VersionView(manifest, State.UNLOADED, None, replicas, verdict)
-    states = {at.instance.state for at in replicas}
-    state = next((state for state in _BEST_FIRST if state in states), State.PENDING)
-    if verdict.failed and state is not State.READY:  # workers that have it loaded keep it
-        return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict)
-    reason = next((at.instance.reason for at in replicas if at.instance.state is state and at.instance.reason), None)
-    return VersionView(manifest, state, reason, replicas, verdict)

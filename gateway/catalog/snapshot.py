@@ -50,6 +50,9 @@ def version_number(model: str, text: str) -> int:
     return int(digits)
 
 
+_ON_DEMAND = frozenset({State.STANDBY, State.LOADING, State.WARMING, State.DRAINING})
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """An instance of a version, and its worker."""
@@ -62,8 +65,9 @@ class Replica:
 class VersionView:
     """A published version and its instances.
 
-    Its state is that of its best instance, or PENDING while no worker has it. It is UNLOADED if no worker is meant to
-    serve it, even while some still unload it. It is FAILED also if its verdict keeps workers from loading it.
+    Its state is that of its best instance. While no worker has it, it is PENDING, and STANDBY as soon as workers know
+    it. It is UNLOADED if no worker is meant to serve it, even while some still unload it. It is FAILED also if its
+    verdict keeps workers from loading it.
     """
 
     manifest: Manifest
@@ -72,10 +76,16 @@ class VersionView:
     replicas: tuple[Replica, ...]
     verdict: Verdict = NO_VERDICT  # findings from running the version
     pools: tuple[str, ...] = (POOL_DEFAULT,)  # that may serve it, the preferred one first
+    on_demand: bool = False  # it was on standby: what loads it is a call, which waits for it
 
     @property
     def ready(self) -> bool:
         return self.state is State.READY
+
+    @property
+    def available(self) -> bool:
+        """Whether a call is answered: it is ready, or a call makes a worker load it."""
+        return self.ready or (self.on_demand and self.state in _ON_DEMAND)
 
     @property
     def loaded(self) -> bool:

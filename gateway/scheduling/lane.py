@@ -39,7 +39,8 @@ CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no instance ser
 class Lane:
     """The queue of one version. Call it only in the event loop.
 
-    `failed`: why no instance can serve; None if one can. `completion` takes the replies to its batches; `recovery`
+    `failed`: why no instance can serve; None if one can. `standby`: no worker has loaded the version: its next request
+    makes one load it; set before `update_instances`. `completion` takes the replies to its batches; `recovery`
     takes batches that were lost, refused or expired.
     """
 
@@ -50,6 +51,9 @@ class Lane:
         self.pool = context.pool
         self.link = context.link
         self.failed: str | None = None
+        self.standby = False
+        self._cold = True  # no instance is ready, or none can serve
+        self._cold_since = 0.0
         self._context = context
         self._packer = packer
         self._metrics = metrics
@@ -112,6 +116,15 @@ class Lane:
     def idle(self) -> bool:
         return not self._batcher.count and not self._in_flight.count
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a request waits or is in flight. Readiness probes do not count."""
+        if not self._in_flight.count:
+            return bool(self._batcher.count)
+        return bool(self._batcher.count) or any(
+            request.counted and not request.done for batch in self._in_flight.batches() for request in batch.requests
+        )
+
     def update_instances(
         self,
         instances: int,
@@ -134,6 +147,9 @@ class Lane:
             batch_format: the format that the workers read; None: the newest.
             batching_off: each request runs alone, because rows of this version were found to influence each other.
         """
+        if self.ready and not instances:
+            self._cold_since = self._context.clock()
+        self._cold = failed is not None or not instances
         self._packer.batch_format = batch_format
         self._packer.same_host = same_host
         self.failed = failed
@@ -141,6 +157,8 @@ class Lane:
         self._metrics.batching_off(batching_off)
         self._metrics.instances.set(instances)
         self.dispatch()
+        if not instances and failed is None and self.awaited:
+            self._context.load_again(self)
 
     def add(self, request: Request, size_bytes: int, *, single: bool = False) -> None:
         """Admit a request: it is sent in the next turn of the event loop, or waits for a credit.
@@ -164,7 +182,7 @@ class Lane:
         if not waiting:
             context.ticking.add(self)
         self._admission.check(request, waiting, self._in_flight.count)
-        if self.failed is not None or self.circuit.open_until or not context.quarantine.empty:
+        if self._cold or self.circuit.open_until or not context.quarantine.empty:
             self._check_refused(request)
         context.admission.admit(request, size_bytes)
         if self._rules is not None:
@@ -187,13 +205,18 @@ class Lane:
         request.responder.answer_one(request, no_rows(self.manifest.signature))
 
     def _check_refused(self, request: Request) -> None:
-        """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine)."""
+        """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine).
+
+        Have the version loaded if no worker has it. Raises Failure also if that takes too long (OVERLOADED).
+        """
         if self.failed is not None:
             raise self._cannot_serve()
         if self.circuit.open_until:
             self.circuit.check()
         if not self._context.quarantine.empty:
             self._context.quarantine.check(self.content_id, request)
+        if self._cold:
+            self._context.load_for(self, request)
 
     def _cannot_serve(self) -> Failure:
         return Failure(
@@ -322,6 +345,22 @@ class Lane:
             self._rules.leave(waiting)
         self._answers.fail(waiting, self.circuit.failure())
         self._context.ticking.add(self)
+
+    def refuse_cold(self, failure: Failure) -> None:
+        """Fail the waiting requests that came while no instance was ready.
+
+        Earlier ones were accepted by a version that was ready: they wait until it is loaded again.
+        """
+        waiting = self._batcher.drain()
+        if self._rules is not None:
+            self._rules.leave(waiting)
+        for request in waiting:
+            if request.arrival < self._cold_since:
+                request.taken = False
+                if self._rules is not None:
+                    self._rules.enter(request)
+                self._batcher.add(request, None if self._uniform else self._shape(request))
+        self._answers.fail([one for one in waiting if one.arrival >= self._cold_since], failure)
 
     def abandon(self, failure: Failure) -> None:
         """Fail every request that waits or is in flight, because the gateway stops."""

@@ -17,6 +17,7 @@ from millstream.services.queue.producer_link import ProducerLink
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.in_flight import InFlightBatch
     from millstream.gateway.scheduling.lane import Lane
+    from millstream.gateway.scheduling.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,7 @@ class PoolContext:
     ticking: set[Lane] = field(default_factory=set)  # lanes that wait for an instant; others cost the expirer nothing
     #: counts an event (second argument: its name) against a content id (first argument)
     circuit_breaker: Callable[[str, str], None] = lambda _content_id, _event: None
+    #: has the version of a lane without instances loaded for a request, or raises Failure
+    load_for: Callable[[Lane, Request], None] = lambda _lane, _request: None
+    #: has the version of a lane loaded again, whose last instance went while requests were on their way
+    load_again: Callable[[Lane], None] = lambda _lane: None

@@ -56,13 +56,17 @@ class ReadinessProbe:
         self._empty_at = float("-inf")  # instant at which there was last no model
 
     def ready(self) -> bool:
-        """Whether requests are being answered. A gateway with workers and no model yet is ready for its first model.
+        """Whether requests are being answered. A gateway with workers and no loaded model is ready for a first request.
 
         When the first model is added, the gateway stays ready until a first reply can have arrived.
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
-        lanes = [lane for lane in self._lanes() if lane.failed is None and not lane.circuit.open_until]
+        lanes = [
+            lane
+            for lane in self._lanes()
+            if lane.failed is None and not lane.circuit.open_until and not lane.standby  # a probe loads nothing
+        ]
         if not lanes or self._empty_at > time.monotonic() - FRESH_S:
             return True
         return any(self._fresh(lane, len(lanes)) for lane in lanes)
@@ -75,7 +79,7 @@ class ReadinessProbe:
         lane = next((lane for lane in lanes if lane.content_id == content_id), None)
         if lane is not None and lane.circuit.open_until:
             return False
-        return lane is None or not lane.replied_at or self._fresh(lane, len(lanes))
+        return lane is None or lane.standby or not lane.replied_at or self._fresh(lane, len(lanes))
 
     def _probed(self, lane: Lane) -> bool:
         """Whether a probe of the lane is small enough to be sent regularly."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
+from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
@@ -72,6 +73,8 @@ class ModelRoute(NamedTuple):
 class Router:
     """Opens and closes lanes as versions come and go, and finds the route of a path.
 
+    `demands`: has versions loaded that no worker has; set when the catalog exists.
+
     Args:
         segments: shared memory for large tensors; None: all tensors go through Redis.
         host: token of the host whose workers share memory with this gateway.
@@ -89,6 +92,7 @@ class Router:
         codec_of: Callable[[Manifest, InputPlans], Codec],
     ) -> None:
         self.routes: Mapping[Path, ModelRoute] = {}
+        self.demands: Demands
         self.traces = Traces()
         self._settings = settings
         self._producer = producer
@@ -113,6 +117,11 @@ class Router:
         """Return the lanes of all versions, and of removed versions with batches in flight."""
         self._closed = [lane for lane in self._closed if not lane.idle]
         return [route.lane for route in self._by_content_id.values()] + self._closed
+
+    def lane_of(self, content_id: str) -> Lane | None:
+        """Return the lane of a version."""
+        route = self._by_content_id.get(content_id)
+        return None if route is None else route.lane
 
     async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Open, update and close lanes of the `changed` models, so that they match the snapshot."""
@@ -213,6 +222,8 @@ class Router:
                 timed=self._settings.server_timing,
                 ticking=self._producer.ticking,
                 circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
+                load_for=self.demands.check,
+                load_again=self.demands.wanted,
             )
         return self._contexts[pool]
 
@@ -228,6 +239,7 @@ class Router:
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = measured.rows_efficient if measured is not None else 1
+        lane.standby = view.on_demand and not ready
         lane.update_instances(
             len(ready),
             profile,

@@ -9,7 +9,7 @@ from millstream.gateway.triton.interfaces import IndexEntry
 from millstream.services.wire.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
-_STATES = {State.READY: READY, State.FAILED: UNAVAILABLE}
+_STANDBY = "on standby: its first call loads it"
 _BEING_LOADED = {State.LOADING, State.WARMING}
 
 
@@ -53,4 +53,6 @@ def _entries_of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> 
 def _state(view: VersionView) -> tuple[str, str]:
     if not view.loaded:
         return (UNLOADING if view.replicas else UNAVAILABLE), "unloaded"
-    return _STATES.get(view.state, LOADING), view.reason or ""
+    if view.available:  # clients of the index send no request to a model that is not READY
+        return READY, _STANDBY if view.state is State.STANDBY else view.reason or ""
+    return (UNAVAILABLE if view.state is State.FAILED else LOADING), view.reason or ""

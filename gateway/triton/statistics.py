@@ -32,7 +32,7 @@ class MachineStatistics:
 
 
 def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = None) -> list[VersionView]:
-    """Return the ready versions of all models or of one model, or one version, by name and number.
+    """Return the versions that answer requests, of all models or of one model, or one version, by name and number.
 
     Raises:
         Failure: INVALID (not available), NOT_FOUND (`version` is not a number).
@@ -45,7 +45,7 @@ def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = N
         for name, model_view in sorted(snapshot.models.items())
         if model in {None, name}
         for _, view in sorted(model_view.versions.items())
-        if view.ready and number in {None, view.manifest.version}
+        if view.available and number in {None, view.manifest.version}
     ]
     if model is not None and not views:
         raise _not_available(model, number)

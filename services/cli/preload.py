@@ -18,6 +18,7 @@ from millstream.services.client.async_client import AsyncClient
 from millstream.services.client.documents import ListedVersion
 from millstream.services.client.errors import ModelNotFound
 from millstream.services.client.infer_codec import random_request
+from millstream.services.client.models import AVAILABLE
 from millstream.services.client.upload import ModelFiles
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
@@ -54,12 +55,15 @@ class FailedModel:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that serves. `pushed`: whether it was uploaded now. `seconds`: round trip of an inference of one row."""
+    """A model that serves.
+
+    `pushed`: whether it was uploaded now. `seconds`: round trip of an inference of one row; None: it is on standby.
+    """
 
     name: str
     version: int
     pushed: bool
-    seconds: float
+    seconds: float | None
 
 
 def parse_preload(models: str, *, example: bool) -> list[Preload]:
@@ -126,8 +130,9 @@ async def load_model(client: AsyncClient, model: Preload, deadline: float) -> Se
         version = same[-1]
     else:
         version = (await client.push(model.name, model.path))["version"]
-    await _wait_for_version(client, model.name, version, deadline)
-    return ServedModel(model.name, version, not same, await _time_inference(client, model.name, version, deadline))
+    loaded = await _wait_for_version(client, model.name, version, deadline)
+    seconds = await _time_inference(client, model.name, version, deadline) if loaded else None
+    return ServedModel(model.name, version, not same, seconds)
 
 
 async def _stored_versions(client: AsyncClient, name: str) -> list[ListedVersion]:
@@ -138,9 +143,9 @@ async def _stored_versions(client: AsyncClient, name: str) -> list[ListedVersion
         return []
 
 
-async def _wait_for_version(client: AsyncClient, name: str, version: int, deadline: float) -> None:
-    """Return when the version is ready. Raises Failure if it fails or is not ready by `deadline` (monotonic)."""
-    while (document := await client.version(name, version))["state"] != "ready":
+async def _wait_for_version(client: AsyncClient, name: str, version: int, deadline: float) -> bool:
+    """Wait until the version is loaded (True) or on standby. Raises Failure if it fails or is neither by `deadline`."""
+    while (document := await client.version(name, version))["state"] not in AVAILABLE:
         if document["state"] == "failed":
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
         if time.monotonic() > deadline:
@@ -148,6 +153,7 @@ async def _wait_for_version(client: AsyncClient, name: str, version: int, deadli
             pools = " or ".join(document["pools"])
             raise Failure(Code.UNAVAILABLE, f"{name} version {version} {state}: has pool {pools} a worker?")
         await asyncio.sleep(with_jitter(PAUSE_S))
+    return document["state"] == "ready"
 
 
 async def _time_inference(client: AsyncClient, name: str, version: int, deadline: float) -> float:

@@ -141,10 +141,8 @@ class TerminalView(StartupView):
     def _show_model(self, model: ServedModel) -> None:
         self._served.append(model)
         how = "" if model.pushed else ", already uploaded"
-        self._console.print(
-            f"[dim]model[/]      {escape(model.name)} version {model.version}{how}, "
-            f"answers in {duration(model.seconds)}"
-        )
+        state = "on standby" if model.seconds is None else f"answers in {duration(model.seconds)}"
+        self._console.print(f"[dim]model[/]      {escape(model.name)} version {model.version}{how}, {state}")
 
     def _show_failed(self, model: FailedModel) -> None:
         self._console.print(f"[dim]model[/]      {escape(model.name)} [red]is not served[/]: {escape(model.reason)}")

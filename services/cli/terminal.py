@@ -23,6 +23,7 @@ GAP_COLUMNS = 3
 TEXT_COLUMNS_MIN = 16
 _STATES = {
     "ready": "green",
+    "standby": "cyan",
     "failed": "red",
     "warming": "yellow",
     "loading": "yellow",

@@ -16,6 +16,8 @@ from millstream.services.model.names import check_name
 
 WAIT_PAUSE_S_MIN = 0.05
 WAIT_PAUSE_S_MAX = 1.0
+#: states of a version that answers requests
+AVAILABLE = frozenset({"ready", "standby"})
 _JSON = {"Content-Type": "application/json"}
 #: statuses of "not ready"
 _NOT_READY = {400, 503}
@@ -64,9 +66,10 @@ def metadata(name: str, number: int | None = None) -> Steps[Metadata]:
 
 
 def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
-    """Return the version's document when it is ready; `number` None: the active version, once there is one.
+    """Return the version's document when it is ready or on standby.
 
-    Raises VersionFailed, Timeout when the budget is used up, Failure(CONFLICT) for a model that is unloaded.
+    `number` None: the active version, once there is one. Raises VersionFailed, Timeout when the budget is used up,
+    Failure(CONFLICT) for a model that is unloaded.
     """
     pause_s = WAIT_PAUSE_S_MIN
     late: Timeout | None = None
@@ -78,7 +81,7 @@ def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
                 raise
             raise late from error
         state = document["state"] if document else "without an active version"
-        if document and state == "ready":
+        if document and state in AVAILABLE:
             return document
         if document and state == "failed":
             raise VersionFailed(name, document["version"], document["reason"] or "no reason is known")

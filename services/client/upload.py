@@ -29,7 +29,7 @@ CHUNK_BYTES = 256 << 10
 CHECK_S_MAX = 600.0
 REPLY_WAIT_S_MAX = 30.0  # proxies give up on a silent reply, often after 60 s; a longer wait asks again
 FILES_MAX = 10_000
-_SETTLED = {"ready", "failed", "unloaded"}
+_SETTLED = {"ready", "standby", "failed", "unloaded"}
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 
 #: called with the bytes sent so far and the bytes of the whole upload

@@ -198,9 +198,31 @@ class ProducerLink:
             self._lost.set()
             raise Failure(Code.UNAVAILABLE, "Redis does not answer", retry_after_s=1) from error
 
+    async def demand(self, lane: str, life_ms: int, order: bytes, workers: list[str]) -> tuple[str, bool]:
+        """Order a worker to load a version, unless all gateways together ordered one before.
+
+        Args:
+            lane: the version's lane.
+            life_ms: how long no other worker is ordered.
+            order: a wire.orders.Order as JSON.
+            workers: who may load it, the best first.
+
+        Returns the worker that is ordered ("": a worker serves the lane, or none of `workers` is alive), and whether
+        it was ordered now. Raises as `call` does.
+        """
+        command = script_call("demand", self.keys, (self.keys.demands,), lane, life_ms, order, *workers)
+        try:
+            reply = await self.call(*command)
+        except hiredis.ReplyError as error:
+            if "NOSCRIPT" not in str(error):
+                raise
+            await self.load_scripts()  # Redis was restarted, or its scripts were flushed
+            reply = await self.call(*command)
+        return reply[0].decode(), bool(reply[1])
+
     async def load_scripts(self) -> None:
         """Load the scripts into Redis."""
-        for name in ("put", "reclaim", "blame", "withdraw"):
+        for name in ("put", "reclaim", "blame", "withdraw", "demand"):
             await self.call("SCRIPT", "LOAD", script(name).text)
 
     async def _connect(self) -> None:

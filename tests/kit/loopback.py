@@ -14,6 +14,7 @@ import numpy as np
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.placement.demands import Demands
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
@@ -23,6 +24,7 @@ from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig
+from millstream.services.placement.views import Footprint
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import EncodedBatch, ProducerLink
 from millstream.services.queue.url import RedisAddress
@@ -81,11 +83,16 @@ class LoopbackLink(ProducerLink):
 
 def _run(entry: bytes, blob: bytes) -> bytes:
     header, inline = decode_batch(entry)
-    x = np.frombuffer(blob or inline, np.float32).reshape(-1, 4)
+    return doubled(header.name, blob or inline)
+
+
+def doubled(batch: str, inputs: bytes | memoryview) -> bytes:
+    """Return the reply to a batch of versions with the signature of tests.kit.versions."""
+    x = np.frombuffer(inputs, np.float32).reshape(-1, 4)
     y = np.ascontiguousarray(2 * x[:, :2])
     output = ReplyOutput((2,), y.nbytes, None, None)
     return encode_reply(
-        ReplyHeader(header.name, "loopback", 0.0, 0.0, 0.0, 0.0, len(x), [len(x)], {}, [output], ""), [y.tobytes()]
+        ReplyHeader(batch, "loopback", 0.0, 0.0, 0.0, 0.0, len(x), [len(x)], {}, [output], ""), [y.tobytes()]
     )
 
 
@@ -109,6 +116,7 @@ class Loopback:
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         codec_of = V2CodecFactory(lambda _: {}, memory, self.reply_budget, self.settings.request_bytes_max)
         self.lanes = Router(self.settings, self.producer, self.admission, None, tally, "here", codec_of)
+        self.lanes.demands = Demands(lambda: Snapshot({}, ()), self.lanes.lane_of, lambda *_: Footprint(0))
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(
             self.lanes, self.receive_budget, self.settings.request_bytes_max, self.settings.request_timeout_s_max

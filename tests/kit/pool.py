@@ -119,7 +119,7 @@ class Pool:
 
     def load(self) -> None:
         """Load the gateways' scripts into Redis."""
-        for scripted in ("put", "reclaim", "withdraw"):
+        for scripted in ("put", "reclaim", "withdraw", "demand", "end_demand"):
             self._link.call("SCRIPT", "LOAD", script(scripted).text)
 
     def close(self) -> None:
@@ -190,6 +190,20 @@ class Pool:
         keys = self.keys
         got = self._link.call(*script_call("withdraw", keys, (keys.stream(lane),), lane, name))
         return bool(got)
+
+    def demand(self, lane: str, *workers: str, life_ms: int = 60_000, order: bytes = b"{}") -> tuple[str, bool]:
+        """Order one of `workers` to load a version; return the worker that is ordered, and whether it was now."""
+        got = self._link.call(*script_call("demand", self.keys, (self.keys.demands,), lane, life_ms, order, *workers))
+        return got[0].decode(), bool(got[1])
+
+    def end_demand(self, lane: str, worker: str) -> bool:
+        """End the demand of a lane as a worker does; return whether it was the worker's."""
+        return bool(self._link.call(*script_call("end_demand", self.keys, (self.keys.demands,), lane, worker)))
+
+    def orders(self, worker: str) -> list[bytes]:
+        """Remove the orders of a worker and return them."""
+        taken: list[bytes] = self.redis.lpop(self.keys.orders(worker), 10_000) or []
+        return taken
 
     def blob(self, name: str) -> bytes:
         """Return the contents of a blob; b"" if it does not exist."""

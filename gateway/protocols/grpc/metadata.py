@@ -47,11 +47,11 @@ class MetadataCalls:
             if failure.code is not Code.NOT_FOUND:
                 raise
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=version.ready and self._deps.answering(version.manifest.content_id))
+        return pb.ModelReadyResponse(ready=version.available and self._deps.answering(version.manifest.content_id))
 
     async def model_metadata(self, request: Any, _: Any) -> Any:
         model, version = self._find(request)
-        serving = [number for number, view in sorted(model.versions.items()) if view.ready]
+        serving = [number for number, view in sorted(model.versions.items()) if view.available]
         return pb.ModelMetadataResponse(**model_metadata(version.manifest, serving))
 
     def _find(self, request: Any) -> tuple[ModelView, VersionView]:

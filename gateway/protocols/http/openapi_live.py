@@ -22,14 +22,14 @@ CANDIDATES_MAX = 200
 
 
 def answering_versions(snapshot: Snapshot) -> list[Manifest]:
-    """Return the ready versions that answer requests without a version, by name.
+    """Return the versions that answer requests without a version, by name.
 
     At most CANDIDATES_MAX are returned.
     """
     ready = (
         view.versions[view.serving].manifest
         for _, view in sorted(snapshot.models.items())
-        if view.serving is not None and view.serving in view.versions and view.versions[view.serving].ready
+        if view.serving is not None and view.serving in view.versions and view.versions[view.serving].available
     )
     return list(itertools.islice(ready, CANDIDATES_MAX))
 

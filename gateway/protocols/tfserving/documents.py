@@ -19,6 +19,7 @@ _STATE = {
     State.RECEIVING: "START",
     State.PENDING: "START",
     State.CHECKING: "START",
+    State.STANDBY: "AVAILABLE",
     State.LOADING: "LOADING",
     State.WARMING: "LOADING",
     State.READY: "AVAILABLE",
@@ -64,7 +65,8 @@ def model_status(model: ModelView, version: VersionView, *, ready: bool, all_ver
 def _version_status(view: VersionView) -> dict[str, Any]:
     failed = view.state is State.FAILED
     status = {"error_code": "UNKNOWN" if failed else "OK", "error_message": view.reason or "" if failed else ""}
-    return {"version": str(view.manifest.version), "state": _STATE[view.state], "status": status}
+    state = "AVAILABLE" if view.available else _STATE[view.state]
+    return {"version": str(view.manifest.version), "state": state, "status": status}
 
 
 def model_metadata(manifest: Manifest) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def _known(snapshot: Snapshot, model: str) -> str:
 
 def _status(deps: Deps, model: str, version: str | None, response: Response) -> dict[str, Any]:
     view, wanted = _view(deps, model, version)
-    ready = wanted.ready and deps.answering(wanted.manifest.content_id)
+    ready = wanted.available and deps.answering(wanted.manifest.content_id)
     if not ready:
         response.status_code = 503
     return documents.model_status(view, wanted, ready=ready, all_versions=version is None)

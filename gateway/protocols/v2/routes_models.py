@@ -59,7 +59,7 @@ async def list_model_names(deps: DepsOf) -> dict[str, list[str]]:
 )
 async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
     view, version_view = _find(deps, model, version)
-    ready_versions = [number for number, other in sorted(view.versions.items()) if other.ready]
+    ready_versions = [number for number, other in sorted(view.versions.items()) if other.available]
     return metadata.model_metadata(version_view.manifest, ready_versions)
 
 
@@ -73,7 +73,7 @@ async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[
 async def model_ready(model: str, version: str | None, deps: DepsOf, response: Response) -> dict[str, Any]:
     _, view = _find(deps, model, version)
     name = view.manifest.model
-    if view.ready and deps.answering(view.manifest.content_id):
+    if view.available and deps.answering(view.manifest.content_id):
         return {"name": name, "ready": True}
     response.status_code = 503
     return {
@@ -84,7 +84,7 @@ async def model_ready(model: str, version: str | None, deps: DepsOf, response: R
 
 
 def _why(view: VersionView) -> str:
-    if view.ready:
+    if view.available:
         return "no recent inference came back"
     return f"{view.state}: {view.reason}" if view.reason else str(view.state)
 

@@ -60,7 +60,7 @@ def push(
         "wait_s": WAIT_S if wait else 0,
     }
     document = _push(server, name, file, options, quiet=json_output)
-    if wait and document["state"] != "ready":
+    if wait and document["state"] not in {"ready", "standby"}:
         what = f"{name} version {document['version']} is still {document['state']} after {WAIT_S:g} s"
         raise Failure(Code.EXPIRED, f"{what}: `millstream describe {name}` shows its state; has its pool a worker?")
     if json_output:
@@ -162,7 +162,9 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
         show_detail(console, "  note     ", escape(note), style="yellow")
     if not activate:
         console.print(f"not active: only requests that name version {document['version']} reach it")
-    elif document["state"] != "ready":
+    elif document["state"] not in {"ready", "standby"}:
         console.print(f"{document['state']}: `millstream describe {name}` shows whether it is ready")
     else:
+        if document["state"] == "standby":
+            console.print("on standby: its first call loads it")
         console.print(f"\nPOST {server.url}/v2/models/{name}/infer")

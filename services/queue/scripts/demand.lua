@@ -3,7 +3,7 @@
 -- KEYS: ready, deadlines, vtimes, idle, workers, demands
 -- ARGV: prefix, lane, life of the demand (ms), order (JSON), then workers, the best first
 -- returns {worker, 1: ordered now, 0: ordered before}; {'', 0}: a worker serves the lane, or none of them is alive
--- A demand ends when its worker serves the lane, ends it (end_demand.lua), is gone, or after its life.
+-- A demand ends when its worker serves the lane, ends it (end_demand.lua), is gone (reclaim.lua), or after its life.
 local DEMANDS = KEYS[6]
 local lane, life_ms, order = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local ORDERS_LIFE_S = 3600 -- of orders that a worker does not take
@@ -17,6 +17,7 @@ for i = 5, #ARGV do
   local worker = ARGV[i]
   if redis.call('ZSCORE', WORKERS, worker) then
     redis.call('HSET', DEMANDS, lane, string.format('%s %.0f', worker, clock() + life_ms))
+    redis.call('EXPIRE', DEMANDS, ORDERS_LIFE_S)
     redis.call('RPUSH', PREFIX .. 'orders:' .. worker, order)
     redis.call('EXPIRE', PREFIX .. 'orders:' .. worker, ORDERS_LIFE_S)
     return {worker, 1}

@@ -22,7 +22,18 @@ for i, worker in ipairs(removed) do
   alone[i] = redis.call('GET', running)
   redis.call('ZREM', IDLE, worker)
   redis.call('ZREM', WORKERS, worker)
-  redis.call('DEL', lanes_of, draining, running, PREFIX .. 'inbox:' .. worker, PREFIX .. 'record:' .. worker)
+  redis.call('DEL', lanes_of, draining, running, PREFIX .. 'inbox:' .. worker, PREFIX .. 'record:' .. worker,
+    PREFIX .. 'orders:' .. worker)
+end
+if #removed > 0 then -- other workers may be ordered to load what these were ordered to load
+  local gone_workers = {}
+  for _, worker in ipairs(removed) do gone_workers[worker] = true end
+  local demands = redis.call('HGETALL', PREFIX .. 'demands')
+  for i = 1, #demands, 2 do
+    if gone_workers[string.match(demands[i + 1], '^(.*) %d+$')] then
+      redis.call('HDEL', PREFIX .. 'demands', demands[i])
+    end
+  end
 end
 
 local again, given_up = 0, 0

@@ -47,10 +47,9 @@ class Lines:
 
 
 async def main() -> int:
-    settings = Settings(controller=False)
-    entry = EntryCommands((*CHILD, "gateway"), (*CHILD, "worker"))
+    settings = Settings()
     try:
-        return await Supervisor(settings, Lines(settings), entry).run()
+        return await Supervisor(settings, Lines(settings), EntryCommands((*CHILD, "gateway"), (*CHILD, "worker"))).run()
     except Failure as failure:
         print(f"failure {failure.message}", flush=True)
         return 1

@@ -1,0 +1,113 @@
+"""Decides what happens to the requests of a version that no worker of its pool serves. Pure.
+
+records of workers, the order given so far ─> decide ─> WAIT, workers to order, best first, or a Refusal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from millstream.gateway.catalog.snapshot import Replica, VersionView
+from millstream.services.placement.choice import choose_workers
+from millstream.services.placement.views import Footprint, Refusal, RefusalKind, WorkerView
+from millstream.services.wire.records import State, WorkerRecord
+
+FAILED_RETRY_S = 10.0  # hint to clients of a version that workers failed to load: operators take longer to mend it
+_IN_PROGRESS = frozenset({State.LOADING, State.WARMING})
+#: which refusal is reported if several workers refuse: the one that a retry can most likely mend
+_RETRY_FIRST = (
+    RefusalKind.TOO_SLOW,
+    RefusalKind.THRASHING,
+    RefusalKind.NOTHING_EVICTABLE,
+    RefusalKind.FAILED,
+    RefusalKind.TOO_LARGE,
+    RefusalKind.NO_WORKER,
+)
+
+
+class Waiting(Enum):
+    """Nothing is to be done now."""
+
+    WAIT = "wait"
+
+
+WAIT = Waiting.WAIT
+Decision = Waiting | Sequence[str] | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ColdVersion:
+    """A version that no worker of a pool serves, and what is known about it.
+
+    Args:
+        version: the version.
+        pool: the pool.
+        workers: the live workers of the pool.
+        ordered: the worker that was ordered to load it; "": none, or it is to be asked again.
+        need: what the version takes on those workers.
+        now: the current instant, in seconds on the Redis clock.
+    """
+
+    version: VersionView
+    pool: str
+    workers: Sequence[WorkerRecord]
+    ordered: str
+    need: Footprint
+    now: float
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return [at for at in self.version.replicas if at.worker.pool == self.pool]
+
+    @property
+    def loading(self) -> bool:
+        """Whether a worker is loading it."""
+        return any(at.instance.state in _IN_PROGRESS for at in self.replicas)
+
+
+def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[WorkerView]]) -> Decision:
+    """Return what to do.
+
+    Args:
+        cold: the version.
+        views: makes placement's views of workers; called only if a worker is to be chosen.
+    """
+    if cold.version.verdict.failed:
+        return Refusal(RefusalKind.FAILED, cold.version.verdict.failed, FAILED_RETRY_S)
+    if cold.loading or cold.version.state is State.PENDING:
+        return WAIT
+    refusals = _refusals(cold)
+    if cold.ordered and cold.ordered not in refusals and any(worker.id == cold.ordered for worker in cold.workers):
+        return WAIT
+    candidates = [worker for worker in cold.workers if worker.id not in refusals and not worker.draining]
+    chosen = choose_workers(views(candidates), cold.version.manifest.content_id, cold.need, cold.now)
+    if not isinstance(chosen, Refusal):
+        return chosen
+    found = [*refusals.values(), chosen]
+    best = min(found, key=lambda refusal: _RETRY_FIRST.index(refusal.kind))
+    return WAIT if best.kind is RefusalKind.NO_WORKER else best  # a worker may start before the deadline
+
+
+def _refusals(cold: ColdVersion) -> dict[str, Refusal]:
+    """Return the workers that do not load the version now, and why."""
+    content_id = cold.version.manifest.content_id
+    refusals: dict[str, Refusal] = {}
+    for at in cold.replicas:
+        if at.instance.state is State.FAILED:
+            reason = at.instance.reason or "it failed to load"
+            refusals[at.worker.id] = Refusal(RefusalKind.FAILED, reason, FAILED_RETRY_S)
+    for worker in cold.workers:
+        for one in worker.refusals:
+            if one.content_id == content_id and one.until > cold.now:
+                refusals[worker.id] = Refusal(_kind(one.kind), one.reason, one.until - cold.now)
+    return refusals
+
+
+def _kind(name: str) -> RefusalKind:
+    """Return the kind of a refusal; one that this release does not know counts as a failure."""
+    try:
+        return RefusalKind(name)
+    except ValueError:
+        return RefusalKind.FAILED

@@ -1,0 +1,294 @@
+"""Orders a worker to load the version that requests wait for, and watches the order until the version is ready.
+
+request of a cold lane ─> check ─> decision ─> demand.lua: one order for a lane at a time, over all gateways
+records of workers, every REPEAT_S ─> look again: order another worker, or refuse the waiting requests with the reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
+from millstream.gateway.placement.decision import WAIT, ColdVersion, decide
+from millstream.gateway.placement.refusals import failure_of, too_slow
+from millstream.gateway.placement.usage_memory import UsageMemory
+from millstream.gateway.placement.worker_views import WorkerViews
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint, Refusal
+from millstream.services.process.cancel import cancel_all
+from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.orders import Order
+from millstream.services.wire.records import State, WorkerRecord
+
+log = logging.getLogger("millstream.demands")
+
+REPEAT_S = 1.0  # interval at which a demand is repeated: a Redis that lost its data has lost the order
+DEMAND_LIFE_S = 30.0  # a worker that has not begun a load that it was ordered for this long, may be passed over
+RETRIED_WITHIN_S = 10.0  # after the predicted end of a load, in which a refused request is expected to come again
+#: A refusal is told to further requests for this long at most, before workers are looked at again.
+REFUSAL_S_MAX = 0.25
+
+
+class DemandLink(Protocol):
+    """The connection to a pool."""
+
+    clock: RedisClock
+
+    async def demand(self, lane: str, life_ms: int, order: bytes, workers: list[str]) -> tuple[str, bool]:
+        """Order one of `workers`, best first. Returns the worker that is ordered, and whether it was ordered now."""
+
+
+class ColdLane(Protocol):
+    """A lane without a ready instance."""
+
+    manifest: Manifest
+
+    @property
+    def content_id(self) -> str: ...
+
+    @property
+    def link(self) -> DemandLink: ...
+
+    @property
+    def pool(self) -> str: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a request waits or is in flight. Readiness probes do not count."""
+
+    def refuse_cold(self, failure: Failure) -> None:
+        """Fail the waiting requests that came while no instance was ready."""
+
+
+class ColdRequest(Protocol):
+    """The part of a request that counts here. Instants are seconds on the monotonic clock."""
+
+    arrival: float
+    deadline: float
+
+
+@dataclass(slots=True, eq=False)
+class _Demand:
+    """A lane whose version is to be loaded."""
+
+    lane: ColdLane
+    active: bool = False  # it is loaded because it was activated, also without a request
+    deadline: float = 0.0  # latest deadline of its requests (monotonic); infinity: one that is to come again
+    ordered: str = ""  # worker
+    kept_until: float = 0.0  # a request that was refused because the load takes too long may come again (monotonic)
+    looked_at: Snapshot | None = None
+    need: Footprint = field(default_factory=lambda: Footprint(0))
+    loading_since: float = 0.0  # when a load was first seen (monotonic); 0: none is in progress
+    refusal: Refusal | None = None
+    refusal_until: float = 0.0
+    ordering: asyncio.Task[None] | None = None
+
+
+class Demands:
+    """The demands of one gateway. Call it in the event loop.
+
+    Args:
+        snapshot: returns the current snapshot of the catalog.
+        lane_of: returns the lanes of a version, by its content id.
+        footprint_of: returns what a version takes in a worker, measured or predicted.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        lane_of: Callable[[str], ColdLane | None],
+        footprint_of: Callable[[Manifest, WorkerRecord], Footprint],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.usage = UsageMemory()
+        self._snapshot = snapshot
+        self._lane_of = lane_of
+        self._footprint_of = footprint_of
+        self._clock = clock
+        self._views = WorkerViews()
+        self._demands: dict[tuple[str, str], _Demand] = {}  # by pool and content id
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._repeat())]
+
+    async def stop(self) -> None:
+        orders = [demand.ordering for demand in self._demands.values() if demand.ordering is not None]
+        await cancel_all([*self._tasks, *orders])
+
+    @property
+    def count(self) -> int:
+        """How many lanes wait for a load."""
+        return len(self._demands)
+
+    def check(self, lane: ColdLane, request: ColdRequest) -> None:
+        """Have the version of a request loaded, for which the request then waits.
+
+        Raises:
+            Failure: OVERLOADED (the load takes longer than the request may wait; it is loaded all the same),
+                UNAVAILABLE (no worker can load it).
+        """
+        demand, now = self._demand(lane), self._clock()
+        if demand.looked_at is None:
+            self._find_out(demand)
+        load_s = self._remaining_s(demand, now)
+        late = now + load_s > request.deadline
+        demand.deadline = math.inf if late else max(demand.deadline, request.deadline)
+        if late:
+            demand.kept_until = now + load_s + RETRIED_WITHIN_S
+        if demand.looked_at is not self._snapshot() or (demand.refusal is not None and now >= demand.refusal_until):
+            self._look(demand)
+        if demand.refusal is not None:
+            raise failure_of(lane.manifest.model, demand.refusal)
+        if late:
+            raise too_slow(lane.manifest.model, load_s)
+
+    def wanted(self, lane: ColdLane) -> None:
+        """Have a version loaded again whose last instance went while requests were on their way to it."""
+        demand = self._demand(lane)
+        demand.deadline = math.inf
+        self._look(demand)
+
+    def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
+        """Follow the workers' records: order other workers, refuse requests, demand versions that were activated."""
+        self.usage.update(snapshot.workers)
+        self._views.keep_only(snapshot.workers)
+        for name in changed:
+            model = snapshot.models.get(name)
+            version = None if model is None else _awaited(model)
+            lane = None if version is None else self._lane_of(version.manifest.content_id)
+            if lane is not None:
+                self._demand(lane).active = True
+        for demand in list(self._demands.values()):
+            if not self._ended(demand):
+                self._look(demand)
+
+    def _demand(self, lane: ColdLane) -> _Demand:
+        key = (lane.pool, lane.content_id)
+        demand = self._demands.get(key)
+        if demand is None or demand.lane is not lane:
+            demand = self._demands[key] = _Demand(lane)
+        return demand
+
+    def _ended(self, demand: _Demand) -> bool:
+        """Return whether nothing waits for the version any more; forget the demand then."""
+        lane = demand.lane
+        view = self._version(lane)
+        if view is not None and not lane.ready:
+            if demand.active:
+                model = self._snapshot().models[lane.manifest.model]
+                demand.active = _awaited(model) is view
+            awaited = lane.awaited or demand.kept_until > self._clock() or demand.active
+            if awaited or demand.ordering is not None:
+                return False
+        if demand.ordering is None:
+            self._demands.pop((lane.pool, lane.content_id), None)
+        return True
+
+    def _version(self, lane: ColdLane) -> VersionView | None:
+        model = self._snapshot().models.get(lane.manifest.model)
+        view = None if model is None else model.versions.get(lane.manifest.version)
+        return view if view is not None and view.loaded and view.manifest.content_id == lane.content_id else None
+
+    def _remaining_s(self, demand: _Demand, now: float) -> float:
+        """Return the seconds until the version is ready, by the prediction; 0: unknown."""
+        if not demand.need.load_s or not demand.loading_since:
+            return demand.need.load_s
+        return max(0.0, demand.need.load_s - (now - demand.loading_since))
+
+    def _find_out(self, demand: _Demand) -> ColdVersion | None:
+        """Return what is known about the version of a demand; None: it is gone."""
+        snapshot, lane = self._snapshot(), demand.lane
+        version = self._version(lane)
+        if version is None:
+            return None
+        workers = [worker for worker in snapshot.workers if worker.pool == lane.pool]
+        if workers:
+            demand.need = self._footprint_of(lane.manifest, workers[0])
+        cold = ColdVersion(version, lane.pool, workers, demand.ordered, demand.need, lane.link.clock.now_ms() / 1000)
+        if not cold.loading:
+            demand.loading_since = 0.0
+        elif not demand.loading_since:
+            demand.loading_since = self._clock()
+        return cold
+
+    def _look(self, demand: _Demand) -> None:
+        """Decide what to do for a lane, and do it."""
+        demand.looked_at = self._snapshot()
+        demand.refusal = None
+        cold = self._find_out(demand)
+        if cold is None or demand.lane.ready:
+            return
+        models = demand.looked_at.models
+        decision = decide(cold, lambda workers: self._views.of(workers, models))
+        if isinstance(decision, Refusal):
+            demand.refusal = decision
+            demand.refusal_until = self._clock() + min(REFUSAL_S_MAX, decision.retry_after_s)
+            demand.ordered = ""
+            demand.lane.refuse_cold(failure_of(demand.lane.manifest.model, decision))
+        elif decision is not WAIT and demand.ordering is None:
+            demand.ordering = asyncio.create_task(self._order(demand, list(decision)))
+
+    async def _order(self, demand: _Demand, workers: list[str]) -> None:
+        lane = demand.lane
+        try:
+            await asyncio.sleep(0)  # requests of this turn of the event loop share the order and its deadline
+            order = Order(
+                do="load",
+                content_id=lane.content_id,
+                why="a call" if not demand.active else "it was activated",
+                evict=True,
+                deadline=0.0 if demand.active else self._on_redis_clock(lane, demand.deadline),
+                usage=self.usage.packed(lane.content_id),
+            )
+            worker, now = await lane.link.demand(
+                lane.content_id, round(DEMAND_LIFE_S * 1000), order.model_dump_json().encode(), workers
+            )
+            demand.ordered = worker
+            if now:
+                log.info("worker %s is to load %s", worker, lane.content_id)
+        except Failure as failure:  # Redis is not reachable: repeated
+            log.debug("no worker could be ordered to load %s: %s", lane.content_id, failure.message)
+        except Exception:
+            log.exception("no worker could be ordered to load %s", lane.content_id)
+        finally:
+            demand.ordering = None
+
+    @staticmethod
+    def _on_redis_clock(lane: ColdLane, deadline: float) -> float:
+        """Return an instant of the monotonic clock as seconds on the Redis clock; 0 for infinity."""
+        return 0.0 if math.isinf(deadline) else deadline + lane.link.clock.offset_ms / 1000
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(REPEAT_S)
+            try:
+                self.repeat()
+            except Exception:
+                log.exception("demands could not be repeated")
+
+    def repeat(self) -> None:
+        """Order again what is not being loaded: the script tells if the order is still known."""
+        for demand in list(self._demands.values()):
+            if not self._ended(demand):
+                demand.ordered = ""
+                self._look(demand)
+
+
+def _awaited(model: ModelView) -> VersionView | None:
+    """Return the version that was activated and is on standby or being loaded, while another one serves."""
+    if model.active is None or model.serving == model.active:
+        return None
+    view = model.versions.get(model.active)
+    return view if view is not None and view.on_demand and view.state is not State.FAILED else None

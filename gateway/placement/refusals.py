@@ -1,0 +1,35 @@
+"""The failures that callers of a version get which is not loaded for them. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from millstream.services.errors import Code, Failure
+from millstream.services.placement.views import Refusal, RefusalKind
+
+#: A version that is larger than any budget stays so until an operator acts.
+TOO_LARGE_RETRY_S = 60.0
+
+
+def failure_of(model: str, refusal: Refusal) -> Failure:
+    """Return the failure of an inference: 503 with the reason; 429 if the load only takes too long."""
+    if refusal.kind is RefusalKind.TOO_SLOW:
+        return too_slow(model, refusal.retry_after_s)
+    retry_after_s = TOO_LARGE_RETRY_S if refusal.kind is RefusalKind.TOO_LARGE else refusal.retry_after_s
+    return Failure(
+        Code.UNAVAILABLE, f"model '{model}' cannot be loaded: {refusal.reason}", retry_after_s=retry_after_s or None
+    )
+
+
+def too_slow(model: str, load_s: float) -> Failure:
+    """Return the failure of a request whose deadline comes before the end of the load."""
+    return Failure(
+        Code.OVERLOADED,
+        f"model '{model}' is loading, about {about_s(load_s)}, longer than the request may wait",
+        retry_after_s=load_s,
+    )
+
+
+def about_s(seconds: float) -> str:
+    """Return a predicted duration for people: "4 s"."""
+    return f"{seconds:.1f} s" if seconds < 1 else f"{math.ceil(seconds)} s"

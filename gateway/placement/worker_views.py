@@ -1,0 +1,83 @@
+"""Workers as placement sees them, from the records that they publish. Pure.
+
+WorkerRecord, endpoints that pin their versions ─> WorkerViews.of ─> placement.views.WorkerView
+A worker whose instances did not change costs a dict lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from millstream.gateway.catalog.snapshot import ModelView
+from millstream.services.placement.usage import NO_USAGE, Usage
+from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+
+_BEING_LOADED = frozenset({State.LOADING, State.WARMING})
+
+
+class WorkerViews:
+    """Makes views of workers, and keeps those of instances that did not change."""
+
+    def __init__(self) -> None:
+        self._placed: dict[
+            str, tuple[tuple[InstanceRecord, ...], Mapping[str, ModelView], dict[str, PlacedInstance]]
+        ] = {}
+
+    def of(self, workers: Iterable[WorkerRecord], models: Mapping[str, ModelView]) -> list[WorkerView]:
+        """Return the views of `workers`. `models` say which instances are pinned."""
+        return [
+            WorkerView(
+                worker.id,
+                worker.pool,
+                worker.budget_bytes,
+                worker.used_bytes,
+                worker.draining,
+                self._instances(worker, models),
+            )
+            for worker in workers
+        ]
+
+    def keep_only(self, workers: Iterable[WorkerRecord]) -> None:
+        """Forget workers that are gone."""
+        live = {worker.id for worker in workers}
+        for gone in self._placed.keys() - live:
+            del self._placed[gone]
+
+    def _instances(self, worker: WorkerRecord, models: Mapping[str, ModelView]) -> dict[str, PlacedInstance]:
+        known = self._placed.get(worker.id)
+        if known is not None and known[0] is worker.instances and known[1] is models:
+            return known[2]
+        placed = {
+            one.content_id: placed_instance(one, pinned=_is_pinned(one, models))
+            for one in worker.instances
+            if one.state is not State.FAILED
+        }
+        self._placed[worker.id] = (worker.instances, models, placed)
+        return placed
+
+
+def placed_instance(one: InstanceRecord, *, pinned: bool) -> PlacedInstance:
+    """Return an instance as placement sees it. One that is being unloaded counts as in use: its bytes are not free."""
+    return PlacedInstance(
+        one.content_id,
+        Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=one.resident_bytes > 0),
+        float("inf") if one.state in _BEING_LOADED else one.loaded_at,
+        one.last_used,
+        one.state is State.DRAINING,
+        pinned,
+        usage_of(one),
+    )
+
+
+def usage_of(one: InstanceRecord) -> Usage:
+    """Return the usage that a worker published; that of an unknown release counts as none."""
+    with suppress(ValueError):
+        return Usage.unpack(one.usage)
+    return NO_USAGE
+
+
+def _is_pinned(one: InstanceRecord, models: Mapping[str, ModelView]) -> bool:
+    model = models.get(one.model)
+    return model is not None and (model.placement.pin or model.placement.instances_min > 0)
