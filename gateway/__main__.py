@@ -201,6 +201,7 @@ class Gateway:
             registry=self.registry,
             repository=self.repository,
             catalog=self.catalog,
+            cluster_state=self.cluster_state,
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
             callers=callers,

@@ -67,6 +67,11 @@ class Settings(BaseSettings):
     server_name: str = Field("triton", description="Server name in `GET /v2`; Triton's clients expect `triton`.")
     gateways: int = Field(1, ge=1, le=64, description="Number of gateway processes.")
     pools: str = Field("cpu=1", description="Worker pools as NAME=WORKERS, comma separated.")
+    controller: bool = Field(
+        True,
+        description="Whether `millstream up` runs a controller, which keeps `instances_min`, adds second instances and "
+        "unloads idle models.",
+    )
     cpu_affinity: bool = Field(
         True, description="On a machine with two cores, pin the embedded Redis to one and the gateway to the other."
     )

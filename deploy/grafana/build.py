@@ -288,6 +288,45 @@ PLUMBING = (
     ),
 )
 
+PLACEMENT = (
+    Chart(
+        "Instances",
+        "As the leading controller counts them; missing: fewer than a model's `instances_min`.",
+        "short",
+        (("sum by (state) (millstream_controller_instances)", "{{state}}"),),
+    ),
+    Chart(
+        "Orders of the controller",
+        "In a minute: versions to load or unload, and why.",
+        "short",
+        ((f"60 * {rate('millstream_controller_orders_total', 'order, reason')}", "{{order}}: {{reason}}"),),
+    ),
+    Chart(
+        "What became of orders",
+        "In a minute, and how many are not carried out yet.",
+        "short",
+        (
+            (f"60 * {rate('millstream_controller_order_outcomes_total', 'order, outcome')}", "{{order}}: {{outcome}}"),
+            ("sum(millstream_controller_orders_in_flight)", "in flight"),
+        ),
+    ),
+    Chart(
+        "Controller",
+        "How many lead: 1, or 0 while none does; and the mean time of a round.",
+        "short",
+        (
+            ("sum(millstream_controller_leads)", "leading"),
+            (
+                (
+                    f"{rate('millstream_controller_round_duration_seconds_sum')} / "
+                    f"{rate('millstream_controller_round_duration_seconds_count')}"
+                ),
+                "seconds of a round",
+            ),
+        ),
+    ),
+)
+
 RELEASES = Chart(
     "Releases",
     "What is running.",
@@ -374,6 +413,7 @@ def build() -> str:
         ("Requests", REQUESTS),
         ("Batches", BATCHES),
         ("Workers", WORKERS),
+        ("Placement", PLACEMENT),
         ("Processes", PROCESSES),
         ("Plumbing", PLUMBING),
     )

@@ -231,6 +231,37 @@ HTTP_REQUESTS = Metric(
 GRPC_CALLS = Metric(
     "millstream_grpc_calls_total", Kind.COUNTER, "Calls over gRPC that ended, by method and code.", ("method", "code")
 )
+CONTROLLER_LEADS = Metric("millstream_controller_leads", Kind.GAUGE_SUM, "Controllers that lead.")
+CONTROLLER_INSTANCES = Metric(
+    "millstream_controller_instances",
+    Kind.GAUGE_SUM,
+    "Instances as the leading controller counts them.",
+    ("state",),
+)
+CONTROLLER_ORDERS = Metric(
+    "millstream_controller_orders_total",
+    Kind.COUNTER,
+    "Orders of controllers to load or unload a version, by reason.",
+    ("order", "reason"),
+)
+CONTROLLER_OUTCOMES = Metric(
+    "millstream_controller_order_outcomes_total",
+    Kind.COUNTER,
+    "Orders of controllers that were carried out (done), refused, failed, or lost.",
+    ("order", "outcome"),
+)
+CONTROLLER_ORDERS_IN_FLIGHT = Metric(
+    "millstream_controller_orders_in_flight",
+    Kind.GAUGE_SUM,
+    "Orders of the leading controller that are not carried out yet.",
+)
+CONTROLLER_ROUND_DURATION = Metric(
+    "millstream_controller_round_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time in which the leading controller reads the state of the installation, decides, and gives orders.",
+    (),
+    SECONDS,
+)
 PROCESS_CPU_SECONDS = Metric(
     "millstream_process_cpu_seconds_total",
     Kind.COUNTER,

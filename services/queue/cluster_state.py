@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -27,6 +27,13 @@ log = logging.getLogger("millstream.cluster_state")
 UPLOAD_LIFE_S = 5.0
 #: How long a gateway is listed after its last report.
 GATEWAY_LIFE_S = 3.0
+
+
+class Leader(NamedTuple):
+    """The controller that leads. `token`: its fencing token, which grows with each new leader."""
+
+    name: str
+    token: int
 
 
 class ClusterState:
@@ -157,6 +164,29 @@ class ClusterState:
         """Return seconds since the epoch on the Redis clock: the clocks of machines differ."""
         seconds, microseconds = await self._redis.time()
         return int(seconds) + int(microseconds) / 1e6
+
+    async def now(self) -> float:
+        """Return seconds since the epoch on the Redis clock."""
+        try:
+            return await self._now()
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+
+    async def pools(self) -> set[str]:
+        """Return the pools that have workers, or had some a while ago."""
+        try:
+            return {_text(pool) for pool in await self._redis.smembers(self._keys.pools)}
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+
+    async def leader(self) -> Leader | None:
+        """Return the controller that leads; None if none does."""
+        try:
+            stored = await self._redis.get(self._keys.leader)
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        token, _, name = _text(stored or b"").partition(" ")
+        return Leader(name, int(token)) if token.isdecimal() else None
 
     async def answers(self, seconds_max: float) -> bool:
         """Return whether Redis answers a PING within `seconds_max`."""

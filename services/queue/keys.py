@@ -20,6 +20,7 @@ Keys of a pool, ms:2:{millstream:cpu}:...
   replies:<gateway>   list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
   blob:<id>           list: tensors too large for a script, in parts (expires)
   demands             hash: lanes that a gateway ordered a worker to load, each with that worker and until when (ms)
+  fence               string: the highest fencing token of a controller that gave orders to the pool (expires)
   orders:<worker>     list: what the worker is to load or unload (wire.orders; expires)
   blamed              hash: how often each version ended workers recently, and until when it is refused
   counted:<event>     string: marks an event that was counted in the hash above (expires)
@@ -72,6 +73,7 @@ class PoolKeys:
         "deadlines",
         "demands",
         "epoch",
+        "fence",
         "idle",
         "of_installation",
         "pool",
@@ -94,6 +96,7 @@ class PoolKeys:
         self.blamed = self.prefix + b"blamed"
         self.demands = self.prefix + b"demands"
         self.epoch = self.prefix + b"epoch"
+        self.fence = self.prefix + b"fence"
         #: the first keys of every script that moves batches (_prelude.lua)
         self.scheduling = (self.ready, self.deadlines, self.vtimes, self.idle, self.workers)
 

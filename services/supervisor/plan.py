@@ -1,6 +1,6 @@
 """Derives the processes of an installation from its settings. Pure.
 
-Settings + the machine's processors -> Programs: Redis (if embedded), gateways, workers of each pool
+Settings + the machine's processors -> Programs: Redis (if embedded), gateways, workers of each pool, the controller
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from millstream.services.settings import ADMIN_KEY, MANAGER_VARIABLES, SECRET_FI
 
 WORKERS_MAX = 1024
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
+CONTROLLER = "controller"  # name of the process
 _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 
 
@@ -37,6 +38,7 @@ class Program:
         worker: whether it is a worker, which gets an id (wire.worker_id).
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
         cores: the cores it is pinned to; empty for any.
+        vital: whether the installation cannot start without it.
     """
 
     name: str
@@ -47,17 +49,19 @@ class Program:
     worker: bool = False
     signals_ready: bool = False
     cores: frozenset[int] = frozenset()
+    vital: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class EntryCommands:
-    """The commands that start a gateway and a worker, without their arguments.
+    """The commands that start a gateway, a worker and a controller, without their arguments.
 
     `-P` keeps Python from importing modules from the current folder.
     """
 
     gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.gateway")
     worker: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.workers")
+    controller: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.services.controller")
 
 
 def parse_pools(text: str) -> dict[str, int]:
@@ -72,10 +76,8 @@ def parse_pools(text: str) -> dict[str, int]:
             workers = 0
         if not equals or not 1 <= workers <= WORKERS_MAX:
             raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2")
-        if name == "gateway":
-            raise invalid(
-                f"--pool {part}: a pool cannot be named gateway: its log files would be those of the gateways"
-            )
+        if name in {"gateway", CONTROLLER}:
+            raise invalid(f"--pool {part}: a pool cannot be named {name}: its log files would be those of the {name}s")
         if name in pools:
             raise invalid(f"--pool {part}: the pool {name} is named twice")
         pools[name] = workers
@@ -163,6 +165,15 @@ def workers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = fr
         )
         for pool, number in parse_pools(settings.pools).items()
         for index in range(number)
+    ]
+
+
+def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
+    """Return the controller process; none if the settings want none."""
+    if not settings.controller:
+        return []
+    return [
+        Program(CONTROLLER, entry.controller, _common(settings), signals_ready=True, cores=cores, vital=False),
     ]
 
 

@@ -1,7 +1,7 @@
-"""Runs a whole installation on one machine: starts Redis, gateways and workers, restarts them, stops them in order.
+"""Runs a whole installation on one machine: starts its processes, restarts them, stops them in order.
 
-lock -> listen -> Redis -> workers, gateways -> view.prepare (preload models) -> view.ready … signal -> drain in order
-                                                SIGHUP, or a command on the control socket -> rolling restart
+lock -> listen -> Redis -> workers, gateways -> view.prepare (preload models) -> controller -> view.ready …
+SIGINT, SIGTERM -> drain in order; SIGHUP, or a command on the control socket -> rolling restart
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Supervisor:
     Args:
         settings: of the installation.
         view: shows what happens.
-        entry: the commands that start gateways and workers.
+        entry: the commands that start gateways, workers and the controller.
         forward: takes the lines of all logs, with `log_format` json; None: they are in files only.
         manager: the service manager that is told what happens; None: none.
     """
@@ -113,6 +113,7 @@ class Supervisor:
         self._redis: list[Child] = []
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
+        self._controllers: list[Child] = []
         self._death_notices: set[asyncio.Task[bool]] = set()
         self._control = ControlSocket(self._on_command)
         self._control_path: Path | None = None
@@ -212,6 +213,8 @@ class Supervisor:
             plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
         )
         await self._view.prepare(running)
+        # Last: nothing waits for it, and the start needs all cores.
+        self._controllers = self._start_all(plan.controllers(settings, self._entry, self._cores().workers))
         log.info("ready %s (gRPC: %s, Redis: %s)", running.url, running.grpc or "off", running.redis)
         self._ready = True
         self._view.ready(running)
@@ -299,7 +302,11 @@ class Supervisor:
             self._settings.drain_s,
         )
         # Workers first: an older worker might not understand what a newer gateway sends.
-        groups = {"workers": [self._workers], "gateways": [self._gateways], "all": [self._workers, self._gateways]}
+        groups = {
+            "workers": [self._workers],
+            "gateways": [self._gateways],
+            "all": [self._workers, self._gateways, self._controllers],
+        }
         self._rolling = asyncio.create_task(rolling.run(groups[what], partial(self._report, report)), name="restart")
         self._manager.reloading(f"replacing {what}")
         try:
@@ -332,7 +339,7 @@ class Supervisor:
             task = asyncio.create_task(publish_death(self._address, self._keys(), report.death))
             self._death_notices.add(task)
             task.add_done_callback(self._death_notices.discard)
-        give_up = not model_at_fault and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
+        give_up = child.program.vital and not model_at_fault and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
         if not self._ready and give_up and not self._end.done():
             last_line = f": {child.last_line}" if child.last_line else ""
             self._end.set_exception(
@@ -352,8 +359,13 @@ class Supervisor:
         if self._listener is not None:
             # Gateways inherited this socket. While our copy is open, the kernel queues connections that none accepts.
             self._listener.close()
+        # Before its workers: what it would order now is of no use.
+        controllers = asyncio.create_task(
+            self._stop(self._controllers, started + self._settings.drain_s * GATEWAYS_SHARE), name="stop controllers"
+        )
         # Gateways first: they accept no new requests and answer those in flight, which needs workers and Redis.
         await self._stop(self._gateways, started + self._settings.drain_s * GATEWAYS_SHARE)
+        await controllers
         # No requests are left: workers finish their runs and remove their records.
         await self._stop(self._workers, started + self._settings.drain_s * WORKERS_SHARE)
         await asyncio.gather(*self._death_notices, return_exceptions=True)
@@ -413,7 +425,7 @@ class Supervisor:
             await self._restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
-        for child in (*self._gateways, *self._workers, *self._redis):
+        for child in (*self._gateways, *self._controllers, *self._workers, *self._redis):
             child.kill()
 
 

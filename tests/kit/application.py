@@ -35,6 +35,9 @@ from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
@@ -143,6 +146,7 @@ class Application:
                 registry=self.registry,
                 repository=self.repository,
                 catalog=self.catalog,
+                cluster_state=ClusterState(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test")),
                 upload_slots=UploadSlots(self.catalog),
                 infer=self.inbox,
                 callers=callers,

@@ -7,6 +7,7 @@ from pathlib import Path
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric, RequestProtocol
 from millstream.services.metrics.registry import SERIES_MAX
+from millstream.services.placement.planner import OrderReason
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 
@@ -36,11 +37,13 @@ LABELS = {
     "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in RequestProtocol)}.",
     "outcome": (
         f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
-        "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`."
+        "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "
+        "Of orders: `done`, `refused`, `failed`, `lost`."
     ),
     "reason": (
         "Of refused requests: `gateway_full`, `receiving_full`, `unread_full`, `lane_full`, `deadline`, `quarantined`. "
-        "Of refused replies: `too_large`, `redis`."
+        "Of refused replies: `too_large`, `redis`. "
+        f"Of orders: {', '.join(f'`{reason}`' for reason in OrderReason)}."
     ),
     "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
     "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
@@ -53,6 +56,8 @@ LABELS = {
     "method": "HTTP method, or name of a gRPC method; `other` for those that no route or service has.",
     "status": "HTTP status.",
     "code": "gRPC status code: `OK`, `NOT_FOUND`, …",
+    "order": "`load`, `unload`.",
+    "state": "Of instances: `ready`; `wanted`, by the `instances_min` of models; `missing` of those.",
     "generation": "Generation of Python's garbage collector: `0`, `1`, `2`.",
     "python": "Version of Python.",
 }

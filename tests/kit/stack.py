@@ -254,6 +254,7 @@ def running_stack(
     *,
     gateways: int = 1,
     pools: str = "cpu=1",
+    controller: bool = False,
     settings: Mapping[str, object] | None = None,
     models: Mapping[str, Path] | None = None,
     disk: Disk | None = None,
@@ -261,11 +262,13 @@ def running_stack(
     """Start a stack and yield it; at the end check that nothing leaked, stop it, and check that nothing is left.
 
     Args:
+        controller: whether it has a controller, as by default. Its start takes half a second of a core.
         settings: fields of millstream.services.settings.Settings.
         models: models that all workers load, if they can be served.
         disk: the disk of the home; None: in `tmp_path`.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
+    arguments += [] if controller else ["--no-controller"]
     for pool in pools.split(","):
         arguments += ["--pool", pool]
     for name, path in (models or {}).items():
@@ -311,6 +314,13 @@ def assert_nothing_left(stack: Stack) -> None:
     assert not any("Traceback" in line for line in stack.lines)
 
 
+#: keys that a stack without requests has
+_LASTING = {
+    *("idle", "lanes", "workers", "record", "pools", "epoch", "gateways", "blamed", "counted"),
+    *("leader", "leader_token", "fence"),
+}
+
+
 def _unquiet(stack: Stack) -> dict[str, object]:
     """Return what is in flight, queued or stored. A readiness probe in flight counts, too, so call it repeatedly."""
     page = stack.metrics()
@@ -322,7 +332,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
         if kind == "stream":
             with suppress(redis.ResponseError):  # it has just been removed
                 found[key] = int(stack.redis.xlen(key)) + int(stack.redis.xpending(key, "w")["pending"])
-        elif kind not in {"idle", "lanes", "workers", "record", "pools", "epoch", "gateways", "blamed", "counted"}:
+        elif kind not in _LASTING:
             found[key] = "is there"
     return {name: value for name, value in found.items() if value}
 
@@ -372,11 +382,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def _name(pid: int) -> str:
-    """Return the name of a process: `gateway-0`, `cpu-1`, `redis`, or the whole command."""
+    """Return the name of a process: `gateway-0`, `cpu-1`, `redis`, `controller`, or the whole command."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     if "--index" in words:
         index = words[words.index("--index") + 1]
         return f"{words[words.index('--pool') + 1] if '--pool' in words else 'gateway'}-{index}"
+    if "millstream.services.controller" in words:
+        return "controller"
     return "redis" if "--unixsocket" in words else " ".join(words)
 
 

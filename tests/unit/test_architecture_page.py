@@ -137,10 +137,10 @@ def test_every_link_leads_to_a_file():
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
 
 
-def test_each_of_the_twelve_questions_is_answered_with_a_file_first():
+def test_each_question_is_answered_with_a_file_first():
     section = PAGE.split("## Where is it decided")[1].split("\n## ")[0]
     answers = re.findall(r"^\| [^|]+\? \| `([\w/.-]+)`", section, re.MULTILINE)
-    assert len(answers) == 12
+    assert len(answers) >= 12
     assert [answer for answer in answers if not (ROOT / answer).exists()] == []
 
 

@@ -18,7 +18,7 @@ SCRIPTS = [file for file in files(scripts).iterdir() if file.name.endswith(".lua
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
 def test_a_script_has_a_header(file):
     name, text = file.name.removesuffix(".lua"), file.read_text()
-    assert re.match(rf"-- {name} \((gateway|worker).*\): ", text)
+    assert re.match(rf"-- {name} \((gateway|worker|controller).*\): ", text)
     for part in ("-- KEYS: ", "-- ARGV: ", "-- returns "):
         assert part in text
 

@@ -15,6 +15,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.triton import interfaces
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
 
@@ -27,6 +28,7 @@ class Deps:
     registry: MetricsRegistry
     repository: Repository
     catalog: ModelCatalog
+    cluster_state: ClusterState
     upload_slots: UploadSlots
     infer: InferHandler  # v2 over HTTP
     callers: Callers  # the other protocols

@@ -102,6 +102,15 @@ ShmAllowClients = Annotated[
         show_default="off",
     ),
 ]
+Controller = Annotated[
+    bool | None,
+    typer.Option(
+        "--controller/--no-controller",
+        help="Run a controller, which keeps --instances-min of models (`millstream configure`), adds second instances "
+        "and unloads idle models (MILLSTREAM_CONTROLLER).",
+        show_default="on",
+    ),
+]
 TraceConfig = Annotated[
     list[str] | None,
     typer.Option(
@@ -126,12 +135,13 @@ def up(
     triton_repository: TritonRepositories = None,
     example: Example = None,
     drain_s: DrainS = None,
+    controller: Controller = None,
     cpu_affinity: CpuAffinity = None,
     shm_allow_clients: ShmAllowClients = None,
     trace_config: TraceConfig = None,
     json_output: Json = False,
 ) -> None:
-    """Start Redis, gateways and workers on this machine.
+    """Start Redis, gateways, workers and a controller on this machine.
 
     Prints the line "ready http://HOST:PORT" when a first inference has been answered. Processes that die are
     restarted. Ctrl-C and SIGTERM stop the server after answering requests in flight; a second signal stops it at once.
@@ -151,6 +161,7 @@ def up(
         preload=",".join(preload) if preload else None,
         triton_repositories=",".join(map(str, triton_repository)) if triton_repository else None,
         preload_example=example,
+        controller=controller,
         drain_s=drain_s,
         cpu_affinity=cpu_affinity,
         shm_allow_clients=shm_allow_clients,

@@ -47,9 +47,10 @@ class Lines:
 
 
 async def main() -> int:
-    settings = Settings()
+    settings = Settings(controller=False)
+    entry = EntryCommands((*CHILD, "gateway"), (*CHILD, "worker"))
     try:
-        return await Supervisor(settings, Lines(settings), EntryCommands((*CHILD, "gateway"), (*CHILD, "worker"))).run()
+        return await Supervisor(settings, Lines(settings), entry).run()
     except Failure as failure:
         print(f"failure {failure.message}", flush=True)
         return 1

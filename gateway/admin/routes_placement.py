@@ -1,0 +1,107 @@
+"""routes_placement: GET /admin/v1/placement, and PATCH /admin/v1/models/NAME for the settings of its endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from millstream.gateway.admin import schemas_placement as schemas
+from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import json_body
+from millstream.gateway.tensors.json_document import parse_json
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import EndpointPlacement
+from millstream.services.process.audit import audit, audited
+from millstream.services.queue.cluster_state import Leader
+from millstream.services.repository import endpoint_settings
+from millstream.services.supervisor.plan import parse_pools
+
+router = APIRouter(prefix="/admin/v1")
+
+
+@router.get(
+    "/placement",
+    summary="Which worker holds which version, and why",
+    description="All workers with their memory, and the versions that serve with those that hold them, a page of "
+    "models at a time. A worker lists its instances of the models on the page.",
+    responses=documented(400, 404),
+)
+async def get_placement(
+    deps: DepsOf,
+    model: Annotated[str | None, Query(description="Only this model.")] = None,
+    limit: Annotated[int, Query(ge=1, le=schemas.LIMIT_MAX, description="Most models of a page.")] = 100,
+    page_token: Annotated[str | None, Query(description="The `next_page_token` of the last page.")] = None,
+) -> schemas.Placement:
+    snapshot = deps.catalog.snapshot
+    shown = schemas.page_of(snapshot, model, limit, page_token)
+    lanes = schemas.lanes_shown(snapshot, shown)
+    facts = await _facts(deps, lanes)
+    return schemas.placement(snapshot, facts, model=model, limit=limit, page_token=page_token)
+
+
+async def _facts(deps: Deps, lanes: Any) -> schemas.ClusterFacts:
+    """Return what Redis knows; without Redis, ages by this machine's clock and no leader."""
+    state = deps.cluster_state
+    try:
+        now, leader = await state.now(), await state.leader()
+        busy: set[tuple[str, str]] = set()
+        for pool, names in lanes.items():
+            counts = await state.stream_entries(pool, names)
+            busy |= {(pool, name) for name, count in zip(names, counts, strict=True) if count}
+    except Failure:
+        return schemas.ClusterFacts(time.time())  # noqa: TID251 - for people
+    return schemas.ClusterFacts(now, leader, busy)
+
+
+@router.get("/models/{name}/settings", summary="Where and how often a model is loaded", responses=documented(400, 404))
+async def get_settings(name: str, deps: DepsOf) -> schemas.EndpointSettings:
+    deps.catalog.snapshot.model(name)
+    endpoint = await asyncio.to_thread(deps.repository.endpoint, name)
+    return await _settings(deps, name, endpoint.generation, endpoint.placement)
+
+
+@router.patch(
+    "/models/{name}",
+    summary="Change where and how often a model is loaded",
+    description="Fields that the document leaves out keep their values; null restores a default. The settings hold for "
+    "the model's endpoint, and take effect at once.",
+    responses=documented(400, 404, 409, 413),
+    openapi_extra=json_body(EndpointPlacement, example={"instances_min": 1, "pin": True}),
+)
+async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.EndpointSettings:
+    changes = parse_json(await read_body(request, DOCUMENT_BYTES_MAX))
+    deps.catalog.snapshot.model(name)
+    with audited("configure", name):
+        known = await _known_pools(deps, name)
+        endpoint = await asyncio.to_thread(endpoint_settings.configure, deps.repository, name, changes, known)
+    audit("configured", name, **{field: changes[field] for field in sorted(changes)})
+    await deps.catalog.announce(name)
+    return await _settings(deps, name, endpoint.generation, endpoint.placement)
+
+
+async def _known_pools(deps: Deps, name: str) -> set[str]:
+    """Return the pools there are: with workers, had workers, in the settings, or named for the model's versions."""
+    snapshot = deps.catalog.snapshot
+    known = {*snapshot.pools, *parse_pools(deps.settings.pools)}
+    known.update(*(view.pools for view in snapshot.model(name).versions.values()))
+    with suppress(Failure):  # without Redis only those that this gateway has seen
+        known |= await deps.cluster_state.pools()
+    return known
+
+
+async def _settings(deps: Deps, name: str, generation: int, settings: EndpointPlacement) -> schemas.EndpointSettings:
+    leader: Leader | None = None
+    with suppress(Failure):
+        leader = await deps.cluster_state.leader()
+    workers: dict[str, int] = {}
+    for worker in deps.catalog.snapshot.workers:
+        workers[worker.pool] = workers.get(worker.pool, 0) + 1
+    warnings = endpoint_settings.warnings(settings, workers, leads=leader is not None)
+    return schemas.EndpointSettings(model=name, generation=generation, settings=settings, warnings=warnings)

@@ -1,0 +1,1 @@
+"""Keeps the instances that run equal to those that are wanted. One process of an installation leads."""

@@ -1,0 +1,130 @@
+"""python -m millstream.services.controller: one controller process. Its objects are built here and nowhere else."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import platform
+import signal
+import sys
+
+from millstream.services.extras import exit_unfit, exit_without
+
+if __name__ == "__main__":
+    exit_without("worker")
+    exit_unfit("millstream.services.queue.redis_parts")
+
+from millstream.services.controller.controller import Controller
+from millstream.services.controller.facts import footprint_of
+from millstream.services.controller.leadership import LEASE_S, Leadership
+from millstream.services.controller.metrics import ControllerMetrics
+from millstream.services.errors import Failure
+from millstream.services.installation import installation_name
+from millstream.services.metrics.process import ProcessMetrics
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.logs import configure_logs, exit_message
+from millstream.services.process.private_files import create_files_private
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.leader_lock import LeaderLock
+from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import Settings, read_settings
+from millstream.services.start_log import log_start
+from millstream.services.wire.worker_id import new_start
+
+log = logging.getLogger("millstream.controller")
+
+NAME = "controller"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m millstream.services.controller",
+        description="Run one controller. Of several that share a Redis, one leads and the others wait.",
+    )
+    parser.add_argument("--ready-fd", type=int, help="write a byte to this descriptor when it runs")
+    arguments = parser.parse_args()
+    configure_logs("text", NAME)
+    create_files_private()
+    try:
+        settings = read_settings()
+        configure_logs(settings.log_format, NAME)
+        return asyncio.run(run_controller(settings, arguments.ready_fd))
+    except Failure as failure:
+        exit_message(failure.message)
+        return 1
+
+
+async def run_controller(settings: Settings, ready_fd: int | None) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. `ready_fd`: also tells that a supervisor started it."""
+    if settings.redis_url is None:
+        exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
+        return 1
+    log_start(settings, NAME, supervised=ready_fd is not None)
+    process = ControllerProcess(settings, RedisAddress.parse(settings.redis_url.get_secret_value()))
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    process.start()
+    if ready_fd is not None:
+        os.write(ready_fd, b"r")
+        os.close(ready_fd)
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, process.controller.stuck)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    await process.stop()
+    log.info("stopped")
+    if not stopping.is_set():  # a thread that does not end would block Python's own exit
+        logging.shutdown()
+        os._exit(1)
+    return 0
+
+
+class ControllerProcess:
+    """The objects of one controller process and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings, address: RedisAddress) -> None:
+        keys = InstallationKeys(installation_name(settings))
+        repository = FolderRepository(settings.repository_dir)
+        self._registry = MetricsRegistry(settings.metrics_dir, NAME)
+        self._process_metrics = ProcessMetrics(self._registry)
+        self._cluster_state = ClusterState(address, keys)
+        name = f"{NAME}-{platform.node()}-{new_start()}"
+        self._lock = LeaderLock(address, keys, name, LEASE_S)
+        self._leadership = Leadership(self._lock, self._on_lead)
+        self.controller = Controller(
+            self._leadership,
+            self._lock,
+            self._cluster_state,
+            repository,
+            ControllerMetrics(self._registry),
+            footprint_of,
+        )
+
+    def start(self) -> None:
+        self._process_metrics.start()
+        self._leadership.start()
+        self.controller.start()
+        freeze_gc()
+
+    async def stop(self) -> None:
+        """Stop in order: no order after the lead is released."""
+        await self.controller.stop()
+        await self._leadership.stop()
+        await self._lock.close()
+        await self._cluster_state.close()
+        self._process_metrics.stop()
+        self._registry.close()
+
+    def _on_lead(self) -> None:
+        self.controller.wake()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

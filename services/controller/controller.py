@@ -1,0 +1,225 @@
+"""controller: one round after the other, while this process leads.
+
+workers' records, repository ─> Fleet.look ─> plan ─> InFlight.admits ─> orders:<worker>
+                                                      InFlight.settle <─ the records of the next rounds
+
+A round begins at each event (a worker came or died, a model changed), but not more often than every PAUSE_S, and at
+least every TICK_S. Without Redis, or without the lead, nothing happens: gateways and workers go on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from millstream.services.controller.fleet import Fleet, FootprintOf, Look
+from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
+from millstream.services.controller.leadership import Leadership
+from millstream.services.controller.metrics import ControllerMetrics
+from millstream.services.errors import Failure
+from millstream.services.placement.planner import Plan, PlannedOrder, plan
+from millstream.services.process.backoff import with_jitter
+from millstream.services.process.cancel import cancel_all
+from millstream.services.process.logs import about
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.leader_lock import Delivery, LeaderLock
+from millstream.services.repository.base import Repository
+from millstream.services.repository.stored_models import StoredModels
+from millstream.services.wire.orders import Order
+from millstream.services.wire.records import WorkerRecord
+
+log = logging.getLogger("millstream.controller")
+
+TICK_S = 2.0  # longest time between two rounds
+PAUSE_S = 0.2  # shortest
+RETRY_S = 1.0  # before the events are read again after a lost connection
+#: A round that takes longer is stuck, as on a file system that does not answer: the controller gives up the lead.
+ROUND_S_MAX = 60.0
+
+
+class Controller:
+    """Gives orders while this process leads.
+
+    Args:
+        leadership: says whether it leads.
+        lock: hands orders to workers.
+        cluster_state: reads the records of workers, and events.
+        repository: holds the models.
+        footprint_of: returns what a version takes in a pool.
+    """
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        lock: LeaderLock,
+        cluster_state: ClusterState,
+        repository: Repository,
+        metrics: ControllerMetrics,
+        footprint_of: FootprintOf,
+    ) -> None:
+        self._leadership = leadership
+        self._lock = lock
+        self._cluster_state = cluster_state
+        self._repository = repository
+        self._metrics = metrics
+        self._footprint_of = footprint_of
+        self._stored = StoredModels(repository)
+        self._repository_token = ""
+        self._fleet = Fleet()
+        self._in_flight = InFlight()
+        self._plan = Plan()
+        self._token = 0  # with which the pools were fenced and the orders in flight were given
+        self._fenced: frozenset[str] = frozenset()  # pools
+        self._wake = asyncio.Event()
+        self._problem = ""  # that was logged
+        self._tasks: list[asyncio.Task[None]] = []
+        self.stuck = asyncio.Event()
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._run(), name="rounds"),
+            asyncio.create_task(self._listen(), name="events"),
+        ]
+
+    async def stop(self) -> None:
+        """Give no further order. Orders that were given are carried out."""
+        await cancel_all(self._tasks)
+
+    def wake(self) -> None:
+        """Begin a round now."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), with_jitter(TICK_S))
+            self._wake.clear()
+            if token := self._leadership.token:
+                await self._try_round(token)
+            else:
+                self._metrics.not_leading()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _try_round(self, token: int) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(ROUND_S_MAX):
+                await self.round(token)
+            self._problem = ""
+        except TimeoutError:
+            log.error("a round takes longer than %g s", ROUND_S_MAX)  # noqa: TRY400 - the traceback says nothing
+            self.stuck.set()
+        except Failure as failure:
+            if failure.message != self._problem:
+                log.warning("%s; trying again", failure.message)
+            self._problem = failure.message
+        except Exception:
+            log.exception("a round failed; trying again")
+        self._metrics.round(time.monotonic() - began)
+
+    async def round(self, token: int) -> None:
+        """Read, decide, give the orders. Raises Failure."""
+        workers = await self._cluster_state.workers()
+        now = await self._cluster_state.now()
+        await self._read_repository()
+        if not await self._lead(token, workers, now):
+            return
+        for settled in self._in_flight.settle(workers, now):
+            self._settled(settled)
+        look = self._fleet.look(workers, self._stored.models, self._footprint_of, now)
+        self._metrics.look(look)
+        decided = plan(look.workers, look.versions, self._plan, now)
+        given = [order for order in decided.orders if await self._give(order, look, token, now)]
+        # What was not ordered because of a limit may be ordered in the next round.
+        kept = {(order.worker, order.content_id) for order in given}
+        left = {(order.worker, order.content_id) for order in decided.orders} - kept
+        self._plan = replace(decided, ordered={key: at for key, at in decided.ordered.items() if key not in left})
+        self._metrics.in_flight(len(self._in_flight))
+
+    async def _read_repository(self) -> None:
+        token = await asyncio.to_thread(self._repository.token)
+        if token != self._repository_token:
+            await asyncio.to_thread(self._stored.read)
+            self._repository_token = token
+
+    async def _lead(self, token: int, workers: tuple[WorkerRecord, ...], now: float) -> bool:
+        """Keep earlier leaders from all pools, and learn which orders they gave; returns whether this one still leads.
+
+        Orders that workers took but do not show yet are given again at worst: workers ignore them.
+        """
+        if token != self._token:
+            self._token, self._fenced, self._plan = token, frozenset(), Plan()
+            self._in_flight.clear()
+        pools = frozenset(worker.pool for worker in workers)
+        new = pools - self._fenced
+        if not new:
+            return True
+        if not await self._lock.fence(sorted(new), token):
+            self._leadership.refused()
+            return False
+        for worker in workers:
+            if worker.pool in new:
+                for order in await self._lock.waiting_orders(worker.pool, worker.id):
+                    self._in_flight.add(Given(worker.id, order.content_id, order.do, now))
+        self._fenced |= new
+        return True
+
+    async def _give(self, order: PlannedOrder, look: Look, token: int, now: float) -> bool:
+        """Give an order, if this process still leads and the limits allow it; returns whether it was given."""
+        pool = look.pool_of(order.worker)
+        if token != self._leadership.token or not self._in_flight.admits(order.worker, order.content_id):
+            return False
+        usage = self._fleet.habits(order.content_id).usage.pack()
+        delivery = await self._lock.order(
+            pool,
+            order.worker,
+            Order(
+                do=order.do,
+                content_id=order.content_id,
+                why=order.why,
+                evict=order.evict,
+                usage=usage if order.do == "load" else {},
+                token=token,
+            ),
+        )
+        if delivery is Delivery.NEWER_LEADER:
+            self._leadership.refused()
+        if delivery is not Delivery.GIVEN:
+            return False
+        self._in_flight.add(Given(order.worker, order.content_id, order.do, now))
+        self._metrics.ordered(order.do, order.reason)
+        log.info(
+            "%s: %s %s: %s",
+            order.worker,
+            order.do,
+            order.content_id,
+            order.why,
+            extra=about(
+                order.content_id.partition(":")[0], worker=order.worker, order=order.do, reason=order.reason.value
+            ),
+        )
+        return True
+
+    def _settled(self, settled: Settled) -> None:
+        order = settled.order
+        self._metrics.settled(order.do, settled.outcome)
+        if settled.outcome is not Outcome.DONE:
+            log.warning(
+                "%s: %s %s: %s%s",
+                order.worker,
+                order.do,
+                order.content_id,
+                settled.outcome.value,
+                f": {settled.detail}" if settled.detail else "",
+                extra=about(order.content_id.partition(":")[0], worker=order.worker, outcome=settled.outcome.value),
+            )
+
+    async def _listen(self) -> None:
+        while True:
+            with suppress(Failure):
+                async for _ in self._cluster_state.messages():
+                    self._wake.set()
+            await asyncio.sleep(with_jitter(RETRY_S))

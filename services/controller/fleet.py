@@ -1,0 +1,220 @@
+"""fleet: turns what workers publish and the repository holds into what the planner decides on. Pure.
+
+WorkerRecords + StoredModels + footprints ─> Fleet.look ─> WorkerViews, ServedVersions
+
+Fleet remembers what records alone do not say: how often a version was called since the look before, and the usage of
+versions that no worker holds any longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
+from millstream.services.placement.planner import ServedVersion
+from millstream.services.placement.pools import PoolTraits, learn, pools_of
+from millstream.services.placement.usage import NO_USAGE, Usage
+from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
+from millstream.services.repository.stored_models import StoredModel
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+
+#: versions whose usage is remembered after their unload; beyond, the one that was called longest ago is forgotten
+REMEMBERED_MAX = 20_000
+RATE_S = 60.0  # time constant of the mean of calls a second
+RATE_MIN = 1e-4  # less counts as none
+
+#: (manifest, pool) -> what an instance takes there, measured or predicted; None: not known
+FootprintOf = Callable[[Manifest, str], Footprint | None]
+
+_HOLDS = frozenset({State.READY, State.LOADING, State.WARMING})
+
+
+class Habits(NamedTuple):
+    """When a version is called."""
+
+    usage: Usage
+    last_used: float
+
+
+class Look(NamedTuple):
+    """What one round decides on, and the counts for metrics."""
+
+    workers: tuple[WorkerView, ...]
+    versions: tuple[ServedVersion, ...]
+    instances_ready: int
+    instances_wanted: int  # by instances_min
+    instances_missing: int  # of those that are wanted
+
+    def pool_of(self, worker: str) -> str:
+        """Return the pool of a worker."""
+        return next(view.pool for view in self.workers if view.id == worker)
+
+
+class Fleet:
+    """Remembers usage between looks."""
+
+    def __init__(self) -> None:
+        self._habits: OrderedDict[str, Habits] = OrderedDict()
+        self._rates = Rates()
+        self._pools: Mapping[str, PoolTraits] = {}
+
+    def habits(self, content_id: str) -> Habits:
+        """Return the usage of a version, loaded or not."""
+        return self._habits.get(content_id, _NONE)
+
+    def look(
+        self,
+        workers: Sequence[WorkerRecord],
+        models: Mapping[str, StoredModel],
+        footprint_of: FootprintOf,
+        now: float,
+    ) -> Look:
+        """Return what the planner takes. `now`: on the Redis clock."""
+        self._pools = learn(self._pools, workers)
+        self._remember(workers)
+        self._rates.update(workers, now)
+        pools = frozenset(worker.pool for worker in workers)
+        ready = Counter(one.content_id for worker in workers for one in worker.instances if one.state is State.READY)
+        versions: list[ServedVersion] = []
+        pinned: set[str] = set()
+        for model in models.values():
+            for number, (manifest, verdict) in model.versions.items():
+                if not model.endpoint.serves(number) or verdict.failed:
+                    continue
+                settings = settings_of(model.endpoint, number)
+                footprints = {
+                    pool: footprint
+                    for pool in pools_of(manifest, settings, self._pools)
+                    if pool in pools and (footprint := footprint_of(manifest, pool)) is not None
+                }
+                versions.append(self._version(manifest.content_id, settings, footprints))
+                if settings.pin:
+                    pinned.add(manifest.content_id)
+        return Look(
+            tuple(view_of(worker, pinned) for worker in workers),
+            tuple(versions),
+            sum(ready.values()),
+            sum(version.instances_min for version in versions),
+            sum(max(0, version.instances_min - ready[version.content_id]) for version in versions),
+        )
+
+    def _version(
+        self, content_id: str, settings: EndpointPlacement, footprints: Mapping[str, Footprint]
+    ) -> ServedVersion:
+        usage, last_used = self.habits(content_id)
+        calls_per_s, run_s = self._rates.of(content_id)
+        return ServedVersion(
+            content_id,
+            tuple(footprints),
+            footprints,
+            instances_min=settings.instances_min,
+            instances_max=settings.instances_max,
+            idle_s=settings.idle_s,
+            pin=settings.pin,
+            calls_per_s=calls_per_s,
+            run_s=run_s,
+            usage=usage,
+            last_used=last_used,
+        )
+
+    def _remember(self, workers: Sequence[WorkerRecord]) -> None:
+        for worker in workers:
+            for instance in worker.instances:
+                known = self._habits.get(instance.content_id, _NONE)
+                if instance.last_used > known.last_used:
+                    self._habits[instance.content_id] = Habits(usage_of(instance), instance.last_used)
+                    self._habits.move_to_end(instance.content_id)
+        while len(self._habits) > REMEMBERED_MAX:
+            self._habits.popitem(last=False)
+
+
+_NONE = Habits(NO_USAGE, 0.0)
+
+
+class _Counted(NamedTuple):
+    calls: int
+    busy_s: float
+
+
+class Rates:
+    """Calls a second of each version and the seconds that one keeps a worker busy, from the counts of instances."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], _Counted] = {}  # worker, content id
+        self._rates: dict[str, tuple[float, float]] = {}
+        self._at = 0.0
+
+    def of(self, content_id: str) -> tuple[float, float]:
+        """Return calls a second in the last minute, and seconds of one call; 0: not known."""
+        return self._rates.get(content_id, (0.0, 0.0))
+
+    def update(self, workers: Sequence[WorkerRecord], now: float) -> None:
+        """Add what was counted since the last update."""
+        elapsed_s, self._at = now - self._at, now
+        counts: dict[tuple[str, str], _Counted] = {}
+        new: dict[str, _Counted] = {}
+        for worker in workers:
+            for one in worker.instances:
+                if not one.calls:
+                    continue
+                counts[worker.id, one.content_id] = _Counted(one.calls, one.busy_s)
+                before = self._counts.get((worker.id, one.content_id), _Counted(0, 0.0))
+                if one.calls < before.calls:  # it was loaded again
+                    before = _Counted(0, 0.0)
+                known = new.get(one.content_id, _Counted(0, 0.0))
+                new[one.content_id] = _Counted(
+                    known.calls + one.calls - before.calls, known.busy_s + one.busy_s - before.busy_s
+                )
+        first, self._counts = not self._counts, counts
+        if first or elapsed_s <= 0:
+            return
+        weight = 1 - math.exp(-elapsed_s / RATE_S)
+        rates: dict[str, tuple[float, float]] = {}
+        for content_id in self._rates.keys() | new.keys():
+            calls, busy_s = new.get(content_id, _Counted(0, 0.0))
+            calls_per_s, run_s = self.of(content_id)
+            calls_per_s += weight * (calls / elapsed_s - calls_per_s)
+            if calls_per_s >= RATE_MIN:
+                rates[content_id] = calls_per_s, busy_s / calls if calls else run_s
+        self._rates = rates
+
+
+def settings_of(endpoint: Endpoint, version: int) -> EndpointPlacement:
+    """Return what holds for a version: only the version that answers calls without a version is always loaded."""
+    if version == endpoint.active:
+        return endpoint.placement
+    return endpoint.placement.model_copy(update={"instances_min": 0, "pin": False})
+
+
+def usage_of(instance: InstanceRecord) -> Usage:
+    """Return the usage that an instance publishes; none if this release cannot read it."""
+    try:
+        return Usage.unpack(instance.usage)
+    except ValueError:
+        return NO_USAGE
+
+
+def view_of(worker: WorkerRecord, pinned: Collection[str]) -> WorkerView:
+    """Return a worker as placement sees it. `pinned`: content ids that stay loaded."""
+    return WorkerView(
+        worker.id,
+        worker.pool,
+        worker.budget_bytes,
+        worker.used_bytes,
+        draining=worker.draining,
+        instances={
+            one.content_id: PlacedInstance(
+                one.content_id,
+                Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=one.resident_bytes > 0),
+                one.loaded_at if one.state is State.READY else math.inf,
+                one.last_used,
+                pinned=one.content_id in pinned,
+                usage=usage_of(one),
+            )
+            for one in worker.instances
+            if one.state in _HOLDS
+        },
+    )

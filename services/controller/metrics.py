@@ -1,0 +1,51 @@
+"""metrics: the controller's own series."""
+
+from __future__ import annotations
+
+from millstream.services.controller.fleet import Look
+from millstream.services.controller.in_flight import Outcome
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.placement.planner import OrderReason
+
+
+class ControllerMetrics:
+    """Series of one controller. Only the leader's say something about instances."""
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+        self._leads = registry.gauge(catalogue.CONTROLLER_LEADS)
+        self._running = registry.gauge(catalogue.CONTROLLER_INSTANCES, "ready")
+        self._wanted = registry.gauge(catalogue.CONTROLLER_INSTANCES, "wanted")
+        self._missing = registry.gauge(catalogue.CONTROLLER_INSTANCES, "missing")
+        self._in_flight = registry.gauge(catalogue.CONTROLLER_ORDERS_IN_FLIGHT)
+        self._rounds = registry.histogram(catalogue.CONTROLLER_ROUND_DURATION)
+        self.not_leading()
+
+    def not_leading(self) -> None:
+        """Record that another controller leads, or none."""
+        for gauge in (self._leads, self._running, self._wanted, self._missing, self._in_flight):
+            gauge.set(0)
+
+    def look(self, look: Look) -> None:
+        """Record what this round found."""
+        self._leads.set(1)
+        self._running.set(look.instances_ready)
+        self._wanted.set(look.instances_wanted)
+        self._missing.set(look.instances_missing)
+
+    def round(self, seconds: float) -> None:
+        """Record the time of a round."""
+        self._rounds.observe(seconds)
+
+    def in_flight(self, orders: int) -> None:
+        """Record the orders that are not carried out yet."""
+        self._in_flight.set(orders)
+
+    def ordered(self, do: str, reason: OrderReason) -> None:
+        """Count an order."""
+        self._registry.counter(catalogue.CONTROLLER_ORDERS, do, reason.value).add()
+
+    def settled(self, do: str, outcome: Outcome) -> None:
+        """Count what became of an order."""
+        self._registry.counter(catalogue.CONTROLLER_OUTCOMES, do, outcome.value).add()

@@ -1,0 +1,83 @@
+"""Changes the settings of an endpoint: in which pools, and how often, its model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from millstream.services.errors import invalid
+from millstream.services.model.manifest import Endpoint, EndpointPlacement
+from millstream.services.model.names import check_name
+from millstream.services.nearest_names import did_you_mean, unknown_key
+from millstream.services.repository.base import Repository
+from millstream.services.repository.conflicts import retry_on_conflict
+
+POOLS_NAMED_MAX = 20  # in a message
+
+
+def configure(repository: Repository, model: str, changes: Mapping[str, Any], pools: Collection[str]) -> Endpoint:
+    """Change the settings of a model's endpoint.
+
+    Args:
+        repository: holds the endpoint.
+        model: its name.
+        changes: field -> value; None restores the default.
+        pools: the pools there are.
+
+    Raises Failure: INVALID (an unknown field or pool, contradicting limits), NOT_FOUND, CONFLICT (other processes keep
+    changing the endpoint).
+    """
+
+    def change() -> Endpoint:
+        endpoint = repository.endpoint(model)
+        settings = changed(endpoint.placement, changes, pools)
+        if settings == endpoint.placement:
+            return endpoint
+        return repository.replace_endpoint(endpoint.model_copy(update={"placement": settings}))
+
+    return retry_on_conflict(change)
+
+
+def changed(before: EndpointPlacement, changes: Mapping[str, Any], pools: Collection[str]) -> EndpointPlacement:
+    """Return the settings after `changes`. Raises Failure(INVALID)."""
+    for name in changes:
+        if name not in EndpointPlacement.model_fields:
+            raise invalid(unknown_key(name, EndpointPlacement.model_fields, "setting"))
+    kept = {name: value for name, value in before.model_dump().items() if name not in changes}
+    given = {name: value for name, value in changes.items() if value is not None}
+    try:
+        settings = EndpointPlacement.model_validate(kept | given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise invalid(where + first["msg"].removeprefix("Value error, ")) from None
+    for pool in settings.pools if "pools" in changes else ():
+        check_name(pool, "pools")
+        if pool not in pools:
+            raise invalid(f"pools: there is no pool '{pool}'{did_you_mean(pool, pools)}; {_there_are(pools)}")
+    return settings
+
+
+def _there_are(pools: Collection[str]) -> str:
+    shown = sorted(pools)[:POOLS_NAMED_MAX]
+    more = f" and {len(pools) - len(shown)} more" if len(pools) > len(shown) else ""
+    return f"the pools are {', '.join(shown)}{more}" if len(pools) > 1 else f"the pool is {', '.join(shown)}"
+
+
+def warnings(settings: EndpointPlacement, workers: Mapping[str, int], *, leads: bool) -> list[str]:
+    """Return what keeps settings from having an effect now, one sentence each.
+
+    Args:
+        settings: of an endpoint.
+        workers: the number of live workers of each pool.
+        leads: whether a controller leads.
+    """
+    found = [f"pool {pool} has no worker now" for pool in settings.pools if not workers.get(pool)]
+    able = sum(workers.get(pool, 0) for pool in settings.pools or workers)
+    if able < settings.instances_min:
+        found.append(f"instances_min is {settings.instances_min}, and its pools have {able} workers now")
+    if not leads and (settings.instances_min or settings.idle_s):
+        found.append("no controller runs: instances_min and idle_s have no effect until one does")
+    return found

@@ -1,0 +1,153 @@
+"""Controllers that die, freeze or lose Redis: another one leads, and the earlier one orders nothing that counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import RedisAddress, client
+from tests.kit.redis_server import redis_server
+from tests.kit.stack import running_stack, sigstopped
+from tests.kit.wait import wait_until
+
+WAIT_S = 60
+
+
+class Controllers:
+    """Controllers of one installation, over a Redis of its own."""
+
+    def __init__(self, folder: Path, address: RedisAddress) -> None:
+        self._folder = folder
+        self._address = address
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.keys = InstallationKeys("fleet")
+        self.redis: redis.Redis = client(address)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        log = self._folder / f"controller-{len(self._started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "millstream.services.controller"],
+                env=os.environ
+                | {
+                    "MILLSTREAM_HOME": str(self._folder / "home"),
+                    "MILLSTREAM_REDIS_URL": self._address.url,
+                    "MILLSTREAM_INSTALLATION_NAME": "fleet",
+                    "MILLSTREAM_LOG_FORMAT": "json",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._started.append(process)
+        return process
+
+    def said(self, process: subprocess.Popen[bytes], text: str) -> int:
+        """How many log lines of a process contain `text`. Every line has to be JSON."""
+        lines = (self._folder / f"controller-{self._started.index(process)}.log").read_text().splitlines()
+        return sum(text in json.loads(line)["message"] for line in lines)
+
+    def token(self) -> int:
+        """The token of the controller that leads; 0: none."""
+        stored = self.redis.get(self.keys.leader)
+        return int(stored.split(b" ")[0]) if isinstance(stored, bytes) else 0
+
+    def until_leads(self, process: subprocess.Popen[bytes], times: int = 1) -> int:
+        """Wait until a process leads; return its token."""
+        wait_until(lambda: self.said(process, "leads with token") >= times, WAIT_S, "leads")
+        return self.token()
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.terminate()
+                assert process.wait(WAIT_S) == 0
+        assert not self.redis.exists(self.keys.leader)
+
+    def kill(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait(WAIT_S)
+        self.redis.close()
+
+
+@contextmanager
+def running(folder: Path, address: RedisAddress) -> Iterator[Controllers]:
+    controllers = Controllers(folder, address)
+    try:
+        yield controllers
+        controllers.end()
+    finally:
+        controllers.kill()
+
+
+@pytest.fixture
+def controllers(tmp_path: Path) -> Iterator[Controllers]:
+    with redis_server(choose_binary(), tmp_path) as address, running(tmp_path, address) as started:
+        yield started
+
+
+def test_another_controller_leads_after_a_kill_a_pause_and_a_stop(controllers):
+    first = controllers.start()
+    token = controllers.until_leads(first)
+    second = controllers.start()
+    wait_until(lambda: controllers.said(second, "starts"), WAIT_S, "second")
+
+    first.kill()
+    later = controllers.until_leads(second)
+    assert later > token
+
+    third = controllers.start()
+    with sigstopped(second.pid):
+        latest = controllers.until_leads(third)
+        assert latest > later
+    wait_until(lambda: controllers.said(second, "leads now"), WAIT_S, "the second knows")
+    assert controllers.token() == latest
+
+    third.terminate()  # releases the lead: no lease has to expire
+    assert third.wait(WAIT_S) == 0
+    assert controllers.said(third, "released the lead") == 1
+    assert controllers.until_leads(second, 2) > latest
+
+
+def test_a_redis_that_restarts_empty_has_a_leader_again_with_a_higher_token(tmp_path):
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with redis_server(choose_binary(), folder) as address:
+        controllers = Controllers(tmp_path, address)
+        process = controllers.start()
+        token = controllers.until_leads(process)
+    try:
+        wait_until(lambda: controllers.said(process, "does not lead any longer"), WAIT_S, "noticed")
+        with redis_server(choose_binary(), folder):
+            controllers.redis.close()
+            assert controllers.until_leads(process, 2) > token
+            assert controllers.said(process, "cannot be renewed") == 1
+            controllers.end()
+    finally:
+        controllers.kill()
+
+
+def test_a_stack_replaces_a_dead_controller_and_serves_without_one(tmp_path):
+    with running_stack(tmp_path, controller=True) as stack:
+
+        def leads() -> bool:
+            return stack.metrics().value("millstream_controller_leads") == 1
+
+        wait_until(leads, what="leads")
+        before = stack.pids()["controller"]
+        os.kill(before, signal.SIGKILL)
+        assert stack.http.get("/v2/health/ready").status_code == 200
+        wait_until(lambda: stack.pids().get("controller", before) != before, what="is back")
+        wait_until(leads, what="leads again")

@@ -1,0 +1,130 @@
+"""The admin API about placement: who holds what, and the settings of endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kit.models import scale
+from tests.kit.stack import Stack, running_stack
+from tests.kit.wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("placement")
+    path = scale(folder / "scale.onnx")
+    with running_stack(folder, controller=True, models={"first": path, "second": path}) as started:
+        wait_until(lambda: started.metrics().value("millstream_controller_leads") == 1, what="leads")
+        yield started
+
+
+def placement(stack: Stack, **query: Any) -> dict[str, Any]:
+    reply = stack.http.get("/admin/v1/placement", params=query)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def configure(stack: Stack, name: str, **settings: Any) -> dict[str, Any]:
+    reply = stack.http.patch(f"/admin/v1/models/{name}", json=settings)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def refused(stack: Stack, name: str, document: Any, status: int = 400) -> str:
+    reply = stack.http.patch(f"/admin/v1/models/{name}", json=document)
+    assert reply.status_code == status, reply.text
+    return str(reply.json()["error"])
+
+
+def test_each_worker_and_each_version_is_listed(stack):
+    found = placement(stack)
+    assert found["leader"]["name"].startswith("controller-")
+    assert found["next_page_token"] is None
+    [worker] = found["workers"]
+    assert (worker["pool"], worker["draining"], worker["instances_total"]) == ("cpu", False, 2)
+    assert [(one["model"], one["version"], one["state"]) for one in worker["instances"]] == [
+        ("first", 1, "ready"),
+        ("second", 1, "ready"),
+    ]
+    assert [(one["model"], one["holders"], one["pools"], one["standby"]) for one in found["models"]] == [
+        ("first", [worker["id"]], ["cpu"], False),
+        ("second", [worker["id"]], ["cpu"], False),
+    ]
+
+
+def test_one_model_and_pages(stack):
+    only = placement(stack, model="second")
+    assert [one["model"] for one in only["models"]] == ["second"]
+    assert [[one["model"] for one in worker["instances"]] for worker in only["workers"]] == [["second"]]
+    page = placement(stack, limit=1)
+    assert ([one["model"] for one in page["models"]], page["next_page_token"]) == (["first"], "1")
+    assert [worker["instances_total"] for worker in page["workers"]] == [2]
+    last = placement(stack, limit=1, page_token="1")
+    assert ([one["model"] for one in last["models"]], last["next_page_token"]) == (["second"], None)
+    assert (
+        stack.http.get("/admin/v1/placement", params={"model": "secnd"})
+        .json()["error"]
+        .endswith("did you mean 'second'?")
+    )
+    for query in ({"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "-1"}, {"page_token": "9" * 20}):
+        assert stack.http.get("/admin/v1/placement", params=query).status_code == 400
+
+
+def test_settings_are_changed_kept_and_restored(stack):
+    before = configure(stack, "first")
+    assert before["settings"] == {"pools": [], "instances_min": 0, "instances_max": 0, "idle_s": 0.0, "pin": False}
+    changed = configure(stack, "first", instances_min=1, pin=True)
+    assert changed["generation"] == before["generation"] + 1
+    assert changed["warnings"] == []
+    again = configure(stack, "first", pools=["cpu"], pin=True)
+    assert (again["settings"]["instances_min"], again["settings"]["pools"]) == (1, ["cpu"])
+    assert configure(stack, "first", pin=True)["generation"] == again["generation"]  # nothing changed
+    [version] = placement(stack, model="first")["models"]
+    assert version["settings"] == again["settings"]
+    [worker] = placement(stack, model="first")["workers"]
+    assert worker["instances"][0]["pinned"]
+    restored = configure(stack, "first", pools=None, instances_min=None, pin=None)
+    assert restored["settings"] == before["settings"]
+    assert stack.http.get("/admin/v1/models/first/settings").json() == restored
+    assert "configured: first, instances_min 1, pin True" in stack.logs()
+
+
+def test_what_has_no_effect_is_said(stack):
+    found = configure(stack, "second", instances_min=3)
+    assert found["warnings"] == ["instances_min is 3, and its pools have 1 workers now"]
+    stack.redis.sadd(f"ms:2:{{{stack.installation}}}:pools", "gpu")  # its workers are gone
+    found = configure(stack, "second", pools=["gpu", "cpu"], instances_min=None)
+    assert found["warnings"] == ["pool gpu has no worker now"]
+    configure(stack, "second", pools=None)
+    stack.redis.srem(f"ms:2:{{{stack.installation}}}:pools", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"instances_min": 3, "instances_max": 2}, "instances_min is 3, more than instances_max, which is 2"),
+        ({"pin": True, "idle_s": 60}, "pin keeps an instance loaded, idle_s unloads it: set one of them"),
+        ({"instance_min": 1}, "there is no setting 'instance_min': did you mean 'instances_min'"),
+        ({"pools": ["cpuu"]}, "pools: there is no pool 'cpuu'; did you mean 'cpu'?; the pool is cpu"),
+        ({"pools": ["cpu", "cpu"]}, "pools: each pool is named once"),
+        ({"pools": ["a b"]}, "pools"),
+        ({"pools": "cpu"}, "pools: "),
+        ({"instances_min": -1}, "instances_min: "),
+        ({"instances_min": "many"}, "instances_min: "),
+        ({"idle_s": 1e300}, "idle_s: "),
+        ([], "the body is not a JSON object"),
+    ],
+)
+def test_wrong_settings_are_refused_and_change_nothing(stack, settings, message):
+    before = stack.http.get("/admin/v1/models/second/settings").json()
+    assert message in refused(stack, "second", settings)
+    assert stack.http.get("/admin/v1/models/second/settings").json() == before
+
+
+def test_settings_of_an_unknown_model(stack):
+    assert "did you mean 'second'" in refused(stack, "secnd", {"pin": True}, 404)
