@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import NamedTuple
 
 from millstream.services.errors import Failure
@@ -23,7 +24,9 @@ from millstream.workers.wanted import Wanted, WantedVersions
 log = logging.getLogger("millstream.reconciler")
 
 PAUSE_S_MAX = 1.0  # longest pause after a failure, before the next look at the repository
-CHECK_S = 0.2  # interval at which the repository's token is compared: one stat of a file
+CHECK_S = 0.2  # interval at which the repository's token is compared: one small file is read
+BUSY_CHECK_S = 0.01  # the same interval after a change: models are often registered one after the other
+BUSY_S = 1.0  # for this long after a change
 
 
 class PoolMember(NamedTuple):
@@ -72,10 +75,12 @@ class Reconciler:
 
     def _run(self) -> None:
         token = ""
+        busy_until = 0.0
         while not self._stopping.is_set():
             try:
                 seen = self._repository.token()
                 if seen != token or self._loads.any_retry_due:
+                    busy_until = time.monotonic() + BUSY_S
                     self.sync()
                     token = seen
             except Failure as failure:
@@ -84,7 +89,7 @@ class Reconciler:
             except Exception:
                 log.exception("reconciling failed; trying again")
                 self._stopping.wait(with_jitter(PAUSE_S_MAX))
-            self._stopping.wait(CHECK_S)
+            self._stopping.wait(BUSY_CHECK_S if time.monotonic() < busy_until else CHECK_S)
 
     def sync(self) -> None:
         """Request the loads that are missing and unload what was removed, as the repository is now."""

@@ -44,6 +44,7 @@ class WantedVersions:
         self._pool = pool
         self._formats = formats
         self._stored = StoredModels(repository)
+        self._with_staged: set[str] = set()  # models that had staged versions at the last read
 
     def read(self) -> dict[str, Wanted]:
         """Return the versions by content id. Raises Failure if the repository cannot be listed."""
@@ -58,11 +59,17 @@ class WantedVersions:
 
     def _staged(self) -> Iterator[Wanted]:
         """Yield versions that are tried before they are published; they are loaded besides those that serve."""
-        for model in self._repository.staged.models():
+        looked_at = self._stored.looked_at
+        models = self._repository.staged.models() if looked_at is None else sorted(self._with_staged | set(looked_at))
+        self._with_staged = set()
+        for model in models:
             with _skipping_damage():
+                manifests = self._repository.staged.of(model)
+                if manifests:
+                    self._with_staged.add(model)
                 stored = self._stored.models.get(model)
                 placement = stored.endpoint.placement if stored is not None else EndpointPlacement()
-                for manifest in self._repository.staged.of(model):
+                for manifest in manifests:
                     if self._serves(manifest, placement):
                         yield Wanted(manifest, self._repository.verdicts.of(manifest), placement, staged=True)
 

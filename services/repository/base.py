@@ -51,7 +51,7 @@ class StagedVersions(Protocol):
         """Move the files in `staging` to a folder of the model, which stays while a manifest names it as its origin."""
 
     def stage(self, manifests: Sequence[Manifest]) -> None:
-        """Stage `manifests`: workers load them beside the versions that they serve."""
+        """Stage `manifests`, all of one model: workers load them beside the versions that they serve."""
 
     def abort(self, model: str) -> None:
         """Remove all staged versions of a model, and added files that no manifest names."""
@@ -146,3 +146,6 @@ class Repository(Protocol):
 
     def token(self) -> str:
         """Return a string that changes when anything in the repository changes; cheap to call once a second."""
+
+    def changed_since(self, seen: str, now: str) -> set[str] | None:
+        """Return the models that changed between two tokens, and perhaps later ones; None if that is not known."""

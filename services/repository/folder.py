@@ -6,6 +6,7 @@
 <root>/models/<model>/verdicts/…         what running a version has shown
 <root>/footprints/<model>/…              the memory that instances of a version took
 <root>/.token                            new content of the same length before and after each change
+<root>/.changes                          which model each change was of (change_log)
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from millstream.services.model.names import check_name, check_version
 from millstream.services.model.paths import is_version
 from millstream.services.repository.activation import activated
 from millstream.services.repository.base import Staging
+from millstream.services.repository.change_log import NO_ID, ChangeLog
 from millstream.services.repository.disk import (
     fsync,
     fsync_tree,
@@ -70,6 +72,7 @@ class FolderRepository:
         self._staging = self._root / ".staging"
         self._lock = self._root / ".lock"
         self._token = self._root / ".token"
+        self._change_log = ChangeLog(self._root / ".changes")
         with storage_errors(self._root):
             self._make()
         sweep_staging(self._staging)
@@ -90,7 +93,7 @@ class FolderRepository:
         with storage_errors(self._root):
             (staging.path / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             fsync_tree(staging.path)
-            with self._changing(), _kept_if_used(target.parent), ExitStack() as documents:
+            with self._changing(manifest.model), _kept_if_used(target.parent), ExitStack() as documents:
                 fsync(self._models)
                 # All writes that need space come before the rename, so that a full disk leaves no part of a version.
                 documents.enter_context(self._remembering(manifest.model, manifest.version))
@@ -148,7 +151,7 @@ class FolderRepository:
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Write `endpoint` if its generation equals the stored one. Raises Failure: CONFLICT, NOT_FOUND."""
         path = self._models / check_name(endpoint.model) / "endpoint.json"
-        with storage_errors(self._root), self._changing():
+        with storage_errors(self._root), self._changing(endpoint.model):
             stored = self.endpoint(endpoint.model)
             if stored.generation != endpoint.generation:
                 raise Failure(
@@ -163,7 +166,7 @@ class FolderRepository:
     def delete_version(self, model: str, version: int) -> None:
         """Rename the version away, then remove it. Raises Failure(NOT_FOUND)."""
         folder = self._version_folder(model, version)
-        with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing():
+        with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing(model):
             if not folder.is_dir():
                 raise self._missing(model, version)
             with self._remembering(model, version):
@@ -175,7 +178,7 @@ class FolderRepository:
     def delete_model(self, model: str) -> None:
         """Rename the model's folder away, then remove it. Raises Failure(NOT_FOUND)."""
         folder = self._models / check_name(model)
-        with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing():
+        with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing(model):
             if not self._is_stored(model):
                 raise not_found(f"there is no model {model!r}")
             folder.rename(trash.path)
@@ -213,19 +216,33 @@ class FolderRepository:
             raise storage_failure(error, self._root) from error
         return f"{token} {time.monotonic_ns()}" if token.startswith(_CHANGING) else token
 
+    def changed_since(self, seen: str, now: str) -> set[str] | None:
+        """Return the models that changed between two tokens, and perhaps later ones; None if that is not known."""
+        if not (seen and now):
+            return None
+        return self._change_log.between(_id(seen), _id(now), seen_unfinished=seen.startswith(_CHANGING))
+
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, model: str) -> Iterator[None]:
         """Allow one change at a time. A process that dies leaves the token at "changing": readers notice the change."""
         with locked(self._lock):
-            self._write_token(_CHANGING)
+            change = secrets.token_hex(8)
+            self._change_log.add(self._current_id(), change, model)
+            self._write_token(_CHANGING, change)
             try:
                 yield
             finally:
                 with suppress(OSError):  # the change is made; while the token is "changing", readers read again
-                    self._write_token(_SETTLED)
+                    self._write_token(_SETTLED, change)
 
-    def _write_token(self, phase: str) -> None:
-        overwrite(self._token, f"{phase} {secrets.token_hex(8)}".encode())
+    def _current_id(self) -> str:
+        try:
+            return _id(self._token.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return NO_ID
+
+    def _write_token(self, phase: str, change: str) -> None:
+        overwrite(self._token, f"{phase} {change}".encode())
 
     def _settle_token(self) -> None:
         """Write a settled token if a dead process left "changing". In a read-only folder readers read at each call."""
@@ -236,7 +253,7 @@ class FolderRepository:
             if descriptor is None:
                 return
             try:
-                self._write_token(_SETTLED)
+                self._write_token(_SETTLED, secrets.token_hex(8))
             finally:
                 os.close(descriptor)
 
@@ -330,6 +347,12 @@ def _kept_if_used(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             folder.rmdir()
         raise
+
+
+def _id(token: str) -> str:
+    """Return the id in a token: "settled  ID", or "changing ID" and a number that differs at each call."""
+    words = token.split()
+    return words[1] if len(words) > 1 else NO_ID
 
 
 def _next_generation(endpoint: Endpoint) -> Endpoint:

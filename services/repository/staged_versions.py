@@ -35,10 +35,10 @@ class FolderStagedVersions:
 
     Args:
         root: folder of the repository.
-        changing: opens the repository's context for one change at a time.
+        changing: opens the repository's context for one change of a model at a time.
     """
 
-    def __init__(self, root: Path, changing: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, root: Path, changing: Callable[[str], AbstractContextManager[None]]) -> None:
         self._root = root
         self._models = root / "models"
         self._locks = root / ".loading"
@@ -91,8 +91,8 @@ class FolderStagedVersions:
         return target
 
     def stage(self, manifests: Sequence[Manifest]) -> None:
-        """Stage `manifests`: workers load them beside the versions that they serve."""
-        with storage_errors(self._root), self._changing():
+        """Stage `manifests`, all of one model: workers load them beside the versions that they serve."""
+        with storage_errors(self._root), self._changing(manifests[0].model):
             for manifest in manifests:
                 folder = self._folder(manifest.model, manifest.version)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +100,8 @@ class FolderStagedVersions:
 
     def abort(self, model: str) -> None:
         """Remove all staged versions of a model, and added files that no manifest names."""
-        with storage_errors(self._root), self._changing():
-            self._clear(check_name(model))
+        with storage_errors(self._root), self._changing(check_name(model)):
+            self._clear(model)
 
     def commit(self, endpoint: Endpoint, manifests: Sequence[Manifest], removed: Sequence[int] = ()) -> Endpoint:
         """Replace the model's versions by `manifests` and its endpoint by `endpoint`, in one change.
@@ -116,7 +116,7 @@ class FolderStagedVersions:
         """
         model = check_name(endpoint.model)
         path = self._models / model / "endpoint.json"
-        with storage_errors(self._root), self._changing():
+        with storage_errors(self._root), self._changing(model):
             stored = read_endpoint(path, model, self._root)
             if (stored.generation if stored else 0) != endpoint.generation:
                 raise Failure(Code.CONFLICT, f"endpoint {model!r} was changed in between: read it again")

@@ -68,10 +68,10 @@ class FolderVerdicts:
 
     Args:
         root: folder of the repository.
-        changing: opens the repository's context for one change at a time, which all readers notice.
+        changing: opens the repository's context for one change of a model at a time, which all readers notice.
     """
 
-    def __init__(self, root: Path, changing: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, root: Path, changing: Callable[[str], AbstractContextManager[None]]) -> None:
         self._root = root
         self._models = root / "models"
         self._changing = changing
@@ -90,7 +90,7 @@ class FolderVerdicts:
         """
         folder = self._folder(manifest.model)
         path = folder / _name(manifest)
-        with storage_errors(self._root), self._changing():
+        with storage_errors(self._root), self._changing(manifest.model):
             before = _read(path)
             after = change(before)
             if after == before:
@@ -112,7 +112,7 @@ class FolderVerdicts:
         path = self._folder(manifest.model) / _name(manifest)
         if not os.path.lexists(path):
             return False
-        with storage_errors(self._root), self._changing():
+        with storage_errors(self._root), self._changing(manifest.model):
             self._remove(path)
         return True
 
