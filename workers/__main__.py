@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.extras import exit_unfit, exit_without, require
+from millstream.services.extras import BACKEND_EXTRAS, exit_unfit, exit_without, require
 
 if __name__ == "__main__":
     exit_without("worker")
@@ -71,7 +71,7 @@ from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
 
-BACKEND_DEFAULT = "onnxruntime"  # which the extra `cpu` or `gpu` installs
+BACKEND_DEFAULT = "onnxruntime"
 HAND_OVER_S_MAX = 5.0  # for giving work back before the process ends
 DEVICE_GRACE_S = 60.0  # GPU libraries seldom check whether they should stop, and may compile between two checks
 
@@ -88,8 +88,8 @@ def main() -> int:
     configure_logs("text", identity.name)
     create_files_private()
     try:
-        if identity.backend == BACKEND_DEFAULT:
-            require("cpu")
+        if identity.backend in BACKEND_EXTRAS:
+            require(BACKEND_EXTRAS[identity.backend])
         settings = read_settings()
         configure_logs(settings.log_format, identity.name)
         return run_worker(settings, identity, supervised=arguments.start_id is not None)

@@ -68,6 +68,12 @@ def load(
 
     Raises Failure; if `stop.reason` is set, that is the cause.
     """
+    if manifest.source_format not in at.backend.formats:
+        raise Failure(
+            Code.MODEL,
+            f"the backend {at.backend.name} loads {' and '.join(sorted(at.backend.formats))}, and this version is "
+            f"{manifest.source_format}: serve it in a pool with a backend that does",
+        )
     verify(folder, manifest)
     at.backend.prepare(at.device)
     if at.budget is not None:

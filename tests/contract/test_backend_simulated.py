@@ -16,7 +16,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.allocator import resident_bytes
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
-from tests.contract.test_backend import same, signature
+from tests.contract.backend_cases import same, signature
 from tests.kit import models
 
 ONE = np.array([[12.0, 14.0]], np.float32)
@@ -49,10 +49,10 @@ def test_kills_the_process_as_told(tmp_path: Path, behaviour: object, printed: s
     path = tmp_path / "model.json"
     path.write_text(json.dumps(behaviour))
     code = (
-        "import sys, numpy, pathlib; from tests.contract.test_backend import same\n"
+        "import sys, numpy, pathlib; from tests.contract.backend_cases import same\n"
         "from millstream.workers.backends import get_backend\n"
         "instance = get_backend('simulated').load(pathlib.Path(sys.argv[1]), same(), 'cpu', 1)\n"
-        "for value in (98, 99): instance.run({'x': numpy.full((1, 2), value)}); print(value, flush=True)\n"
+        "for value in (98, 99): instance.run({'x': numpy.full((1, 2), value, 'f4')}); print(value, flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == (printed, -signal.SIGKILL)

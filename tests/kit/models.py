@@ -230,6 +230,28 @@ def endless(on: int = 0) -> onnx.ModelProto:
 
 
 @_builder
+def laborious(on: int = 0, side: int = 2048, products: int = 400) -> onnx.ModelProto:
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` causes matrix products that take minutes.
+
+    Each product is an operator of its own, since OpenVINO does not end a Loop.
+    """
+    nodes = [
+        helper.make_node("Equal", ["x", "on"], ["is"]),
+        helper.make_node("Where", ["is", "side", "one"], ["each"]),
+        helper.make_node("ReduceMax", ["each"], ["most"], keepdims=0),
+        helper.make_node("Reshape", ["most", "single"], ["most1"]),
+        helper.make_node("Concat", ["most1", "most1"], ["shape"], axis=0),
+        helper.make_node("ConstantOfShape", ["shape"], ["m0"], value=_float("value", np.array([0.0]))),
+        *(helper.make_node("MatMul", [f"m{i}", "m0"], [f"m{i + 1}"]) for i in range(products)),
+        helper.make_node("ReduceMax", [f"m{products}"], ["zero"], keepdims=0),
+        helper.make_node("Cast", ["zero"], ["nothing"], to=TensorProto.INT64),
+        helper.make_node("Add", ["x", "nothing"], ["y"]),
+    ]
+    weights = [_integer("on", on), _integer("side", side), _integer("one", 1), _integer("single", [1])]
+    return _model(nodes, [_value("x", "INT64", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
+
+
+@_builder
 def unstoppable(on: int = 0, boxes: int = 3_000_000) -> onnx.ModelProto:
     """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` makes one operator run for hours.
 

@@ -8,16 +8,18 @@ from pathlib import Path
 from millstream.services.errors import invalid
 from millstream.workers.backends.base import Backend
 from millstream.workers.backends.onnxruntime import OnnxRuntime
+from millstream.workers.backends.openvino import OpenVino
 from millstream.workers.backends.simulated import Simulated
 
-_BACKENDS: dict[str, Callable[[Path | None], Backend]] = {
+BACKENDS: dict[str, Callable[[Path | None], Backend]] = {
     "onnxruntime": OnnxRuntime,
+    "openvino": lambda _: OpenVino(),
     "simulated": lambda _: Simulated(),
 }
 
 
 def get_backend(name: str, home: Path | None = None) -> Backend:
     """Return the backend called `name`, which may keep files in `home`. Raises Failure(INVALID) for an unknown name."""
-    if name not in _BACKENDS:
-        raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(_BACKENDS))}")
-    return _BACKENDS[name](home)
+    if name not in BACKENDS:
+        raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(BACKENDS))}")
+    return BACKENDS[name](home)

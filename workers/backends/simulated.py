@@ -73,6 +73,7 @@ class SimulatedInstance:
     def __init__(self, behaviour: Behaviour, signature: Signature) -> None:
         self._behaviour = behaviour
         self._signature = signature
+        self._specs = {spec.name: spec for spec in signature.inputs}
         self._names = [spec.name for spec in signature.inputs if not spec.optional]
         self._terminated = threading.Event()
         self._closed = False
@@ -83,9 +84,7 @@ class SimulatedInstance:
         behaviour = self._behaviour
         if self._closed:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
-        missing = [name for name in self._names if name not in inputs]
-        if missing:
-            raise Failure(Code.MODEL, f"simulated: required inputs {missing} are missing")
+        self._check(inputs)
         rows = _rows(self._signature, inputs)
         if behaviour.rows_fitting and rows > behaviour.rows_fitting:
             raise OutOfMemory(f"simulated: no memory for {rows} rows")
@@ -102,6 +101,24 @@ class SimulatedInstance:
         if _contains(inputs, behaviour.fail_if):
             raise Failure(Code.MODEL, f"simulated: an element equals {behaviour.fail_if}")
         return self._outputs(inputs, rows)
+
+    def _check(self, inputs: Mapping[str, Array]) -> None:
+        missing = [name for name in self._names if name not in inputs]
+        if missing:
+            raise Failure(Code.MODEL, f"simulated: required inputs {missing} are missing")
+        for name, array in inputs.items():
+            spec = self._specs.get(name)
+            if spec is None:
+                raise Failure(Code.MODEL, f"simulated: the model has no input {name!r}")
+            fixed = len(array.shape) == len(spec.shape) and all(
+                dim in {-1, size} for dim, size in zip(spec.shape, array.shape, strict=True)
+            )
+            if array.dtype != (object if spec.datatype == BYTES else NUMPY[spec.datatype]) or not fixed:
+                raise Failure(
+                    Code.MODEL,
+                    f"simulated: input {name!r} is {spec.datatype} {list(spec.shape)}, not {array.dtype} "
+                    f"{list(array.shape)}",
+                )
 
     def _outputs(self, inputs: Mapping[str, Array], rows: int) -> list[Array]:
         given = self._signature.inputs

@@ -1,0 +1,113 @@
+"""The backends that the contract suite runs against, each with models in its own format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Array, Instance
+from tests.kit import models
+
+Spec = tuple[str, str, tuple[int, ...]]
+
+EVERY = (*NUMPY, "BYTES")
+ENDLESS = 5  # a run with this element lasts until it is terminated
+
+
+def signature(inputs: Sequence[Spec], outputs: Sequence[Spec], batching: bool = True) -> Signature:
+    def specs(rows: Sequence[Spec]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name=name, datatype=datatype, shape=shape) for name, datatype, shape in rows)
+
+    return Signature(inputs=specs(inputs), outputs=specs(outputs), batching=batching)
+
+
+def same(datatype: str = "FP32", shape: tuple[int, ...] = (-1, 2)) -> Signature:
+    return signature([("x", datatype, shape)], [("y", datatype, shape)])
+
+
+def some(datatype: str, rows: int) -> Array:
+    """Elements that tell themselves apart, in the form that a backend takes."""
+    if datatype == "BYTES":
+        texts = [f"row {i} é\0{i}".encode() for i in range(2 * rows)]
+        return np.array(texts, dtype=object).reshape(rows, 2)
+    return (np.arange(2 * rows) % 7).reshape(rows, 2).astype(NUMPY[datatype])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A backend and its models.
+
+    Args:
+        datatypes: those that it takes; it refuses the others when it loads.
+        identity: writes a model whose output "y" is its input "x", [N, 2] of a datatype, to a folder; returns its path.
+        endless: writes a model "x" -> "y", INT64 [N, 1], whose runs with ENDLESS must be terminated; None: has none.
+        weighty: writes a model "x" -> "y", FP32 [N, 1], that holds this many bytes; None: the process holds none.
+        threads: whether its instances have threads of their own, which can be counted.
+        any_device: whether it takes every name of a device.
+    """
+
+    name: str
+    identity: Callable[[Path, str], Path]
+    datatypes: tuple[str, ...] = EVERY
+    endless: Callable[[Path], Path] | None = None
+    weighty: Callable[[Path, int], Path] | None = None
+    threads: bool = True
+    any_device: bool = False
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
+    def load_identity(self, folder: Path, datatype: str = "FP32") -> Instance:
+        return get_backend(self.name).load(self.identity(folder, datatype), same(datatype), "cpu", 1)
+
+
+def _onnx_identity(folder: Path, datatype: str) -> Path:
+    return models.identity(folder / "identity.onnx", datatype)
+
+
+def _onnx_weighty(folder: Path, size_bytes: int) -> Path:
+    return models.weighty(folder / "weighty.onnx", size_bytes)
+
+
+def _simulated(behaviour: dict[str, object]) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        path = folder / "model.json"
+        path.write_text(json.dumps(behaviour))
+        return path
+
+    return write
+
+
+def _simulated_weighty(folder: Path, size_bytes: int) -> Path:
+    return _simulated({"bytes": size_bytes, "allocate": True})(folder)
+
+
+ONNXRUNTIME = Case(
+    "onnxruntime",
+    _onnx_identity,
+    endless=lambda folder: models.endless(folder / "endless.onnx", ENDLESS),
+    weighty=_onnx_weighty,
+)
+OPENVINO = Case(
+    "openvino",
+    _onnx_identity,
+    ("BOOL", "UINT8", "UINT16", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32"),
+    endless=lambda folder: models.laborious(folder / "laborious.onnx", ENDLESS),
+    weighty=_onnx_weighty,
+    threads=False,
+)
+SIMULATED = Case(
+    "simulated",
+    lambda folder, _: _simulated({})(folder),
+    endless=_simulated({"endless_if": ENDLESS}),
+    weighty=_simulated_weighty,
+    threads=False,
+    any_device=True,
+)
+CASES = [ONNXRUNTIME, OPENVINO, SIMULATED]
