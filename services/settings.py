@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from millstream.services.cors_origins import parse_origins
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
+from millstream.services.process.memory_share import parse_memory
 from millstream.services.secret_files import SecretFiles, file_variable
 from millstream.services.trace_settings import at_start
 
@@ -181,11 +182,10 @@ class Settings(BaseSettings):
 
     worker_device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
     worker_threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: an equal share of the CPUs.")
-    worker_memory_bytes_max: int | None = Field(
+    worker_memory: str | None = Field(
         None,
-        ge=0,
-        description="Memory of one worker; 0: no limit. Unset: an equal share of 80 % of the memory of the machine or "
-        "container.",
+        description="Memory of one worker process, like `8GiB`, or of the workers of single pools, like "
+        "`cpu=8GiB,gpu=16GiB`; 0: no limit. Unset: an equal share of 80 % of the memory of the machine or container.",
     )
     worker_load_s_max: float = Field(600, gt=0, description="Seconds that loading a version may take.")
     worker_warm_up_s_max: float = Field(
@@ -300,6 +300,18 @@ class Settings(BaseSettings):
             at_start(text)
         except Failure as failure:
             raise ValueError(failure.message) from failure
+        return text
+
+    @field_validator("worker_memory", mode="after")
+    @classmethod
+    def _usable_memory(cls, text: str | None) -> str | None:
+        """Refuse sizes that are none at start; "" counts as unset."""
+        if not text or not text.strip():
+            return None
+        try:
+            parse_memory(text)
+        except Failure as failure:
+            raise ValueError(failure.message.partition(": ")[2]) from failure
         return text
 
     @field_validator("cors_origins", mode="after")

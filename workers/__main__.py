@@ -32,7 +32,7 @@ from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.logs import configure_logs, exit_message
-from millstream.services.process.memory_share import total_bytes, worker_share
+from millstream.services.process.memory_share import worker_budget
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
@@ -60,8 +60,8 @@ from millstream.workers.live_check import LiveCheck
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import Limits
-from millstream.workers.memory_budget import MemoryBudget
-from millstream.workers.memory_limit import limit_memory, prefer_for_oom_kill
+from millstream.workers.memory_budget import SPARE_BYTES, MemoryBudget
+from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.reconciler import PoolMember, Reconciler
 from millstream.workers.unloads import Unloads
@@ -128,12 +128,11 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
         exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
         return 1
     log_start(settings, identity.name, supervised=supervised)
-    memory_bytes_max = _memory_bytes_max(settings)
-    limit_memory(memory_bytes_max)
+    workers = sum(parse_pools(settings.pools).values())
+    budget_bytes = worker_budget(settings.worker_memory, identity.pool, workers)
     prefer_for_oom_kill()
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
-    process = WorkerProcess(settings, address, identity, memory_bytes_max)
-    process.metrics.memory_limit(memory_bytes_max)
+    process = WorkerProcess(settings, address, identity, budget_bytes)
     process.start()
     process.loop.serve()
     log.info("draining: leases no more batches")
@@ -145,10 +144,11 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
 class WorkerProcess:
     """The objects of one worker process and the order in which they start and stop."""
 
-    def __init__(self, settings: Settings, address: RedisAddress, identity: Identity, memory_bytes_max: int) -> None:
+    def __init__(self, settings: Settings, address: RedisAddress, identity: Identity, budget_bytes: int) -> None:
         self._settings = settings
         self._address = address
         self._identity = identity
+        self._threads = settings.worker_threads or os.cpu_count() or 1
         self._keys = InstallationKeys(installation_name(settings)).pool(identity.pool)
         self._host = host_token(settings.shm_dir)
         self._started = time.time()  # noqa: TID251 - for people
@@ -162,7 +162,8 @@ class WorkerProcess:
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
         self._clock = RedisClock()
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
-        self._budget = MemoryBudget(memory_bytes_max)
+        limit = MemoryLimit(budget_bytes)
+        self._budget = MemoryBudget(budget_bytes, spare_bytes=SPARE_BYTES, follow=limit.follow)
         self._models = LoadedModels()
         self._heartbeat = Heartbeat(
             self._connect, self._record, self._models.lanes, settings.queue_lease_s, self.metrics.redis_answers
@@ -239,12 +240,11 @@ class WorkerProcess:
 
     def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
-        threads = settings.worker_threads or os.cpu_count() or 1
         return LoadEnvironment(
             get_backend(backend, settings.home),
             backend,
             settings.worker_device,
-            threads,
+            self._threads,
             self._budget,
             lambda: self.loop.runs,
         )
@@ -259,6 +259,8 @@ class WorkerProcess:
         )
 
     def _record(self) -> WorkerRecord:
+        used_bytes = self._budget.used_bytes
+        self.metrics.memory(self._budget.budget_bytes, used_bytes)
         return WorkerRecord(
             id=self._identity.worker,
             pool=self._identity.pool,
@@ -271,7 +273,7 @@ class WorkerProcess:
             started=self._started,
             instances=self._models.records(),
             budget_bytes=self._budget.budget_bytes,
-            used_bytes=self._budget.used_bytes,
+            used_bytes=used_bytes,
         )
 
     def _replace(self) -> None:
@@ -351,13 +353,6 @@ def _run_rows(seconds_max: float, model: LoadedModel, inputs: Mapping[str, Array
         return model.instance.run(inputs)
     finally:
         limit.cancel()
-
-
-def _memory_bytes_max(settings: Settings) -> int:
-    """Return the memory limit of this worker in bytes; 0: none."""
-    if settings.worker_memory_bytes_max is not None:
-        return settings.worker_memory_bytes_max
-    return worker_share(total_bytes(), sum(parse_pools(settings.pools).values()))
 
 
 def _run_mark(folder: Path, worker: str) -> RunMark | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from millstream.services.placement.views import Footprint
 from millstream.services.process.memory_use import own_bytes
 
+SPARE_BYTES = 16 << 20  # of a worker's budget: for requests, replies and records in the interpreter
 MEMORY_OPTION = "--memory (MILLSTREAM_WORKER_MEMORY)"
 
 
@@ -25,13 +26,23 @@ class MemoryBudget:
     Args:
         budget_bytes: memory that the process may use, the interpreter included; 0: no limit.
         real_bytes: returns the memory that the process really has; 0: unknown.
+        spare_bytes: what the interpreter may take in addition for requests and records.
+        follow: called before a load and after an unload, to correct the limit that the kernel enforces.
     """
 
-    def __init__(self, budget_bytes: int, real_bytes: Callable[[], int] = own_bytes) -> None:
+    def __init__(
+        self,
+        budget_bytes: int,
+        real_bytes: Callable[[], int] = own_bytes,
+        spare_bytes: int = 0,
+        follow: Callable[[], None] = lambda: None,
+    ) -> None:
         self.budget_bytes = budget_bytes
         self._real_bytes = real_bytes
+        self._spare = spare_bytes
+        self._follow = follow
         self._lock = threading.Lock()
-        self._base = real_bytes()
+        self._base = real_bytes() + spare_bytes
         self._reserved: dict[str, Footprint] = {}  # loads in progress
         self._settled: dict[str, Footprint] = {}  # instances
         self._unloading: dict[str, int] = {}
@@ -39,7 +50,7 @@ class MemoryBudget:
 
     @property
     def base_bytes(self) -> int:
-        """What the interpreter and the libraries take without any instance."""
+        """What the interpreter and the libraries take without any instance, and what is spared for them."""
         return self._base
 
     @property
@@ -66,13 +77,14 @@ class MemoryBudget:
         """Count what the process has now as its base: the library was imported. No effect after the first load."""
         with self._lock:
             if not self._loaded_before:
-                self._base = max(self._base, self._real_bytes())
+                self._base = max(self._base, self._real_bytes() + self._spare)
 
     def reserve(self, content_id: str, footprint: Footprint) -> bool:
         """Reserve the bytes of a load; False if they are not free, and nothing is reserved.
 
         A second reservation of the same version replaces the first.
         """
+        self._follow()
         with self._lock:
             before = self._reserved.pop(content_id, None)
             if not self.budget_bytes or self._used() + footprint.load_bytes <= self.budget_bytes:
@@ -88,6 +100,7 @@ class MemoryBudget:
             self._reserved.pop(content_id, None)
             self._settled[content_id] = measured
             self._loaded_before = True
+        self._follow()
 
     def begin_unload(self, content_id: str) -> None:
         """Begin to unload an instance, or to abandon a load: its bytes count until `freed`."""
@@ -101,6 +114,7 @@ class MemoryBudget:
         """Record that an instance was closed and its memory returned to the system."""
         with self._lock:
             self._unloading.pop(content_id, None)
+        self._follow()
 
     def _used(self) -> int:
         accounted = (

@@ -53,9 +53,10 @@ class WorkerMetrics:
             self._too_large.add(replies.too_large)
         replies.redis_bytes = replies.segment_bytes = replies.too_large = 0
 
-    def memory_limit(self, bytes_max: int) -> None:
-        """Set the memory limit of this worker; 0: no limit."""
-        self._registry.gauge(catalogue.WORKER_MEMORY_LIMIT_BYTES, self._pool, self._worker).set(bytes_max)
+    def memory(self, budget_bytes: int, used_bytes: int) -> None:
+        """Set the memory of this worker: what it may use, 0 without a limit, and what is in use or promised."""
+        self._registry.gauge(catalogue.WORKER_MEMORY_BUDGET_BYTES, self._pool, self._worker).set(budget_bytes)
+        self._registry.gauge(catalogue.WORKER_MEMORY_USED_BYTES, self._pool, self._worker).set(used_bytes)
 
     def batch_checked(self, manifest: Manifest, outcome: str) -> None:
         """Count a live batch that was compared with runs of one row."""

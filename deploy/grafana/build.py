@@ -175,11 +175,12 @@ WORKERS = (
     ),
     Chart(
         "Memory of instances",
-        "By worker, and what a worker may take.",
+        "By worker; what a worker uses or has promised to loads, and what it may use.",
         "bytes",
         (
             (f"sum by (pool, worker) ({INSTANCE_BYTES})", "{{pool}} {{worker}}"),
-            ("max by (pool, worker) (millstream_worker_memory_limit_bytes) > 0", "limit of {{pool}} {{worker}}"),
+            ("max by (pool, worker) (millstream_worker_memory_used_bytes)", "used by {{pool}} {{worker}}"),
+            ("max by (pool, worker) (millstream_worker_memory_budget_bytes) > 0", "budget of {{pool}} {{worker}}"),
         ),
     ),
     Chart(

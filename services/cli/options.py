@@ -75,6 +75,7 @@ _OPTIONS = {
     "preload_example": "example",
     "redis_url": "redis",
     "triton_repositories": "triton-repository",
+    "worker_memory": "memory",
 }
 
 

@@ -176,10 +176,16 @@ VERSION_REFUSED = Metric(
 WORKER_INFO = Metric(
     "millstream_worker_info", Kind.GAUGE_MAX, "A running worker and its device.", ("worker", "pool", "device")
 )
-WORKER_MEMORY_LIMIT_BYTES = Metric(
-    "millstream_worker_memory_limit_bytes",
+WORKER_MEMORY_BUDGET_BYTES = Metric(
+    "millstream_worker_memory_budget_bytes",
     Kind.GAUGE_MAX,
-    "Memory that a worker may take, or 0 without a limit.",
+    "Memory that a worker may use, or 0 without a limit.",
+    ("pool", "worker"),
+)
+WORKER_MEMORY_USED_BYTES = Metric(
+    "millstream_worker_memory_used_bytes",
+    Kind.GAUGE_MAX,
+    "Memory of a worker that is in use, promised to loads in progress, or not yet free after an unload.",
     ("pool", "worker"),
 )
 WORKER_BUSY_SECONDS = Metric(

@@ -1,15 +1,29 @@
-"""The memory available to this process and its siblings, and the share of one worker."""
+"""The memory available to this process and its siblings, and the budget of one worker.
+
+"8GiB" or "cpu=8GiB,gpu=16GiB" ─> parse_memory ─> bytes of each worker by pool; without it an equal share
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from millstream.services.errors import invalid
 
 #: Share of all workers together; the rest is for gateways, Redis, shared memory and the system.
 WORKERS_SHARE = 0.8
-#: With less memory a worker cannot load any model.
+#: Least share; with less memory a worker can load small models only.
 WORKER_BYTES_MIN = 512 << 20
+#: Least budget: the interpreter and the libraries take most of it.
+BUDGET_BYTES_MIN = 256 << 20
+EVERY_POOL = ""  # key of the budget of pools that are not named
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?i?B)?", re.IGNORECASE)
+_UNITS = {
+    "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
 _UNLIMITED = 1 << 60  # version 1 of cgroups shows a number near 2^63 if there is no limit
 
 
@@ -43,6 +57,70 @@ def _limits(groups: Path, own: Path) -> Iterator[int]:
                 yield limit
             if folder == root:
                 break
+
+
+def parse_memory(text: str) -> dict[str, int]:
+    """Parse `8GiB` or `cpu=8GiB,gpu=16GiB` into the bytes of one worker by pool; 0: no limit.
+
+    The key EVERY_POOL is for pools that are not named. Raises Failure(INVALID) with one line.
+    """
+    budgets: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, size = part.partition("=")
+        pool, size = (name.strip(), size.strip()) if equals else (EVERY_POOL, part)
+        match = _SIZE.fullmatch(size)
+        if match is None or (equals and not pool):
+            raise invalid(f"--memory {part}: write a size like 8GiB or 500MB, or POOL=SIZE like cpu=8GiB")
+        budget = int(float(match[1]) * _UNITS[(match[2] or "B").lower()])
+        if 0 < budget < BUDGET_BYTES_MIN:
+            raise invalid(
+                f"--memory {part}: {budget} bytes are too small for one worker, which needs {BUDGET_BYTES_MIN >> 20}MiB"
+            )
+        if pool in budgets:
+            what = f"the pool {pool}" if pool else "every worker"
+            raise invalid(f"--memory {part}: the memory of {what} is given twice")
+        budgets[pool] = budget
+    if not budgets:
+        raise invalid("--memory: write a size like 8GiB, or POOL=SIZE like cpu=8GiB")
+    return budgets
+
+
+def check_memory(text: str | None, pools: Mapping[str, int], total: int) -> str:
+    """Return a warning if all workers together may take more than `total` bytes; "" if not.
+
+    Raises Failure(INVALID) for a size that is none, or a pool that is not one of `pools` (number of workers by name).
+    """
+    if text is None:
+        return ""
+    budgets = parse_memory(text)
+    for pool in budgets:
+        if pool not in pools and pool != EVERY_POOL:
+            raise invalid(f"--memory {pool}=…: there is no pool {pool}; the pools are {', '.join(pools)}")
+    together = sum(_budget(budgets, pool, total, sum(pools.values())) * number for pool, number in pools.items())
+    if together <= total:
+        return ""
+    return (
+        f"--memory {text}: all workers together may use {together} bytes, and there are {total}: the kernel ends "
+        "workers when the memory runs out"
+    )
+
+
+def worker_budget(text: str | None, pool: str, workers: int) -> int:
+    """Return the memory of one worker of `pool` in bytes; 0: no limit.
+
+    Args:
+        text: as `parse_memory` takes it; None: an equal share.
+        pool: the pool of the worker.
+        workers: how many workers of all pools share the machine.
+    """
+    return _budget({} if text is None else parse_memory(text), pool, total_bytes(), workers)
+
+
+def _budget(budgets: Mapping[str, int], pool: str, total: int, workers: int) -> int:
+    for key in (pool, EVERY_POOL):
+        if key in budgets:
+            return budgets[key]
+    return worker_share(total, workers)
 
 
 def worker_share(total: int, workers: int) -> int:

@@ -19,6 +19,7 @@ _FIELDS = {
     "VmData": "data",
     "VmHWM": "peak",
 }
+_THREADS = "Threads"
 
 
 class MemoryUse(NamedTuple):
@@ -30,6 +31,7 @@ class MemoryUse(NamedTuple):
         shared: resident pages of shared memory segments, which belong to gateways.
         swapped: memory of its own in the swap.
         data: private writable memory, resident or not, which RLIMIT_DATA limits.
+        threads: number of threads.
         peak: most resident bytes of all kinds since `reset_peak`, or since the start.
     """
 
@@ -38,6 +40,7 @@ class MemoryUse(NamedTuple):
     shared: int = 0
     swapped: int = 0
     data: int = 0
+    threads: int = 0
     peak: int = 0
 
     @property
@@ -57,6 +60,8 @@ def memory_use() -> MemoryUse:
         name, _, value = line.partition(":")
         if name in _FIELDS:
             found[_FIELDS[name]] = int(value.split()[0]) << 10
+        elif name == _THREADS:
+            found["threads"] = int(value)
     return MemoryUse(**found)
 
 

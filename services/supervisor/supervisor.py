@@ -21,6 +21,7 @@ from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.process.logs import about
+from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.process.private_files import make_private_folder
 from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
@@ -131,7 +132,7 @@ class Supervisor:
         left running, and a failure before the lock is taken has changed nothing.
         """
         check_exposure(self._settings)
-        plan.parse_pools(self._settings.pools)
+        check_memory(self._settings.worker_memory, plan.parse_pools(self._settings.pools), total_bytes())
         make_home(self._settings.home)
         self._lock.take()
         own_log = OwnLog(self._settings.home / "logs" / f"{NAME}.log", self._settings.log_format, self._forward)

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest, ModelConfig
-from millstream.services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
+from millstream.services.process.memory_share import (
+    WORKER_BYTES_MIN,
+    check_memory,
+    parse_memory,
+    total_bytes,
+    worker_budget,
+    worker_share,
+)
 from millstream.services.wire.records import State
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.metrics import WorkerMetrics
@@ -58,20 +66,79 @@ def test_workers_share_what_there_is_and_leave_some_to_the_others() -> None:
     assert worker_share(GIB, 8) == WORKER_BYTES_MIN
 
 
+def test_a_budget_is_of_every_worker_or_of_those_of_a_pool() -> None:
+    assert parse_memory("8GiB") == {"": 8 * GIB}
+    assert parse_memory(" cpu = 1.5 GiB , gpu=600MB,2000000000") == {
+        "cpu": 3 * GIB // 2,
+        "gpu": 600_000_000,
+        "": 2_000_000_000,
+    }
+    assert worker_budget("8GiB", "cpu", 4) == 8 * GIB
+    assert worker_budget("cpu=8GiB", "gpu", 4) == worker_budget(None, "gpu", 4) == worker_share(total_bytes(), 4)
+    assert worker_budget("0", "cpu", 4) == 0
+    assert worker_budget("1GiB,gpu=2GiB", "gpu", 4) == 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("much", "--memory much: write a size like 8GiB"),
+        ("-1GiB", "--memory -1GiB: write a size"),
+        ("8Gi", "--memory 8Gi: write a size"),
+        ("cpu=", "--memory cpu=: write a size"),
+        ("=8GiB", "--memory =8GiB: write a size"),
+        (",", "--memory: write a size"),
+        ("1" * 400, "write a size"),
+        ("8MiB", "--memory 8MiB: 8388608 bytes are too small for one worker, which needs 256MiB"),
+        ("8GiB,9GiB", "--memory 9GiB: the memory of every worker is given twice"),
+        ("cpu=8GiB,cpu=9GiB", "--memory cpu=9GiB: the memory of the pool cpu is given twice"),
+        ("gpu=8GiB", "--memory gpu=…: there is no pool gpu; the pools are cpu"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(Failure) as caught:
+        check_memory(text, {"cpu": 2}, 64 * GIB)
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_more_than_there_is_is_a_warning() -> None:
+    assert check_memory(None, {"cpu": 2}, GIB) == ""
+    assert check_memory("4GiB", {"cpu": 2}, 8 * GIB) == ""
+    assert f"{10 * GIB} bytes, and there are {8 * GIB}" in check_memory("5GiB", {"cpu": 2}, 8 * GIB)
+
+
 LIMITED = """
-import sys
-from millstream.workers.memory_limit import prefer_for_oom_kill, limit_memory
+import mmap, sys, threading
+from millstream.services.process.memory_use import memory_use
+from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 prefer_for_oom_kill()
-limit_memory(int(sys.argv[1]))
-limit_memory(0)
+budget = int(sys.argv[1])
+limit = MemoryLimit(budget)
+MemoryLimit(0)
 print(open("/proc/self/oom_score_adj").read().strip())
 kept = bytearray(64 << 20)
 try:
     bytearray(1 << 30)
 except MemoryError:
     print("refused")
-import mmap
 print(len(mmap.mmap(-1, 1 << 30)))  # shared, as segments are
+end = threading.Event()
+threads = []
+for _ in range(200):  # their stacks reserve more than the budget, and use nothing of it
+    limit.follow()
+    threads.append(threading.Thread(target=end.wait))
+    threads[-1].start()
+limit.follow()
+taken = []
+try:
+    while True:
+        taken.append(bytearray(4 << 20))
+except MemoryError:
+    use = memory_use().own_bytes
+    taken = None
+end.set()
+print(0.6 * budget < use <= budget + (4 << 20))
 """
 
 
@@ -81,7 +148,7 @@ def test_an_allocation_beyond_the_limit_fails_and_the_process_goes_on() -> None:
         [sys.executable, "-c", LIMITED, str(512 << 20)], capture_output=True, text=True, cwd=root, check=True
     ).stdout.split()
     score = int(Path("/proc/self/oom_score_adj").read_text())
-    assert said == [str(min(1000, score + 500)), "refused", str(1 << 30)]
+    assert said == [str(min(1000, score + 500)), "refused", str(1 << 30), "True"]
 
 
 MANIFEST = Manifest(
@@ -137,6 +204,6 @@ def test_a_size_is_learnt_from_halves_that_ran_and_rebuilding_is_bounded() -> No
 def test_a_limit_that_is_none_stops_the_process_at_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     from millstream.services.settings import Settings
 
-    monkeypatch.setenv("MILLSTREAM_WORKER_MEMORY_BYTES_MAX", value)
-    with pytest.raises(ValueError, match="worker_memory_bytes_max"):
+    monkeypatch.setenv("MILLSTREAM_WORKER_MEMORY", value)
+    with pytest.raises(ValueError, match="write a size like 8GiB"):
         Settings()

@@ -45,6 +45,14 @@ WorkerThreads = Annotated[
         metavar="N", help="Threads of each worker (MILLSTREAM_WORKER_THREADS); default: an equal share of the CPUs."
     ),
 ]
+Memory = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory of each worker process, like 8GiB, or of each worker of a pool, like gpu=16GiB; can be repeated "
+        "(MILLSTREAM_WORKER_MEMORY=cpu=8GiB,gpu=16GiB); default: an equal share of 80 % of the memory.",
+    ),
+]
 Redis = Annotated[
     str | None,
     typer.Option(
@@ -130,6 +138,7 @@ def up(
     gateways: Gateways = None,
     pool: Pools = None,
     worker_threads: WorkerThreads = None,
+    memory: Memory = None,
     redis: Redis = None,
     preload: Preload = None,
     triton_repository: TritonRepositories = None,
@@ -157,6 +166,7 @@ def up(
         gateways=gateways,
         pools=",".join(pool) if pool else None,
         worker_threads=worker_threads,
+        worker_memory=",".join(memory) if memory else None,
         redis_url=redis,
         preload=",".join(preload) if preload else None,
         triton_repositories=",".join(map(str, triton_repository)) if triton_repository else None,
@@ -175,14 +185,19 @@ def up(
     from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.process.logs import descriptor_writer
+    from millstream.services.process.memory_share import check_memory, total_bytes
     from millstream.services.process.private_files import create_files_private
     from millstream.services.settings import manager_environment, unknown_variables
     from millstream.services.supervisor.own_log import LineWriter
+    from millstream.services.supervisor.plan import parse_pools
     from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor
 
     for unknown in unknown_variables():
         typer.echo(f"warning: {printable(unknown)}", err=True)
+    with usage_of():
+        if warning := check_memory(settings.worker_memory, parse_pools(settings.pools), total_bytes()):
+            typer.echo(f"warning: {printable(warning)}", err=True)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     with usage_of():
         models = parse_preload(settings.preload, example=settings.preload_example)
