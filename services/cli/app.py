@@ -14,12 +14,14 @@ import typer
 
 from millstream.services.cli import failures
 from millstream.services.cli.commands.bench import bench
+from millstream.services.cli.commands.configure import configure
 from millstream.services.cli.commands.demo import demo, installed_version, version
 from millstream.services.cli.commands.describe import describe
 from millstream.services.cli.commands.doctor import doctor
 from millstream.services.cli.commands.load import load, unload
 from millstream.services.cli.commands.logs import logs
 from millstream.services.cli.commands.models import activate, models, rm
+from millstream.services.cli.commands.placement import placement
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.restart import restart
@@ -86,6 +88,13 @@ _add(
 )
 _add("Models", models, "millstream models", "millstream models --json")
 _add("Models", describe, "millstream describe digits")
+_add("Models", placement, "millstream placement", "millstream placement digits --watch")
+_add(
+    "Models",
+    configure,
+    "millstream configure digits --instances-min 1 --pin",
+    "millstream configure digits --pools gpu,cpu --idle-s 300",
+)
 _add("Models", load, "millstream load resnet", """millstream load resnet --config '{"max_batch_size": 8}'""")
 _add("Models", unload, "millstream unload resnet")
 _add("Models", activate, "millstream activate resnet 7", "millstream activate resnet 6 --no-wait")

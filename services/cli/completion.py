@@ -21,7 +21,12 @@ ANSWER_S_MAX = 0.5
 REPLY_BYTES_MAX = 16 << 20
 
 #: commands whose first argument is a model's name
-MODEL_COMMANDS = frozenset({"activate", "bench", "describe", "load", "logs", "predict", "push", "rm", "unload"})
+MODEL_COMMANDS = frozenset(
+    {
+        *("activate", "bench", "configure", "describe", "load", "logs", "placement", "predict", "push", "rm"),
+        "unload",
+    }
+)
 #: options of these commands that take a value; tests hold this to the commands themselves
 VALUE_OPTIONS = frozenset(
     {
@@ -29,10 +34,14 @@ VALUE_OPTIONS = frozenset(
         "--connections",
         "--endpoint",
         "--home",
+        "--idle-s",
         "--input",
+        "--instances-max",
+        "--instances-min",
         "--key",
         "--lines",
         "--output",
+        "--pools",
         "--rows",
         "--seconds",
         "--version",

@@ -64,6 +64,16 @@ Name = Annotated[
         autocompletion=_complete_name,
     ),
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="Only this model.",
+        show_default=False,
+        callback=lambda name: None if name is None else _valid_name(name),
+        autocompletion=_complete_name,
+    ),
+]
 Version = Annotated[
     int | None, typer.Option("--version", metavar="N", min=1, help="Version to call; default: the one serving.")
 ]
@@ -115,4 +125,14 @@ def server_address(context: typer.Context, endpoint: str | None, key: str | None
     return replace(server, warnings=())  # they are shown now
 
 
-__all__ = ["Endpoint", "Json", "Key", "Name", "ServerAddress", "Version", "load_settings", "server_address"]
+__all__ = [
+    "Endpoint",
+    "Json",
+    "Key",
+    "ModelName",
+    "Name",
+    "ServerAddress",
+    "Version",
+    "load_settings",
+    "server_address",
+]

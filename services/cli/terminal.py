@@ -21,6 +21,8 @@ PIPE_COLUMNS = 400
 GAP_COLUMNS = 3
 #: Narrower texts are not wrapped: the terminal does it.
 TEXT_COLUMNS_MIN = 16
+#: shares of a bar from which it is shown in yellow and in red
+BAR_YELLOW, BAR_RED = 0.75, 0.9
 _STATES = {
     "ready": "green",
     "standby": "cyan",
@@ -178,13 +180,23 @@ def size(number: float | None) -> str:
 
 def ago(instant_s: float | None) -> str:
     """Format the age of an instant (seconds since the epoch): 5 min ago; "-" for None."""
-    if instant_s is None:
-        return "-"
-    seconds = max(0.0, time.time() - instant_s)  # noqa: TID251 - for people
+    return "-" if instant_s is None else age(max(0.0, time.time() - instant_s))  # noqa: TID251 - for people
+
+
+def age(seconds: float) -> str:
+    """Format how long ago something was: 5 min ago."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+def bar(share: float, columns: int) -> str:
+    """Return a bar of this many columns with markup; `share` of it, from 0 to 1, is filled."""
+    filled = round(min(1.0, max(0.0, share)) * columns)
+    colour = "green" if share < BAR_YELLOW else "yellow" if share < BAR_RED else "red"
+    full, empty = ("█", "░") if "utf" in (sys.stdout.encoding or "").lower() else ("#", "-")
+    return f"[{colour}]{full * filled}[/][dim]{empty * (columns - filled)}[/]"
 
 
 def duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from millstream.services.client import inference, models
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.call import Call, Reply, Steps, T, send
 from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike, connection_to
-from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
+from millstream.services.client.documents import EndpointSettings, ListedVersion, Metadata, Model, Placement, Version
 from millstream.services.client.infer_codec import EncodedRequest
 from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
 from millstream.services.client.metrics_page import Metrics
@@ -151,6 +151,25 @@ class AsyncClient:
 
     async def workers(self) -> list[dict[str, Any]]:
         return await self._run(models.workers())
+
+    async def placement(self, model: str | None = None) -> Placement:
+        return await self._run(models.placement(model))
+
+    async def settings(self, model: str) -> EndpointSettings:
+        return await self._run(models.settings(model))
+
+    async def configure(
+        self,
+        model: str,
+        *,
+        pools: Sequence[str] | None = None,
+        instances_min: int | None = None,
+        instances_max: int | None = None,
+        idle_s: float | None = None,
+        pin: bool | None = None,
+    ) -> EndpointSettings:
+        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin)
+        return await self._run(models.configure(model, changes))
 
     async def metrics(self) -> Metrics:
         return await self._run(models.metrics())

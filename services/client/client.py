@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from millstream.services.client import inference, models
 from millstream.services.client.address import ServerAddress, find_server
 from millstream.services.client.call import Call, Reply, Steps, T, send
-from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
+from millstream.services.client.documents import EndpointSettings, ListedVersion, Metadata, Model, Placement, Version
 from millstream.services.client.infer_codec import EncodedRequest
 from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
 from millstream.services.client.metrics_page import Metrics
@@ -240,6 +240,39 @@ class Client:
     def workers(self) -> list[dict[str, Any]]:
         """Return the workers, and the versions in each."""
         return self._run(models.workers())
+
+    def placement(self, model: str | None = None) -> Placement:
+        """Return which worker holds which version, and why; of one model, or all. Raises ModelNotFound."""
+        return self._run(models.placement(model))
+
+    def settings(self, model: str) -> EndpointSettings:
+        """Return where and how often a model is loaded. Raises ModelNotFound."""
+        return self._run(models.settings(model))
+
+    def configure(
+        self,
+        model: str,
+        *,
+        pools: Sequence[str] | None = None,
+        instances_min: int | None = None,
+        instances_max: int | None = None,
+        idle_s: float | None = None,
+        pin: bool | None = None,
+    ) -> EndpointSettings:
+        """Change where and how often a model is loaded; None leaves a setting as it is.
+
+        Args:
+            model: its name.
+            pools: pools that may serve it, the preferred one first; empty: those of the version.
+            instances_min: instances that are always loaded.
+            instances_max: most instances in a pool; 0: no limit.
+            idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
+            pin: whether a loaded instance stays, also when memory is short.
+
+        Returns the settings, with warnings about what keeps them from having an effect now.
+        """
+        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin)
+        return self._run(models.configure(model, changes))
 
     def metrics(self) -> Metrics:
         """Return the server's metrics."""

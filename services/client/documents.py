@@ -60,6 +60,96 @@ class ListedVersion(_VersionState):
     rows_max: int | None
 
 
+class SettingsFields(TypedDict):
+    """Where and how often a model is loaded. `pools`: empty for those of the version; 0: no limit."""
+
+    pools: list[str]
+    instances_min: int
+    instances_max: int
+    idle_s: float
+    pin: bool
+
+
+class EndpointSettings(TypedDict):
+    """The settings of a model's endpoint. `warnings`: what keeps them from having an effect now."""
+
+    model: str
+    generation: int
+    settings: SettingsFields
+    warnings: list[str]
+
+
+class Controller(TypedDict):
+    """The controller that leads. `token` grows with each new leader."""
+
+    name: str
+    token: int
+
+
+class PlacedInstance(TypedDict):
+    """A version in a worker. Ages are in seconds; None: not ready yet, or not used."""
+
+    model: str
+    version: int
+    state: str
+    reason: str | None
+    size_bytes: int
+    peak_bytes: int
+    load_s: float
+    loaded_age_s: float | None
+    last_used_age_s: float | None
+    in_use: bool
+    pinned: bool
+    why: str
+
+
+class PlacedWorker(TypedDict):
+    """A worker and its memory. `budget_bytes`: None without a limit."""
+
+    id: str
+    pool: str
+    device: str
+    draining: bool
+    budget_bytes: int | None
+    used_bytes: int
+    free_bytes: int | None
+    instances_total: int
+    instances: list[PlacedInstance]
+
+
+class LoadRefusal(TypedDict):
+    """Why a worker does not load a version."""
+
+    worker: str
+    kind: str
+    reason: str
+    retry_after_s: float
+
+
+class PlacedVersion(TypedDict):
+    """A version that serves, and the workers that hold it."""
+
+    model: str
+    version: int
+    active: bool
+    state: str
+    reason: str | None
+    pools: list[str]
+    settings: SettingsFields
+    holders: list[str]
+    standby: bool
+    refusals: list[LoadRefusal]
+
+
+class Placement(TypedDict):
+    """Who holds what."""
+
+    leader: Controller | None
+    workers: list[PlacedWorker]
+    models: list[PlacedVersion]
+    next_page_token: str | None
+
+
 class Model(TypedDict):
     """A model and its versions, the oldest first. `serving`: the version that answers; None: none does."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 from millstream.services.client.call import Call, Pause, Steps, send
-from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
+from millstream.services.client.documents import EndpointSettings, ListedVersion, Metadata, Model, Placement, Version
 from millstream.services.client.errors import ServerError, Timeout, VersionFailed
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.replies import document_of
@@ -18,6 +19,7 @@ WAIT_PAUSE_S_MIN = 0.05
 WAIT_PAUSE_S_MAX = 1.0
 #: states of a version that answers requests
 AVAILABLE = frozenset({"ready", "standby"})
+PLACEMENT_MODELS_MAX = 1000  # of one page
 _JSON = {"Content-Type": "application/json"}
 #: statuses of "not ready"
 _NOT_READY = {400, 503}
@@ -165,6 +167,57 @@ def pools() -> Steps[list[dict[str, Any]]]:
 
 def workers() -> Steps[list[dict[str, Any]]]:
     return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/workers", "workers"))["workers"])
+
+
+def placement(name: str | None) -> Steps[Placement]:
+    """Return who holds what, of all models or one, from as many pages as it takes."""
+    query = {"limit": str(PLACEMENT_MODELS_MAX)}
+    if name is not None:
+        query["model"] = check_name(name)
+    document = yield from _placement_page(query)
+    token = document["next_page_token"]
+    while token:
+        page = yield from _placement_page(query | {"page_token": token})
+        token = page["next_page_token"]
+        document["models"] += page["models"]
+        more = {worker["id"]: worker["instances"] for worker in page["workers"]}
+        for worker in document["workers"]:
+            worker["instances"] += more.get(worker["id"], [])
+    document["next_page_token"] = None
+    return cast("Placement", document)
+
+
+def _placement_page(query: dict[str, str]) -> Steps[dict[str, Any]]:
+    reply = yield from send(Call("GET", "/admin/v1/placement", query=query, repeatable=True))
+    return document_of(reply, "leader", "workers", "models", "next_page_token")
+
+
+def settings(name: str) -> Steps[EndpointSettings]:
+    return cast("EndpointSettings", (yield from get_json(f"{admin_path(name)}/settings", "settings", "warnings")))
+
+
+def changed_settings(
+    pools: Sequence[str] | None,
+    instances_min: int | None,
+    instances_max: int | None,
+    idle_s: float | None,
+    pin: bool | None,
+) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    given = {
+        "pools": None if pools is None else list(pools),
+        "instances_min": instances_min,
+        "instances_max": instances_max,
+        "idle_s": idle_s,
+        "pin": pin,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def configure(name: str, changes: dict[str, Any]) -> Steps[EndpointSettings]:
+    content = json.dumps(changes).encode()
+    reply = yield from send(Call("PATCH", admin_path(name), headers=_JSON, content=content, repeatable=True))
+    return cast("EndpointSettings", document_of(reply, "settings", "warnings"))
 
 
 def metrics() -> Steps[Metrics]:

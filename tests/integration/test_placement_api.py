@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from millstream import AsyncClient, Client
+from tests.kit.command_line import Millstream
 from tests.kit.models import scale
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
@@ -128,3 +131,45 @@ def test_wrong_settings_are_refused_and_change_nothing(stack, settings, message)
 
 def test_settings_of_an_unknown_model(stack):
     assert "did you mean 'second'" in refused(stack, "secnd", {"pin": True}, 404)
+
+
+def test_the_client_reads_all_pages_and_changes_settings(stack, monkeypatch):
+    monkeypatch.setattr("millstream.services.client.models.PLACEMENT_MODELS_MAX", 1)
+    with Client(stack.url) as client:
+        found = client.placement()
+        assert [one["model"] for one in found["models"]] == ["first", "second"]
+        assert [[one["model"] for one in worker["instances"]] for worker in found["workers"]] == [["first", "second"]]
+        assert client.configure("first", pools=["cpu"], idle_s=60)["settings"]["idle_s"] == 60
+        assert client.configure("first", pools=[], idle_s=0)["settings"] == client.settings("first")["settings"]
+
+    async def again() -> list[str]:
+        async with AsyncClient(stack.url) as client:
+            return [one["model"] for one in (await client.placement("second"))["models"]]
+
+    assert asyncio.run(again()) == ["second"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_the_command_shows_who_holds_what(stack, columns):
+    millstream = Millstream(stack.home)
+    code, said = millstream.in_terminal(["placement"], columns)
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= columns
+    assert "controller-" in said
+    assert "cpu-0" in said
+    assert ("first 1" in said, "second 1" in said) == (True, True)
+    assert ("█" in said or "░" in said) is (columns >= 80)
+    assert ("LOAD" in said) is (columns == 120)
+
+
+def test_the_command_shows_and_changes_settings(stack):
+    millstream = Millstream(stack.home)
+    assert "no limit" in millstream.ok("configure", "second")
+    done = millstream.run("configure", "second", "--instances-min", 2, "--instances-max", 2, "--no-pin")
+    assert (done.returncode, done.stderr) == (0, "warning: instances_min is 2, and its pools have 1 workers now\n")
+    assert "at least 2, at most 2 in a pool" in millstream.ok("placement", "second")
+    assert millstream.json("placement", "second")["models"][0]["settings"]["instances_min"] == 2
+    assert "idle_s unloads it" in millstream.fails("configure", "second", "--pin", "--idle-s", 5)
+    assert "there is no pool 'x'" in millstream.fails("configure", "second", "--pools", "x")
+    found = millstream.json("configure", "second", "--pools", "", "--instances-min", 0, "--instances-max", 0)
+    assert found["settings"] == {"pools": [], "instances_min": 0, "instances_max": 0, "idle_s": 0.0, "pin": False}
