@@ -36,6 +36,7 @@ from millstream.gateway.connection.server import Server, SideServer
 from millstream.gateway.memory_trim import MemoryTrim
 from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.placement.demands import Demands
+from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
@@ -213,6 +214,7 @@ class Gateway:
             statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
             configurations=VersionConfigurations(lambda: self.catalog.snapshot),
             control=self.control,
+            load=LoadWait(lambda: self.catalog, self.demands).load,
             traces=self.traces,
             logs=self.logs,
             ready=self.readiness_probe.ready,

@@ -29,8 +29,9 @@ class Code(StrEnum):
     EXPIRED = "expired"  # the deadline passed before the answer came
     SLOW = "slow"  # the caller sent its request too slowly
     CANCELLED = "cancelled"  # the caller disconnected
+    MEMORY = "memory"  # no worker has memory for the version
     MODEL = "model"  # the model itself failed on this input
-    STORAGE = "storage"  # the disk is full
+    STORAGE = "storage"  # the disk is full, or a container that is to load a model has no memory for it
     UNSUPPORTED = "unsupported"  # a valid request for something that is not supported
     INTERNAL = "internal"  # a defect of Millstream
 
@@ -45,6 +46,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.ENCODING: 415,
     Code.OVERLOADED: 429,
     Code.UNAVAILABLE: 503,
+    Code.MEMORY: 503,
     Code.EXPIRED: 504,
     Code.SLOW: 408,
     Code.CANCELLED: 499,
@@ -64,6 +66,7 @@ GRPC_STATUS: dict[Code, str] = {
     Code.ENCODING: "UNIMPLEMENTED",
     Code.OVERLOADED: "RESOURCE_EXHAUSTED",
     Code.UNAVAILABLE: "UNAVAILABLE",
+    Code.MEMORY: "UNAVAILABLE",
     Code.EXPIRED: "DEADLINE_EXCEEDED",
     Code.SLOW: "DEADLINE_EXCEEDED",
     Code.CANCELLED: "CANCELLED",

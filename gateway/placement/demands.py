@@ -154,6 +154,19 @@ class Demands:
         if late:
             raise too_slow(lane.manifest.model, load_s)
 
+    def load(self, content_id: str, until: float) -> Refusal | None:
+        """Have a version loaded without a request for it, until an instant (monotonic). Returns why it is refused."""
+        lane = self._lane_of(content_id)
+        if lane is None or lane.ready:
+            return None
+        demand = self._demand(lane)
+        demand.deadline, demand.kept_until = math.inf, max(demand.kept_until, until)
+        if demand.looked_at is not self._snapshot():
+            self._look(demand)
+        if demand.refusal is not None:
+            demand.kept_until = 0.0
+        return demand.refusal
+
     def wanted(self, lane: ColdLane) -> None:
         """Have a version loaded again whose last instance went while requests were on their way to it."""
         demand = self._demand(lane)

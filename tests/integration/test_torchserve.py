@@ -142,7 +142,7 @@ def test_models_are_described(stack: Stack) -> None:
     refused(stack.http.get("/models/nope"), 404, "ModelNotFoundException")
     refused(stack.http.get("/models/ts-scale/7"), 404, "ModelVersionNotFoundException")
     status = ok(stack.http.put("/models/ts-scale", params={"min_worker": 3}))["status"]
-    assert status.startswith("1 workers of pool 'cpu' hold version 2")
+    assert status.startswith("1 workers of pool cpu hold version 2")
 
 
 def test_a_model_from_its_registration_to_its_end(stack: Stack, folder: Path) -> None:

@@ -35,6 +35,7 @@ from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
@@ -154,6 +155,7 @@ class Application:
                 statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
+                load=self._load,
                 receive_budget=self.receive_budget,
                 http_counts=HttpCounts(self.registry),
                 reply_budget=self.reply_budget,
@@ -205,6 +207,9 @@ class Application:
     async def _metrics(self, accept: str | None) -> tuple[bytes, str]:
         self.accepts.append(accept)
         return b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"
+
+    async def _load(self, _manifest: Manifest, _seconds_max: float) -> None:
+        """There is no worker: everything counts as loaded."""
 
     async def _start(self) -> None:
         self.events.append("start")

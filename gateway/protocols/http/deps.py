@@ -15,6 +15,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.triton import interfaces
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
@@ -38,6 +39,7 @@ class Deps:
     logs: interfaces.LogSettings
     configurations: interfaces.Configurations
     control: interfaces.ModelLoader
+    load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
     client_memory: interfaces.MemoryRegistry
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
     http_counts: HttpCounts  # replies over HTTP, of the fast path, too

@@ -22,6 +22,7 @@ _TYPES = {
     Code.OVERLOADED: "rate_limit_error",
     Code.MODEL: "server_error",
     Code.UNAVAILABLE: "server_error",
+    Code.MEMORY: "server_error",
     Code.EXPIRED: "server_error",
     Code.STORAGE: "server_error",
     Code.INTERNAL: "server_error",

@@ -26,6 +26,7 @@ _ERRORS: dict[Code, tuple[int, str]] = {
     Code.ENCODING: (424, "ModelError"),
     Code.OVERLOADED: (429, "ModelNotReadyException"),
     Code.UNAVAILABLE: (503, "ServiceUnavailable"),
+    Code.MEMORY: (503, "ServiceUnavailable"),
     Code.EXPIRED: (424, "ModelError"),
     Code.SLOW: (408, "ValidationError"),
     Code.CANCELLED: (499, "ValidationError"),

@@ -161,6 +161,8 @@ async def invoke_model(model: str, request: Request, deps: DepsOf) -> Response:
     try:
         return await invoke(request, deps, model)
     except Failure as failure:
+        if failure.code is Code.MEMORY:  # SageMaker unloads another model and tries again
+            raise Failure(Code.STORAGE, failure.message) from None
         if failure.code is not Code.NOT_FOUND:
             raise
         raise not_found(failure.message) from None  # no subject, which TorchServe's format, used here, would show

@@ -24,6 +24,7 @@ _TYPES = {
     Code.CONFLICT: "ConflictStatusException",
     Code.OVERLOADED: "ServiceUnavailableException",
     Code.UNAVAILABLE: "ServiceUnavailableException",
+    Code.MEMORY: "ServiceUnavailableException",
     Code.EXPIRED: "RequestTimeoutException",
     Code.MODEL: "PredictionException",
     Code.INTERNAL: "InternalServerException",

@@ -6,6 +6,7 @@ Both use the functions of the admin API and are protected as it is. A POST with 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -42,6 +43,8 @@ router = APIRouter(responses=documented(400))
 _DESCRIPTIONS = reply(list_of(DescribedVersion), "The versions.")
 _DONE = reply(ref(ManagementStatus), "Done.")
 _LOAD_S_MAX = 600.0
+_UNLOAD_S_MAX = 300.0  # SageMaker waits for 360 s
+_LOOK_S = 0.2  # a worker whose record lost a removed model changes no model, and so no snapshot
 _BODY_BYTES_MAX = 64 * 1024
 
 
@@ -136,7 +139,7 @@ async def torchserve_register_model(
         wanted = await _read_load(request, deps)
         if wanted.model_name in deps.catalog.snapshot.models:
             raise Failure(Code.CONFLICT, f"model '{name_excerpt(wanted.model_name)}' is already loaded")
-        return await cancel_on_disconnect(request, _load(deps, wanted.url, wanted.model_name, wait=True))
+        return await cancel_on_disconnect(request, _load_container(deps, wanted))
     return await cancel_on_disconnect(request, _load(deps, url, model_name, wait=synchronous))
 
 
@@ -153,13 +156,39 @@ async def _read_load(request: Request, deps: Deps) -> LoadModel:
             raise invalid(f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}") from None
 
 
+async def _load_container(deps: Deps, wanted: LoadModel) -> dict[str, str]:
+    """Register a model of a multi-model container and load it; without memory for it, nothing stays.
+
+    Raises Failure(STORAGE) then: the status 507 makes SageMaker unload another model and try again.
+    """
+    manifest = await _register(deps, wanted.url, wanted.model_name)
+    try:
+        await deps.load(manifest, _LOAD_S_MAX)
+    except Failure as failure:
+        if failure.code is Code.MODEL:
+            raise invalid(failure.message) from None
+        if failure.code is not Code.MEMORY:
+            raise
+        await admin_models.delete_model(manifest.model, deps)
+        raise Failure(Code.STORAGE, failure.message) from None
+    return _registered(deps, manifest)
+
+
 async def _load(deps: Deps, url: str, name: str | None, *, wait: bool) -> dict[str, str]:
-    path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
-    upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None)
-    manifest = await receive(deps, upload, content(path))
+    manifest = await _register(deps, url, name)
     if wait:
         await wait_until_ready(deps, manifest, _LOAD_S_MAX)
         _check_serves(deps, manifest)
+    return _registered(deps, manifest)
+
+
+async def _register(deps: Deps, url: str, name: str | None) -> Manifest:
+    path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
+    upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None)
+    return await receive(deps, upload, content(path))
+
+
+def _registered(deps: Deps, manifest: Manifest) -> dict[str, str]:
     workers = len(deps.catalog.snapshot.model(manifest.model).version(manifest.version).replicas)
     return {"status": f'Model "{manifest.model}" Version: {manifest.version} registered with {workers} initial workers'}
 
@@ -194,8 +223,7 @@ async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, s
     await deps.catalog.refresh()
     snapshot = deps.catalog.snapshot
     if deps.settings.management_api == "sagemaker" and version is None:
-        await admin_models.delete_model(name, deps)
-        return {"status": f'Model "{name}" unregistered'}
+        return await _unload_container(deps, name)
     model, view = documents.find(snapshot, name, version)
     number = view.manifest.version
     try:
@@ -210,4 +238,16 @@ async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, s
         await admin_models.delete_model(name, deps)
     else:
         await deps.catalog.announce(name)
+    return {"status": f'Model "{name}" unregistered'}
+
+
+async def _unload_container(deps: Deps, name: str) -> dict[str, str]:
+    """Remove a model of a multi-model container; return when its memory is free, which SageMaker counts on."""
+    await admin_models.delete_model(name, deps)
+    until = time.monotonic() + _UNLOAD_S_MAX
+    while any(one.model == name for worker in deps.catalog.snapshot.workers for one in worker.instances):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise Failure(Code.UNAVAILABLE, f"model '{name}' is not unloaded yet: its requests run", retry_after_s=1)
+        await deps.catalog.next_change(min(left_s, _LOOK_S))
     return {"status": f'Model "{name}" unregistered'}
