@@ -130,8 +130,8 @@ def placement(
         view.manifest.content_id
         for one in views.values()
         if one.placement.pin
-        for view in one.versions.values()
-        if view.loaded
+        for number, view in one.versions.items()
+        if view.loaded and number == one.active
     }
     refusals = _refusals(snapshot.workers, facts.now)
     return Placement(

@@ -17,7 +17,6 @@ if __name__ == "__main__":
     exit_unfit("millstream.services.queue.redis_parts")
 
 from millstream.services.controller.controller import Controller
-from millstream.services.controller.facts import footprint_of
 from millstream.services.controller.leadership import LEASE_S, Leadership
 from millstream.services.controller.metrics import ControllerMetrics
 from millstream.services.errors import Failure
@@ -104,7 +103,6 @@ class ControllerProcess:
             self._cluster_state,
             repository,
             ControllerMetrics(self._registry),
-            footprint_of,
         )
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """controller: one round after the other, while this process leads.
 
-workers' records, repository ─> Fleet.look ─> plan ─> InFlight.admits ─> orders:<worker>
+workers' records, repository ─> Survey.take ─> plan ─> InFlight.admits ─> orders:<worker>
                                                       InFlight.settle <─ the records of the next rounds
 
 A round begins at each event (a worker came or died, a model changed), but not more often than every PAUSE_S, and at
@@ -15,10 +15,10 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from millstream.services.controller.fleet import Fleet, FootprintOf, Look
 from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.services.controller.leadership import Leadership
 from millstream.services.controller.metrics import ControllerMetrics
+from millstream.services.controller.survey import Findings, Survey
 from millstream.services.errors import Failure
 from millstream.services.placement.planner import Plan, PlannedOrder, plan
 from millstream.services.process.backoff import with_jitter
@@ -48,7 +48,6 @@ class Controller:
         lock: hands orders to workers.
         cluster_state: reads the records of workers, and events.
         repository: holds the models.
-        footprint_of: returns what a version takes in a pool.
     """
 
     def __init__(
@@ -58,17 +57,15 @@ class Controller:
         cluster_state: ClusterState,
         repository: Repository,
         metrics: ControllerMetrics,
-        footprint_of: FootprintOf,
     ) -> None:
         self._leadership = leadership
         self._lock = lock
         self._cluster_state = cluster_state
         self._repository = repository
         self._metrics = metrics
-        self._footprint_of = footprint_of
         self._stored = StoredModels(repository)
         self._repository_token = ""
-        self._fleet = Fleet()
+        self._survey = Survey(repository.footprints.of)
         self._in_flight = InFlight()
         self._plan = Plan()
         self._token = 0  # with which the pools were fenced and the orders in flight were given
@@ -129,10 +126,10 @@ class Controller:
             return
         for settled in self._in_flight.settle(workers, now):
             self._settled(settled)
-        look = self._fleet.look(workers, self._stored.models, self._footprint_of, now)
-        self._metrics.look(look)
-        decided = plan(look.workers, look.versions, self._plan, now)
-        given = [order for order in decided.orders if await self._give(order, look, token, now)]
+        found = await asyncio.to_thread(self._survey.take, workers, self._stored.models, now)
+        self._metrics.found(found)
+        decided = plan(found.workers, found.versions, self._plan, now)
+        given = [order for order in decided.orders if await self._give(order, found, token, now)]
         # What was not ordered because of a limit may be ordered in the next round.
         kept = {(order.worker, order.content_id) for order in given}
         left = {(order.worker, order.content_id) for order in decided.orders} - kept
@@ -167,12 +164,12 @@ class Controller:
         self._fenced |= new
         return True
 
-    async def _give(self, order: PlannedOrder, look: Look, token: int, now: float) -> bool:
+    async def _give(self, order: PlannedOrder, found: Findings, token: int, now: float) -> bool:
         """Give an order, if this process still leads and the limits allow it; returns whether it was given."""
-        pool = look.pool_of(order.worker)
+        pool = found.pool_of(order.worker)
         if token != self._leadership.token or not self._in_flight.admits(order.worker, order.content_id):
             return False
-        usage = self._fleet.habits(order.content_id).usage.pack()
+        usage = self._survey.habits(order.content_id).usage.pack()
         delivery = await self._lock.order(
             pool,
             order.worker,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.services.controller.fleet import Look
 from millstream.services.controller.in_flight import Outcome
+from millstream.services.controller.survey import Findings
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.placement.planner import OrderReason
@@ -27,12 +27,12 @@ class ControllerMetrics:
         for gauge in (self._leads, self._running, self._wanted, self._missing, self._in_flight):
             gauge.set(0)
 
-    def look(self, look: Look) -> None:
+    def found(self, found: Findings) -> None:
         """Record what this round found."""
         self._leads.set(1)
-        self._running.set(look.instances_ready)
-        self._wanted.set(look.instances_wanted)
-        self._missing.set(look.instances_missing)
+        self._running.set(found.instances_ready)
+        self._wanted.set(found.instances_wanted)
+        self._missing.set(found.instances_missing)
 
     def round(self, seconds: float) -> None:
         """Record the time of a round."""

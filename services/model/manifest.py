@@ -206,7 +206,10 @@ class Manifest(BaseModel):
 
 
 class EndpointPlacement(BaseModel):
-    """Where and how often a model is loaded. It holds for each of its versions that serves."""
+    """Where and how often a model is loaded.
+
+    It holds for each of its versions that serves; `instances_min` and `pin` for the active one (`placement_of`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -261,6 +264,12 @@ class Endpoint(BaseModel):
     source: str | None = None
     failure: str = ""
     placement: EndpointPlacement = EndpointPlacement()
+
+    def placement_of(self, version: int) -> EndpointPlacement:
+        """Return what holds for a version: only the active one is always loaded, or stays when memory is short."""
+        if version == self.active:
+            return self.placement
+        return self.placement.model_copy(update={"instances_min": 0, "pin": False})
 
     def serves(self, version: int) -> bool:
         """Return whether the version is to be loaded."""

@@ -46,8 +46,8 @@ class InstanceRecord(BaseModel):
     loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
     last_used: float = 0.0  # likewise, of its last request; 0: none
     usage: dict[str, float] = {}  # packed placement.usage.Usage
-    calls: int = 0  # requests that it ran since it was loaded
-    busy_s: float = 0.0  # for which it ran them
+    runs: int = 0  # since it was loaded
+    busy_s: float = 0.0  # that they took together
     why: str = ""  # why the worker loaded it, for people
 
 

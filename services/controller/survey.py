@@ -1,8 +1,8 @@
-"""fleet: turns what workers publish and the repository holds into what the planner decides on. Pure.
+"""survey: turns what workers publish and the repository holds into what the planner decides on. Pure.
 
-WorkerRecords + StoredModels + footprints ─> Fleet.look ─> WorkerViews, ServedVersions
+WorkerRecords + StoredModels + footprints ─> Survey.take ─> WorkerViews, ServedVersions
 
-Fleet remembers what records alone do not say: how often a version was called since the look before, and the usage of
+Survey remembers what records alone do not say: how often a version was called since the look before, and the usage of
 versions that no worker holds any longer.
 """
 
@@ -13,21 +13,24 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
+from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement.planner import ServedVersion
 from millstream.services.placement.pools import PoolTraits, learn, pools_of
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
+from millstream.services.repository.footprints import kind_of
 from millstream.services.repository.stored_models import StoredModel
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 #: versions whose usage is remembered after their unload; beyond, the one that was called longest ago is forgotten
 REMEMBERED_MAX = 20_000
 RATE_S = 60.0  # time constant of the mean of calls a second
+#: Instances count as in use for this time after their last request: records show requests up to 5 s late.
+USED_S = 6.0
 RATE_MIN = 1e-4  # less counts as none
 
-#: (manifest, pool) -> what an instance takes there, measured or predicted; None: not known
-FootprintOf = Callable[[Manifest, str], Footprint | None]
+#: (manifest, kind of instances) -> what an instance takes, measured or predicted
+FootprintOf = Callable[[Manifest, str], Footprint]
 
 _HOLDS = frozenset({State.READY, State.LOADING, State.WARMING})
 
@@ -39,7 +42,7 @@ class Habits(NamedTuple):
     last_used: float
 
 
-class Look(NamedTuple):
+class Findings(NamedTuple):
     """What one round decides on, and the counts for metrics."""
 
     workers: tuple[WorkerView, ...]
@@ -53,10 +56,15 @@ class Look(NamedTuple):
         return next(view.pool for view in self.workers if view.id == worker)
 
 
-class Fleet:
-    """Remembers usage between looks."""
+class Survey:
+    """Remembers usage between rounds.
 
-    def __init__(self) -> None:
+    Args:
+        footprint_of: returns what an instance of a version takes (repository.footprints).
+    """
+
+    def __init__(self, footprint_of: FootprintOf) -> None:
+        self._footprint_of = footprint_of
         self._habits: OrderedDict[str, Habits] = OrderedDict()
         self._rates = Rates()
         self._pools: Mapping[str, PoolTraits] = {}
@@ -65,36 +73,32 @@ class Fleet:
         """Return the usage of a version, loaded or not."""
         return self._habits.get(content_id, _NONE)
 
-    def look(
-        self,
-        workers: Sequence[WorkerRecord],
-        models: Mapping[str, StoredModel],
-        footprint_of: FootprintOf,
-        now: float,
-    ) -> Look:
+    def take(self, workers: Sequence[WorkerRecord], models: Mapping[str, StoredModel], now: float) -> Findings:
         """Return what the planner takes. `now`: on the Redis clock."""
         self._pools = learn(self._pools, workers)
         self._remember(workers)
         self._rates.update(workers, now)
-        pools = frozenset(worker.pool for worker in workers)
+        kinds = {worker.pool: kind_of(worker.backend, worker.device) for worker in workers}
         ready = Counter(one.content_id for worker in workers for one in worker.instances if one.state is State.READY)
         versions: list[ServedVersion] = []
         pinned: set[str] = set()
+        expected: dict[str, Mapping[str, Footprint]] = {}
         for model in models.values():
             for number, (manifest, verdict) in model.versions.items():
                 if not model.endpoint.serves(number) or verdict.failed:
                     continue
-                settings = settings_of(model.endpoint, number)
+                settings = model.endpoint.placement_of(number)
                 footprints = {
-                    pool: footprint
+                    pool: self._footprint_of(manifest, kinds[pool])
                     for pool in pools_of(manifest, settings, self._pools)
-                    if pool in pools and (footprint := footprint_of(manifest, pool)) is not None
+                    if pool in kinds
                 }
+                expected[manifest.content_id] = footprints
                 versions.append(self._version(manifest.content_id, settings, footprints))
                 if settings.pin:
                     pinned.add(manifest.content_id)
-        return Look(
-            tuple(view_of(worker, pinned) for worker in workers),
+        return Findings(
+            tuple(view_of(worker, pinned, expected, now) for worker in workers),
             tuple(versions),
             sum(ready.values()),
             sum(version.instances_min for version in versions),
@@ -132,15 +136,19 @@ class Fleet:
 
 
 _NONE = Habits(NO_USAGE, 0.0)
+_UNKNOWN = Footprint(0)
 
 
 class _Counted(NamedTuple):
-    calls: int
+    runs: int
     busy_s: float
 
 
 class Rates:
-    """Calls a second of each version and the seconds that one keeps a worker busy, from the counts of instances."""
+    """Runs a second of each version and the seconds that one keeps a worker busy, from the counts of instances.
+
+    For the planner they are calls: it multiplies the two. Requests that share a run are one.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Counted] = {}  # worker, content id
@@ -158,15 +166,15 @@ class Rates:
         new: dict[str, _Counted] = {}
         for worker in workers:
             for one in worker.instances:
-                if not one.calls:
+                if not one.runs:
                     continue
-                counts[worker.id, one.content_id] = _Counted(one.calls, one.busy_s)
+                counts[worker.id, one.content_id] = _Counted(one.runs, one.busy_s)
                 before = self._counts.get((worker.id, one.content_id), _Counted(0, 0.0))
-                if one.calls < before.calls:  # it was loaded again
+                if one.runs < before.runs:  # it was loaded again
                     before = _Counted(0, 0.0)
                 known = new.get(one.content_id, _Counted(0, 0.0))
                 new[one.content_id] = _Counted(
-                    known.calls + one.calls - before.calls, known.busy_s + one.busy_s - before.busy_s
+                    known.runs + one.runs - before.runs, known.busy_s + one.busy_s - before.busy_s
                 )
         first, self._counts = not self._counts, counts
         if first or elapsed_s <= 0:
@@ -174,19 +182,12 @@ class Rates:
         weight = 1 - math.exp(-elapsed_s / RATE_S)
         rates: dict[str, tuple[float, float]] = {}
         for content_id in self._rates.keys() | new.keys():
-            calls, busy_s = new.get(content_id, _Counted(0, 0.0))
+            runs, busy_s = new.get(content_id, _Counted(0, 0.0))
             calls_per_s, run_s = self.of(content_id)
-            calls_per_s += weight * (calls / elapsed_s - calls_per_s)
+            calls_per_s += weight * (runs / elapsed_s - calls_per_s)
             if calls_per_s >= RATE_MIN:
-                rates[content_id] = calls_per_s, busy_s / calls if calls else run_s
+                rates[content_id] = calls_per_s, busy_s / runs if runs else run_s
         self._rates = rates
-
-
-def settings_of(endpoint: Endpoint, version: int) -> EndpointPlacement:
-    """Return what holds for a version: only the version that answers calls without a version is always loaded."""
-    if version == endpoint.active:
-        return endpoint.placement
-    return endpoint.placement.model_copy(update={"instances_min": 0, "pin": False})
 
 
 def usage_of(instance: InstanceRecord) -> Usage:
@@ -197,8 +198,17 @@ def usage_of(instance: InstanceRecord) -> Usage:
         return NO_USAGE
 
 
-def view_of(worker: WorkerRecord, pinned: Collection[str]) -> WorkerView:
-    """Return a worker as placement sees it. `pinned`: content ids that stay loaded."""
+def view_of(
+    worker: WorkerRecord, pinned: Collection[str], expected: Mapping[str, Mapping[str, Footprint]], now: float
+) -> WorkerView:
+    """Return a worker as placement sees it.
+
+    Args:
+        worker: its record.
+        pinned: content ids that stay loaded.
+        expected: content id -> pool -> what an instance takes, for those that have not measured it yet.
+        now: the current instant on the Redis clock.
+    """
     return WorkerView(
         worker.id,
         worker.pool,
@@ -208,9 +218,12 @@ def view_of(worker: WorkerRecord, pinned: Collection[str]) -> WorkerView:
         instances={
             one.content_id: PlacedInstance(
                 one.content_id,
-                Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=one.resident_bytes > 0),
+                Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=True)
+                if one.resident_bytes
+                else expected.get(one.content_id, {}).get(worker.pool, _UNKNOWN),
                 one.loaded_at if one.state is State.READY else math.inf,
                 one.last_used,
+                in_use=now - one.last_used < USED_S,
                 pinned=one.content_id in pinned,
                 usage=usage_of(one),
             )
