@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millstream.services.errors import Code, Failure
@@ -20,7 +20,7 @@ from millstream.workers.lease import Lease
 from millstream.workers.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
-_SCRIPTS = ("next", "add_lanes", "remove_lane", "recover", "pass_on", "beat", "reclaim", "give_back")
+_SCRIPTS = ("next", "add_lanes", "remove_lane", "recover", "pass_on", "beat", "store_instances", "reclaim", "give_back")
 log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
@@ -245,13 +245,24 @@ class Consumer:
                 raise
             return False
 
-    def beat(self, record: bytes, life_ms: int) -> bool:
-        """Extend the leases and publish the record. Returns False if the worker must add its lanes again."""
+    def store_instances(self, fields: Mapping[str, str], life_ms: int, *, whole: bool) -> None:
+        """Store the records of instances by content id; "" removes one. `whole`: there are no others."""
+        pairs = [word for pair in fields.items() for word in pair]
+        own = self._keys.instances(self._worker)
+        self._link.call("EVALSHA", script("store_instances").sha, 1, own, life_ms, int(whole), *pairs)
+
+    def beat(self, record: bytes, life_ms: int, instances: int = 0) -> bool:
+        """Extend the leases and publish the record. Returns False if the worker must add its lanes again.
+
+        `instances`: how many were stored. If Redis has lost them, `instances_stored` is False afterwards, and the
+        record was not published.
+        """
         keys = self._keys
-        own = (keys.workers, keys.record(self._worker), keys.lanes(self._worker))
+        own = (keys.workers, keys.record(self._worker), keys.lanes(self._worker), keys.instances(self._worker))
         sent = time.monotonic()
-        beat = ("EVALSHA", script("beat").sha, len(own), *own, self._worker, record, life_ms)
-        known, *redis_time = self._link.call(*beat)
+        beat = ("EVALSHA", script("beat").sha, len(own), *own, self._worker, record, life_ms, instances)
+        known, *redis_time, stored = self._link.call(*beat)
+        self.instances_stored = bool(stored)
         self._clock.record_measurement(sent, time.monotonic(), redis_time)
         # Not in the script: this key is the installation's, and may be on another shard than the pool's keys.
         pools = keys.of_installation.pools

@@ -16,10 +16,13 @@ from millstream.services.errors import Failure
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.records import WorkerRecord
 from millstream.workers.consumer import Consumer
+from millstream.workers.published_instances import PublishedInstances
 
 log = logging.getLogger("millstream.heartbeat")
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
+LIFE_LEASES = 2  # lifetime of a record, in leases
+_ATTEMPTS = 2
 
 
 class Heartbeat:
@@ -44,6 +47,7 @@ class Heartbeat:
         self._lanes = lanes
         self._lease_s = lease_s
         self._on_redis = on_redis
+        self._instances = PublishedInstances()
         self._wake = threading.Event()
         self._stopping = False
         self._last_beat = 0.0  # monotonic
@@ -100,11 +104,12 @@ class Heartbeat:
 
     def _beat(self, consumer: Consumer) -> None:
         published: WorkerRecord | None = None
+        self._instances.forget()
         added: list[str] | None = None
         while not self._stopping:
             record = self._record()
             began = time.monotonic()
-            known = consumer.beat(record.model_dump_json().encode(), round(self._lease_s * 2000))
+            known = self._publish(consumer, record)
             if not known or began - self._last_beat >= self._lease_s:
                 self.forget_leases()  # before `_last_beat` changes: `lease_valid` must not see the new value alone
             self._last_beat = began
@@ -117,6 +122,26 @@ class Heartbeat:
                 consumer.announce()
                 published = record
             self._sleep(self._lease_s / 4)
+
+    def _publish(self, consumer: Consumer, record: WorkerRecord) -> bool:
+        """Publish the record, and those of its instances that changed. Returns False if the lanes must be added again.
+
+        An instance that did not change costs nothing here, in Redis or in a gateway.
+        """
+        life_ms = round(self._lease_s * LIFE_LEASES * 1000)
+        known = True
+        for _ in range(_ATTEMPTS):  # the first may find that Redis has lost the instances
+            changes = self._instances.changes(record.instances)
+            if changes is not None:
+                consumer.store_instances(changes.fields, life_ms, whole=changes.whole)
+                self._instances.stored(record.instances, changes, time.monotonic())
+            lately = self._instances.changed_lately(time.monotonic())
+            head = record.model_copy(update={"instances": (), **lately._asdict()})
+            known &= consumer.beat(head.model_dump_json().encode(), life_ms, self._instances.count)
+            if consumer.instances_stored:
+                break
+            self._instances.forget()
+        return known
 
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.record_cache import RecordCache
+from millstream.services.queue.keys import InstallationKeys, PoolKeys
+from millstream.services.queue.record_cache import Fetched, Needed, RecordCache
 from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -67,21 +67,50 @@ class ClusterState:
                     continue
                 ids = sorted(beats)
                 stored = await self._redis.mget([keys.record(worker) for worker in ids])
+                data = {worker: value for worker, value in zip(ids, stored, strict=True) if value is not None}
                 behind_s = time.time() - await self._now()  # noqa: TID251
-                for worker, data in zip(ids, stored, strict=True):
-                    if data is not None:
-                        try:
-                            record = self._records.record(worker, data)
-                        except ValueError as error:
-                            self._warn_once(worker, error)
-                            unreadable.add(worker)
-                        else:
-                            records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
+                for worker, record in await self._whole_records(keys, data):
+                    if isinstance(record, ValueError):
+                        self._warn_once(worker, record)
+                        unreadable.add(worker)
+                    else:
+                        records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
         self.unreadable = frozenset(unreadable)
         self._records.keep_only({record.id for record in records})
         return tuple(records)
+
+    async def _whole_records(
+        self, keys: PoolKeys, stored: Mapping[str, bytes]
+    ) -> list[tuple[str, WorkerRecord | ValueError]]:
+        """Return the records of workers with their instances, or why they cannot be read, in the order of `stored`.
+
+        Only instances that have changed since the last call are fetched.
+        """
+        fetch = self._redis.pipeline(transaction=False)
+        needs: dict[str, Needed] = {}
+        for worker, data in stored.items():
+            with suppress(ValueError):  # `record` raises the same
+                need = self._records.needed(worker, data)
+                if need.whole:
+                    fetch.hgetall(keys.instances(worker))
+                elif need.content_ids:
+                    fetch.hmget(keys.instances(worker), need.content_ids)
+                else:
+                    continue
+                needs[worker] = need
+        answers = await fetch.execute() if needs else []
+        fetched = {
+            worker: _fetched(need, answer) for (worker, need), answer in zip(needs.items(), answers, strict=True)
+        }
+        found: list[tuple[str, WorkerRecord | ValueError]] = []
+        for worker, data in stored.items():
+            try:
+                found.append((worker, self._records.record(worker, data, fetched.get(worker))))
+            except ValueError as error:
+                found.append((worker, error))
+        return found
 
     def _warn_once(self, worker: str, error: ValueError) -> None:
         if worker not in self.unreadable:
@@ -234,3 +263,9 @@ def _text(value: bytes | str) -> str:
 
 def _unreachable(error: Exception) -> Failure:
     return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)
+
+
+def _fetched(need: Needed, answer: Any) -> Fetched:
+    if need.whole:
+        return Fetched({_text(name): data for name, data in answer.items()}, whole=True)
+    return Fetched(dict(zip(need.content_ids, answer, strict=True)), whole=False)

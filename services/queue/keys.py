@@ -16,7 +16,8 @@ Keys of a pool, ms:2:{millstream:cpu}:...
   inbox:<worker>      list: entries delivered to the worker while it was idle
   running:<worker>    string: the suspect batch that the worker runs alone (expires)
   workers             sorted set: workers by last heartbeat (ms, Redis clock)
-  record:<worker>     string: the worker's record (JSON, expires)
+  record:<worker>     string: the worker's record without its instances (JSON, expires)
+  instances:<worker>  hash: the records of the worker's instances (JSON) by content id (expires)
   replies:<gateway>   list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
   blob:<id>           list: tensors too large for a script, in parts (expires)
   demands             hash: lanes that a gateway ordered a worker to load, each with that worker and until when (ms)
@@ -123,6 +124,9 @@ class PoolKeys:
 
     def record(self, worker: str) -> bytes:
         return self.prefix + b"record:" + worker.encode()
+
+    def instances(self, worker: str) -> bytes:
+        return self.prefix + b"instances:" + worker.encode()
 
     def replies(self, gateway: str) -> bytes:
         return self.prefix + b"replies:" + gateway.encode()

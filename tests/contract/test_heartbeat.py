@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.consumer import Consumer
 from millstream.workers.heartbeat import Heartbeat
 from tests.kit.catalog import worker
@@ -30,3 +31,29 @@ def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
     heartbeat.stop()
     pool.worker(NAME).leave(ATTEMPTS_MAX)
     pool.lose_connection(NAME)
+
+
+def test_instances_that_redis_lost_are_published_again(pool: Pool) -> None:
+    """One at a time: the record, and the instances, are not there without each other for a reader."""
+    ready = worker(name=NAME).model_copy(update={"instances": tuple(map(_instance, range(30)))})
+    heartbeat = Heartbeat(
+        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: ready, lambda: ["m"], 20.0
+    )
+    heartbeat.start()
+    wait_until(lambda: pool.redis.exists(pool.keys.record(NAME)), what="published")
+    assert len(pool.redis.get(pool.keys.record(NAME))) < 1000
+    assert pool.redis.hlen(pool.keys.instances(NAME)) == 30
+    for lost in (pool.keys.instances(NAME), pool.keys.record(NAME)):
+        pool.redis.delete(lost)
+        heartbeat.beat_now()
+        wait_until(lambda lost=lost: pool.redis.exists(lost), what="published again")  # type: ignore[misc]
+        assert pool.redis.hlen(pool.keys.instances(NAME)) == 30
+        assert 0 < pool.redis.pttl(pool.keys.instances(NAME)) <= 40_000
+    heartbeat.stop()
+    pool.worker(NAME).leave(ATTEMPTS_MAX)
+    assert not pool.redis.exists(pool.keys.instances(NAME))
+    pool.lose_connection(NAME)
+
+
+def _instance(number: int) -> InstanceRecord:
+    return InstanceRecord(content_id=f"m:{number}:x", model="m", version=number, state=State.READY)

@@ -25,7 +25,7 @@ class Script(NamedTuple):
 #: How often a batch may be leased by workers that fall silent. Deaths do not count: supervisors report them at once.
 ATTEMPTS_MAX = 6
 #: Scripts that touch none of what the prelude names.
-_WITHOUT_PRELUDE = frozenset({"beat", "blame", "lead", "step_down"})
+_WITHOUT_PRELUDE = frozenset({"beat", "blame", "lead", "step_down", "store_instances"})
 _FUNCTION = re.compile(r"^local function ", re.MULTILINE)
 
 

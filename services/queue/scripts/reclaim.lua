@@ -23,6 +23,7 @@ for i, worker in ipairs(removed) do
   redis.call('ZREM', IDLE, worker)
   redis.call('ZREM', WORKERS, worker)
   redis.call('DEL', lanes_of, draining, running, PREFIX .. 'inbox:' .. worker, PREFIX .. 'record:' .. worker,
+    PREFIX .. 'instances:' .. worker,
     PREFIX .. 'orders:' .. worker)
 end
 if #removed > 0 then -- other workers may be ordered to load what these were ordered to load
