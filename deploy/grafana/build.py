@@ -103,9 +103,12 @@ REQUESTS = (
     ),
     Chart(
         "Refused",
-        "Turned away before they were queued, by reason.",
+        "Turned away before they were queued, by reason; and taken by another pool, by the pool that could not answer.",
         "reqps",
-        ((rate("millstream_requests_refused_total", "reason"), "{{reason}}"),),
+        (
+            (rate("millstream_requests_refused_total", "reason"), "{{reason}}"),
+            (rate("millstream_requests_overflowed_total", "pool", _OF_MODEL), "overflow from {{pool}}"),
+        ),
     ),
     Chart(
         "Time to answer",

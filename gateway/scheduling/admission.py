@@ -61,6 +61,14 @@ class Admission:
         self._gauge.set(self.requests)
 
 
+class LaneRefusal(Failure):
+    """OVERLOADED: a lane refuses a request. `counter` counts it if no lane of another pool takes the request."""
+
+    def __init__(self, message: str, retry_after_s: float, counter: Counter) -> None:
+        super().__init__(Code.OVERLOADED, message, retry_after_s=retry_after_s)
+        self.counter = counter
+
+
 class LaneAdmission:
     """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline.
 
@@ -69,7 +77,7 @@ class LaneAdmission:
         rows_waiting_max: limit on the waiting rows of the lane, unless one request has more.
         policy: the lane's batch sizes and estimates.
         batcher: the lane's waiting requests.
-        metrics: count the refusals.
+        metrics: has the counters of refusals.
     """
 
     __slots__ = ("_batcher", "_metrics", "_model", "_policy", "_rows_waiting_max")
@@ -84,7 +92,7 @@ class LaneAdmission:
         self._metrics = metrics
 
     def check(self, request: Request, rows_waiting: int, batches_in_flight: int) -> None:
-        """Raise Failure(OVERLOADED), with a time after which to retry, if the lane cannot take the request.
+        """Raise LaneRefusal, with a time after which to retry, if the lane cannot take the request.
 
         Args:
             request: a request that is not in the lane yet.
@@ -103,24 +111,22 @@ class LaneAdmission:
         ):
             self._check_time(request)
 
-    def _full(self, rows_waiting: int) -> Failure:
-        self._metrics.refused_full.add()
-        return Failure(
-            Code.OVERLOADED,
+    def _full(self, rows_waiting: int) -> LaneRefusal:
+        return LaneRefusal(
             f"the queue of model '{self._model}' is full: {rows_waiting} rows wait; try again later",
-            retry_after_s=max(rows_waiting / self._policy.batch_rows * self._policy.estimator.step_s, 0.1),
+            max(rows_waiting / self._policy.batch_rows * self._policy.estimator.step_s, 0.1),
+            self._metrics.refused_full,
         )
 
     def _check_time(self, request: Request) -> None:
-        """Raise Failure(OVERLOADED) if the request would be answered after its deadline."""
+        """Raise LaneRefusal if the request would be answered after its deadline."""
         rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline)
         late_s = self._policy.estimator.answer_at(rows_ahead, request) - request.deadline
         if late_s <= 0:
             return
-        self._metrics.refused_late.add()
         behind_s = request.deadline + late_s - request.arrival
-        raise Failure(
-            Code.OVERLOADED,
+        raise LaneRefusal(
             f"model '{self._model}' would answer in about {behind_s:.3f} s, later than the request may wait",
-            retry_after_s=late_s,
+            late_s,
+            self._metrics.refused_late,
         )

@@ -14,10 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.exchange import EXCHANGE, Exchange
 from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
-from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.scheduling.timing import server_timing
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
@@ -149,7 +148,6 @@ class Caller:
         Raises:
             Failure: the request was refused or failed.
         """
-        lane = route.lane
         now = time.monotonic()
         timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
         request: _Call[T] = _Call(inputs, rows, options.priority, now, now + timeout_s, self._responder)
@@ -158,26 +156,26 @@ class Caller:
         request.permit = permit or PERMIT.get()
         request.answered = asyncio.get_running_loop().create_future()
         try:
-            lane.add(request, size_bytes, single=True)
+            route.lane.add(request, size_bytes, single=True)
         except Failure as failure:
-            lane.record_rejection(self._protocol, failure.code)
+            route.lane.record_rejection(self._protocol, failure.code)
             raise
         try:
             result = await request.answered
         except asyncio.CancelledError:
-            lane.cancel(request)
+            request.lane.cancel(request)
             raise
         exchange = EXCHANGE.get()
         if exchange is not None:
-            _describe(exchange, request, lane)
+            _describe(exchange, request)
         return result
 
 
-def _describe(exchange: Exchange, request: Request, lane: Lane) -> None:
+def _describe(exchange: Exchange, request: Request) -> None:
     """Add to the reply over HTTP how long the parts of the request took, and the load of its lane, if asked for."""
     if request.timing is not None:
         exchange.add(b"server-timing", server_timing(request.timing, request.arrival))
     asked = exchange.headers.load_format
     wanted = None if asked is None else wanted_format(asked)
     if wanted is not None:
-        exchange.add(HEADER, load_report(lane.load, wanted))
+        exchange.add(HEADER, load_report(request.lane.load, wanted))

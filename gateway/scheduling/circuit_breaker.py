@@ -74,7 +74,7 @@ class CircuitBreaker:
         if refused:
             blocks = {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
             for lane in self._lanes():
-                if lane.content_id in blocks:
+                if lane.pool == pool and lane.content_id in blocks:
                     lane.block(*blocks[lane.content_id])
         return bool(counted)
 

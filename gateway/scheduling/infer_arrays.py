@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.outputs import OutputTensor, own_copies
 from millstream.gateway.tensors.request_inputs import Inputs
 

@@ -6,10 +6,11 @@ Credits are slots in the workers: ready instances x DEPTH. While all are taken, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
-from millstream.gateway.scheduling.admission import LaneAdmission
+from millstream.gateway.scheduling.admission import LaneAdmission, LaneRefusal
 from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.batch_split import parts_within
 from millstream.gateway.scheduling.batcher import RANK_MAX, Batcher
@@ -23,7 +24,7 @@ from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.queue_policy import QueueRules
-from millstream.gateway.scheduling.recovery import Recovery
+from millstream.gateway.scheduling.recovery import SUSPECT, Recovery
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import no_rows
 from millstream.services.errors import Code, Failure, Subject
@@ -33,18 +34,40 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.model.signature import Signature
 
+OVERFLOWING = frozenset({Code.OVERLOADED, Code.UNAVAILABLE, Code.MEMORY})  # refusals of a lane, not of the request
 CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no instance serves: operators take longer to mend it
 
 
+class OtherLanes(Protocol):
+    """The lanes of the version in other pools (scheduling/model_route.py)."""
+
+    def overflow(self, refused_by: Lane, request: Request, size_bytes: int, refusal: Failure) -> None:
+        """Add a request to one of them, or raise the best refusal."""
+
+    def choose(self) -> None:
+        """Move requests if this lane cannot answer them any more, or can again."""
+
+
 class Lane:
-    """The queue of one version. Call it only in the event loop.
+    """The queue of one version in one pool. Call it only in the event loop.
 
     `failed`: why no instance can serve; None if one can. `standby`: no worker has loaded the version: its next request
-    makes one load it; set before `update_instances`. `completion` takes the replies to its batches; `recovery`
-    takes batches that were lost, refused or expired.
+    makes one load it; set before `update_instances`. `held`: whether a live worker of the pool has the version, so
+    that batches in flight are answered. `others`: the version's lanes in other pools; None: there are none.
+    `completion` takes the replies to its batches; `recovery` takes batches that were lost, refused or expired.
+
+    Args:
+        rules: the version's queue rules, if it needs them, which its lanes share; None: the lane has its own.
     """
 
-    def __init__(self, manifest: Manifest, context: PoolContext, packer: Packer, metrics: LaneMetrics) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        context: PoolContext,
+        packer: Packer,
+        metrics: LaneMetrics,
+        rules: QueueRules | None = None,
+    ) -> None:
         config, batching = manifest.config, manifest.signature.batching
         self.manifest = manifest
         self.content_id = manifest.content_id
@@ -54,11 +77,13 @@ class Lane:
         self.standby = False
         self._cold = True  # no instance is ready, or none can serve
         self._cold_since = 0.0
+        self.held = False
+        self.others: OtherLanes | None = None
         self._context = context
         self._packer = packer
         self._metrics = metrics
         self._batcher = Batcher(rank_max=max(RANK_MAX, config.priority_levels))
-        self._rules = QueueRules(config) if QueueRules.needed(config) else None
+        self._rules = rules or (QueueRules(config) if QueueRules.needed(config) else None)
         self._uniform = _is_uniform(manifest.signature)
         rows_max = min(config.rows_max if batching else 1, packer.rows_within(context.reply_bytes_max))
         self._policy = DispatchPolicy(config, rows_max, batching=batching)
@@ -80,6 +105,21 @@ class Lane:
     @property
     def ready(self) -> bool:
         return self._policy.instances > 0
+
+    @property
+    def able(self) -> bool:
+        """Whether it answers requests now."""
+        return self._policy.instances > 0 and not self.refuses
+
+    @property
+    def staffed(self) -> bool:
+        """Whether its pool has a worker, which may load the version."""
+        return self._context.staffed()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it refuses all requests, whatever waits."""
+        return self.failed is not None or self.circuit.open_until > 0
 
     @property
     def run_s(self) -> float:
@@ -163,6 +203,8 @@ class Lane:
     def add(self, request: Request, size_bytes: int, *, single: bool = False) -> None:
         """Admit a request: it is sent in the next turn of the event loop, or waits for a credit.
 
+        If this lane cannot take it, a lane of another pool does. `request.lane` is the lane that took it.
+
         Args:
             request: a request that was not admitted before.
             size_bytes: size of the request's message.
@@ -172,6 +214,7 @@ class Lane:
             Failure: OVERLOADED (the lane is full, or the answer would come too late), UNAVAILABLE (no instance can
                 serve, the circuit is open, the gateway is full), MODEL (the request is in quarantine).
         """
+        request.lane = self
         if not request.rows:
             self._answer_no_rows(request)
             return
@@ -181,9 +224,13 @@ class Lane:
         waiting = batcher.rows
         if not waiting:
             context.ticking.add(self)
-        self._admission.check(request, waiting, self._in_flight.count)
-        if self._cold or self.circuit.open_until or not context.quarantine.empty:
-            self._check_refused(request)
+        try:
+            self._admission.check(request, waiting, self._in_flight.count)
+            if self._cold or self.circuit.open_until or not context.quarantine.empty:
+                self._check_refused(request)
+        except Failure as refusal:
+            self._refused(request, size_bytes, refusal)
+            return
         context.admission.admit(request, size_bytes)
         if self._rules is not None:
             self._rules.enter(request)
@@ -192,6 +239,72 @@ class Lane:
             self._schedule(coalesce=single and context.pressure.full(request.arrival))
         elif self._coalescer.on:
             self._coalescer.joined()
+
+    def _refused(self, request: Request, size_bytes: int, refusal: Failure) -> None:
+        """Pass a refused request on to the lane of another pool, or raise and count the refusal."""
+        try:
+            if self.others is None or refusal.code not in OVERFLOWING:
+                raise refusal
+            self.others.overflow(self, request, size_bytes, refusal)
+        except LaneRefusal as final:
+            final.counter.add()
+            raise
+
+    def take(self, request: Request, size_bytes: int) -> None:
+        """Admit a request that the lane of another pool refused. Raises Failure as `add` does."""
+        self._context.ticking.add(self)
+        self._admission.check(request, self._batcher.rows, self._in_flight.count)
+        self._check_refused(request)
+        self._context.admission.admit(request, size_bytes)
+        self._enter((request,))
+
+    def move_to(self, other: Lane) -> int:
+        """Move the requests of this lane, which cannot answer them, to the lane of another pool. Return how many.
+
+        Batches in flight are withdrawn if no worker is left that may answer them; a reply that comes all the same finds
+        no batch. A request that may have killed a worker runs alone there, too.
+        """
+        waiting = self._batcher.drain()
+        if self._rules is not None:
+            self._rules.leave(waiting)
+        other.receive(waiting)
+        withdrawn = [] if self.held else self.recovery.withdraw()
+        for requests, attempt in withdrawn:
+            other.receive(requests, attempt)
+        moved = len(waiting) + sum(len(requests) for requests, _ in withdrawn)
+        if moved:
+            self.overflowed(moved)
+        return moved
+
+    def receive(self, requests: Sequence[Request], attempt: int = 1) -> None:
+        """Take over admitted requests from the lane of another pool.
+
+        Args:
+            requests: they wait here until their deadline; none is refused.
+            attempt: of the batch that they were in; from SUSPECT on each of them runs alone.
+        """
+        if attempt >= SUSPECT:
+            for request in requests:
+                request.lane = self
+                self._in_flight.retry([request], attempt)
+        elif requests:
+            self._context.ticking.add(self)
+            self._enter(requests)
+
+    def overflowed(self, requests: int) -> None:
+        """Count requests that this lane's pool did not answer and another one took."""
+        self._metrics.overflowed(requests)
+
+    def _enter(self, requests: Iterable[Request]) -> None:
+        """Let admitted requests wait, and dispatch in the next turn of the event loop."""
+        for request in requests:
+            request.taken = False
+            request.lane = self
+            if self._rules is not None:
+                self._rules.enter(request)
+            self._batcher.add(request, None if self._uniform else self._shape(request))
+        if not self._scheduled:
+            self._schedule(coalesce=False)
 
     def _answer_no_rows(self, request: Request) -> None:
         """Answer a request for no rows without a run. Raises Failure(UNAVAILABLE).
@@ -334,12 +447,19 @@ class Lane:
         if self.circuit.open_until and self.circuit.open_until <= now:
             with suppress(Failure):
                 self.circuit.check()
+                if self.others is not None:
+                    self.others.choose()
         if not batcher.count and not cooling and not self.circuit.open_until:
             self._context.ticking.discard(self)
 
     def block(self, deaths: int, seconds: float) -> None:
-        """Refuse waiting and new requests for `seconds`: the version recently ended its worker `deaths` times."""
+        """Refuse waiting and new requests for `seconds`: the version recently ended its worker `deaths` times.
+
+        If the lane of another pool can answer them, it gets them.
+        """
         self.circuit.open(deaths, seconds)
+        if self.others is not None:
+            self.others.choose()
         waiting = self._batcher.drain()
         if self._rules is not None:
             self._rules.leave(waiting)
@@ -368,8 +488,10 @@ class Lane:
         for batch in self._in_flight.batches():
             self._answers.fail(batch.requests, failure)
 
-    def close(self) -> None:
+    def close(self, *, version_removed: bool = True) -> None:
         """Send the waiting requests of a removed version: its workers run them before they unload it.
+
+        `version_removed` False: only this pool no longer serves it.
 
         Requests that cannot be sent fail with NOT_FOUND. Batches in flight are still answered.
         """
@@ -383,7 +505,7 @@ class Lane:
             subject=Subject.VERSION,
         )
         self._answers.fail(self._batcher.drain(), not_found)
-        self._metrics.close()
+        self._metrics.close(version_removed=version_removed)
 
 
 def _is_uniform(signature: Signature) -> bool:

@@ -43,6 +43,7 @@ class LaneMetrics:
         self.refused_late: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "deadline")
         self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
         self._waiting = registry.gauge(catalogue.LANE_ROWS, *self._labels)
+        self._pending_shown = 0
         self._pending = registry.gauge(inference.PENDING, *self._of_content)
         self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
         self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
@@ -72,8 +73,9 @@ class LaneMetrics:
 
     def waiting(self, requests: int, rows: int) -> None:
         """Show how many requests and rows wait."""
-        self._pending.set(requests)
+        self._pending.add(requests - self._pending_shown)  # shared with the version's lanes in other pools
         self._waiting.set(rows)
+        self._pending_shown = requests
 
     def batch(self, header: ReplyHeader, requests: int) -> None:
         """Count the reply to a batch of `requests` (probes excluded), which all waited equally long in the stream."""
@@ -149,8 +151,15 @@ class LaneMetrics:
         self._registry.counter(catalogue.REQUESTS, *self._version, protocol, code.value).add()
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 
-    def close(self) -> None:
-        self.batching_off(False)
+    def overflowed(self, requests: int) -> None:
+        """Count requests that another pool took over."""
+        self._registry.counter(catalogue.REQUESTS_OVERFLOWED, *self._labels).add(requests)
+
+    def close(self, *, version_removed: bool) -> None:
+        """Remove the gauges. `version_removed` False: the version's lanes in other pools keep theirs."""
+        self.waiting(0, 0)
         for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
             self._registry.remove(metric, *self._labels)
-        self._registry.remove(inference.PENDING, *self._of_content)
+        if version_removed:
+            self.batching_off(False)
+            self._registry.remove(inference.PENDING, *self._of_content)

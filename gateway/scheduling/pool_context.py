@@ -48,3 +48,4 @@ class PoolContext:
     load_for: Callable[[Lane, Request], None] = lambda _lane, _request: None
     #: has the version of a lane loaded again, whose last instance went while requests were on their way
     load_again: Callable[[Lane], None] = lambda _lane: None
+    staffed: Callable[[], bool] = lambda: True  # whether the pool has a live worker

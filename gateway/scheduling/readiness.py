@@ -76,10 +76,12 @@ class ReadinessProbe:
         if not self.ready():
             return False
         lanes = self._lanes()
-        lane = next((lane for lane in lanes if lane.content_id == content_id), None)
-        if lane is not None and lane.circuit.open_until:
+        mine = [lane for lane in lanes if lane.content_id == content_id]
+        closed = [lane for lane in mine if not lane.circuit.open_until]
+        if mine and not closed:
             return False
-        return lane is None or lane.standby or not lane.replied_at or self._fresh(lane, len(lanes))
+        answering = [lane for lane in closed if lane.standby or self._fresh(lane, len(lanes))]
+        return bool(answering) or not any(lane.replied_at for lane in closed)
 
     def _probed(self, lane: Lane) -> bool:
         """Whether a probe of the lane is small enough to be sent regularly."""

@@ -93,6 +93,23 @@ class Recovery:
                 self._in_flight.retry([request], SUSPECT)
         self._dispatch()
 
+    def withdraw(self) -> list[tuple[list[Request], int]]:
+        """Withdraw the batches in flight of a lane without workers: return their unanswered requests and attempts.
+
+        A readiness probe among them fails.
+        """
+        withdrawn: list[tuple[list[Request], int]] = []
+        for batch in self._in_flight.batches():
+            self._in_flight.forget(batch)
+            unanswered = [request for request in batch.requests if not request.done]
+            for request in unanswered:
+                request.wait_until = request.answer_by  # it has waited in the queue before
+            if unanswered and unanswered[0].counted:
+                withdrawn.append((unanswered, batch.attempt))
+            else:
+                self._answers.fail(unanswered, Failure(Code.UNAVAILABLE, LOST))
+        return withdrawn
+
     def refuse(self, batch: InFlightBatch, reason: str) -> None:
         """Fail a batch that Redis did not take."""
         failure = Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1)

@@ -6,13 +6,16 @@ An adapter builds a Request with its Responder. The lane answers it once: with i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from millstream.gateway.scheduling.timing import BatchTiming
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
+
+if TYPE_CHECKING:
+    from millstream.gateway.scheduling.lane import Lane
 
 
 class Request:
@@ -27,6 +30,7 @@ class Request:
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer
+    lane: Lane  # that took it, or refused it last
 
     def __init__(
         self,

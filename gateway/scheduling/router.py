@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, name_excerpt, version_number
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Responder
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -40,6 +42,8 @@ log = logging.getLogger("millstream.router")
 _UNREAD = (
     "its workers read none of the batch formats of this gateway: another release runs them; restart them with this one"
 )
+_FAILED = "it failed to load"
+_HOLDING = frozenset({State.READY, State.DRAINING})  # states in which a worker answers the batches that it has
 REST_LEASES = 30  # cool-down of shared memory that a frozen worker may still write to, in leases
 TURN_MODELS = 16  # models whose lanes are opened in one turn of the event loop
 
@@ -57,17 +61,6 @@ class Codec(NamedTuple):
     decoder: Any
     responder: Responder
     failure: str = ""
-
-
-class ModelRoute(NamedTuple):
-    """A version that takes requests: its lane, and the parts that read requests and write replies."""
-
-    lane: Lane
-    plans: InputPlans
-    extensions: Extensions
-    decoder: Any  # these two as in Codec
-    responder: Responder
-    timeout_s: float
 
 
 class Router:
@@ -108,15 +101,16 @@ class Router:
         self._by_content_id: dict[str, ModelRoute] = {}
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
-        self.serving: list[Lane] = []  # lanes of the versions that answer requests without a version
+        self.serving: list[Lane] = []  # all lanes of the versions that answer requests without a version
         self._unservable: dict[str, str] = {}  # content id -> why its codec cannot serve it
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
+        self._staffed: frozenset[str] = frozenset()  # pools with live workers
 
     def all(self) -> list[Lane]:
         """Return the lanes of all versions, and of removed versions with batches in flight."""
         self._closed = [lane for lane in self._closed if not lane.idle]
-        return [route.lane for route in self._by_content_id.values()] + self._closed
+        return [lane for route in self._by_content_id.values() for lane in route.lanes] + self._closed
 
     def lane_of(self, content_id: str) -> Lane | None:
         """Return the lane of a version."""
@@ -125,12 +119,13 @@ class Router:
 
     async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Open, update and close lanes of the `changed` models, so that they match the snapshot."""
+        self._note_pools(snapshot)
         names = self._unrouted | set(changed)
         if not names:
             return
         routes, routes_of, by_content_id = dict(self.routes), dict(self._routes_of), dict(self._by_content_id)
         unrouted: set[str] = set()
-        removed: list[Lane] = []
+        removed: list[ModelRoute] = []
         for count, name in enumerate(names):
             if count % TURN_MODELS == 0:  # thousands of models at a first start must not delay requests
                 await asyncio.sleep(0)
@@ -144,16 +139,29 @@ class Router:
                 del routes[path]
             routes |= now
             kept = {route.lane.content_id: route for route in now.values()}
-            removed += [by_content_id.pop(content_id).lane for content_id in _content_ids(before) - kept.keys()]
+            removed += [by_content_id.pop(content_id) for content_id in _content_ids(before) - kept.keys()]
             by_content_id |= kept
         self._snapshot, self.routes, self._routes_of, self._by_content_id = snapshot, routes, routes_of, by_content_id
         self._unrouted = unrouted
-        self.serving = [route.lane for (_, version), route in routes.items() if version is None]
-        for lane in removed:
-            log.debug("lane closed: %s", lane.content_id)
-            self._unservable.pop(lane.content_id, None)
-            lane.close()
-            self._closed.append(lane)
+        self.serving = [lane for (_, version), route in routes.items() if version is None for lane in route.lanes]
+        for route in removed:
+            self._unservable.pop(route.lane.content_id, None)
+            for lane in route.lanes:
+                self._close(lane)
+
+    def _note_pools(self, snapshot: Snapshot) -> None:
+        """Note which pools have workers. If that changed, requests of cold versions may go to other pools."""
+        staffed = frozenset(worker.pool for worker in snapshot.workers)
+        if staffed != self._staffed:
+            self._staffed = staffed
+            for route in self._by_content_id.values():
+                if not route.lane.able:
+                    route.choose()
+
+    def _close(self, lane: Lane, *, version_removed: bool = True) -> None:
+        log.debug("lane closed: %s, pool %s", lane.content_id, lane.pool)
+        lane.close(version_removed=version_removed)
+        self._closed.append(lane)
 
     async def _routes(self, model: ModelView) -> tuple[dict[Path, ModelRoute], bool]:
         """Return the routes of a model's loaded versions, and whether these are all; `apply` retries the others."""
@@ -163,7 +171,9 @@ class Router:
             if not view.loaded:
                 continue
             try:
-                routes[model.name, str(number)] = await self._route(view)
+                route = self._by_content_id.get(view.manifest.content_id) or await self._new_route(view)
+                complete &= await self._update_lanes(route, view)
+                routes[model.name, str(number)] = route
             except (Failure, OSError) as error:
                 log.warning("version %s of %s is not reachable: %s", number, model.name, error)
                 complete = False
@@ -171,26 +181,49 @@ class Router:
             routes[model.name, None] = routes[model.name, str(model.serving)]
         return routes, complete
 
-    async def _route(self, view: VersionView) -> ModelRoute:
+    async def _new_route(self, view: VersionView) -> ModelRoute:
         manifest = view.manifest
-        route = self._by_content_id.get(manifest.content_id)
-        if route is None:
-            context = await self._context(view.pools[0])
-            rows_max = manifest.config.rows_max if manifest.signature.batching else 1
-            log.debug("lane opened: %s", manifest.content_id)
-            lane = Lane(
-                manifest,
-                context,
-                Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min),
-                LaneMetrics(self._registry, manifest, context.pool),
-            )
-            limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
-            plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
-            codec = await self._codec(manifest, plans)
-            timeout_s = manifest.config.timeout_ms_default / 1000
-            route = ModelRoute(lane, plans, codec.extensions, codec.decoder, codec.responder, timeout_s)
-        self._update_instances(route.lane, view)
-        return route
+        rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+        limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
+        plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
+        codec = await self._codec(manifest, plans)
+        timeout_s = manifest.config.timeout_ms_default / 1000
+        rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None
+        return ModelRoute(plans, codec.extensions, codec.decoder, codec.responder, timeout_s, rules)
+
+    async def _update_lanes(self, route: ModelRoute, view: VersionView) -> bool:
+        """Open and close lanes of a route for the version's pools, and apply what the workers report.
+
+        Returns whether all lanes could be opened. Raises Failure or OSError if there is none.
+        """
+        lanes = {lane.pool: lane for lane in route.lanes}
+        unreachable: Failure | OSError | None = None
+        for pool in view.pools:
+            if pool in lanes:
+                continue
+            try:
+                lanes[pool] = self._open(view.manifest, await self._context(pool), route.rules)
+            except (Failure, OSError) as error:
+                unreachable = error
+                log.warning("%s: pool %s is not reachable: %s", view.manifest.content_id, pool, error)
+        wanted = [lanes[pool] for pool in view.pools if pool in lanes]
+        if unreachable is not None and not wanted:
+            raise unreachable
+        before = route.lanes
+        route.set_lanes(wanted)
+        for lane in wanted:
+            self._update_instances(lane, view)
+        route.choose()
+        for lane in before:
+            if lane not in wanted:
+                route.move_from(lane)
+                self._close(lane, version_removed=False)
+        return unreachable is None
+
+    def _open(self, manifest: Manifest, context: PoolContext, rules: QueueRules | None) -> Lane:
+        log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
+        packer = Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min)
+        return Lane(manifest, context, packer, LaneMetrics(self._registry, manifest, context.pool), rules)
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
         """Return the codec of a version. A codec's failure refuses only its version, with the reason."""
@@ -224,19 +257,22 @@ class Router:
                 circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
                 load_for=self.demands.check,
                 load_again=self.demands.wanted,
+                staffed=lambda: pool in self._staffed,
             )
         return self._contexts[pool]
 
     def _update_instances(self, lane: Lane, view: VersionView) -> None:
-        ready = [replica for replica in view.replicas if replica.instance.state is State.READY]
+        replicas = [replica for replica in view.replicas if replica.worker.pool == lane.pool]
+        ready = [replica for replica in replicas if replica.instance.state is State.READY]
+        lane.held = any(replica.instance.state in _HOLDING for replica in replicas)
         batch_format = agreed_format(BATCH_FORMATS, [replica.worker.batch_formats for replica in ready])
         unread = _UNREAD if ready and batch_format is None else None
         ready = [replica for replica in ready if batch_format in replica.worker.batch_formats]
         # Each worker measures by itself: use the profile of the worker that has measured the largest batch.
         measured = max(ready, key=lambda replica: max(replica.instance.profile, default=0)).instance if ready else None
         profile = Profile(measured.profile if measured is not None else {})
-        same_host = bool(ready) and all(replica.worker.host == self._host for replica in view.replicas)
-        failed = view.reason or "it failed to load" if view.state is State.FAILED else None
+        same_host = bool(ready) and all(replica.worker.host == self._host for replica in replicas)
+        failed = _failure(view, replicas)
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = measured.rows_efficient if measured is not None else 1
         lane.standby = view.on_demand and not ready
@@ -264,6 +300,14 @@ class Router:
         if route is None:
             raise not_found(f"Request for unknown model: '{name_excerpt(model)}' is not found", Subject.MODEL)
         return route
+
+
+def _failure(view: VersionView, replicas: Sequence[Replica]) -> str | None:
+    """Return why the workers of one pool, which have these `replicas`, cannot serve a version; None: they can."""
+    if view.state is State.FAILED:
+        return view.reason or _FAILED
+    states = {replica.instance.state for replica in replicas}
+    return replicas[0].instance.reason or _FAILED if states == {State.FAILED} else None
 
 
 def _content_ids(routes: Mapping[Path, ModelRoute]) -> set[str]:

@@ -101,6 +101,12 @@ REQUESTS = Metric(
 REQUESTS_REFUSED = Metric(
     "millstream_requests_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",)
 )
+REQUESTS_OVERFLOWED = Metric(
+    "millstream_requests_overflowed_total",
+    Kind.COUNTER,
+    "Requests that a pool could not answer, and that another pool of the version took.",
+    _LANE,
+)
 REQUESTS_IN_FLIGHT = Metric(
     "millstream_requests_in_flight", Kind.GAUGE_SUM, "Requests that are admitted and not yet answered."
 )

@@ -83,6 +83,7 @@ class ProducerLink:
         self.received_bytes = 0
         self.reconnects = 0
         self._gateway = gateway
+        self._names = f"{gateway}-{keys.pool}-"  # the links of a gateway to several pools share its batches by name
         self._numbers = itertools.count(1)
         self._address = address
         self._on_reply = on_reply
@@ -113,7 +114,7 @@ class ProducerLink:
 
     def new_name(self) -> str:
         """Return a name for a batch that is unique among all gateways."""
-        return f"{self._gateway}-{next(self._numbers):x}"
+        return f"{self._names}{next(self._numbers):x}"
 
     async def start(self) -> None:
         """Connect. Raises what the first attempt raises; lost connections are restored in the background."""

@@ -24,7 +24,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Callers
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.loader import RepositoryLoader

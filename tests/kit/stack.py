@@ -171,14 +171,15 @@ class Stack:
         return self.settled(name, document["version"])
 
     def settled(self, name: str, version: int) -> dict[str, Any]:
-        """Wait until every gateway reports a version ready in every worker of its pool; return its document."""
-        workers = sum(1 for process in self.pids() if process.startswith("cpu-"))
+        """Wait until every gateway reports a version ready in every worker of its pools; return its document."""
+        running = [process.rpartition("-")[0] for process in self.pids()]
 
         def ready(gateway: httpx2.Client) -> dict[str, Any] | None:
             reply = gateway.get(f"/admin/v1/models/{name}/versions/{version}")
             document: dict[str, Any] = reply.json()
             instances = document.get("instances", [])
             states = [instance["state"] for instance in instances]
+            workers = sum(running.count(pool) for pool in document.get("pools", []))
             return document if states == ["ready"] * workers else None
 
         document: dict[str, Any] = {}

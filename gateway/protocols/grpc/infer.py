@@ -19,7 +19,7 @@ from millstream.gateway.protocols.grpc.envelopes import Envelopes, inputs_of
 from millstream.gateway.protocols.grpc.example import advice_text, with_advice
 from millstream.gateway.protocols.grpc.messages import PACKED, Messages, parse_infer, set_compression
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import Code, Failure, invalid

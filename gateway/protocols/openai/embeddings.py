@@ -21,7 +21,7 @@ from millstream.gateway.protocols.openai.tokenizer_thread import TokenizerThread
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_numbers import dump_numbers

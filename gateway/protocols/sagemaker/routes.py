@@ -36,7 +36,7 @@ from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import rows_body
 from millstream.gateway.tensors.forms import CSV, NPY

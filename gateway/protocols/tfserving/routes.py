@@ -35,7 +35,7 @@ from millstream.gateway.protocols.tfserving.schemas import (
     SignatureMetadata,
 )
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs

@@ -14,7 +14,7 @@ from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, cont
 from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
 from millstream.gateway.protocols.torchserve.predictions import read, write
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body
 from millstream.gateway.tensors.forms import CSV, NPY
 from millstream.gateway.tensors.outputs import size_of

@@ -6,7 +6,7 @@ from millstream.gateway.protocols.v2.call import InferCall
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.scheduling.caller import Caller, RequestOptions
-from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.model_route import ModelRoute
 
 
 async def infer_v2(

@@ -48,7 +48,6 @@ class RestRequest(Request):
     accept_encoding: bytes | None
     load_format: bytes | None = None
     done_with: Done
-    lane: Lane
 
     @property
     def id(self) -> str:

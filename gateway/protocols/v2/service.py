@@ -18,7 +18,8 @@ from millstream.gateway.protocols.http.compression import decompress
 from millstream.gateway.protocols.v2.decode import InferCall, parse_header_length
 from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.protocols.v2.responder import Done, RestRequest
-from millstream.gateway.scheduling.router import ModelRoute, Router
+from millstream.gateway.scheduling.model_route import ModelRoute
+from millstream.gateway.scheduling.router import Router
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.offload import run_in_thread_if_large
@@ -106,7 +107,6 @@ class InferService:
             header_bytes = None if length is None else parse_header_length(length)
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
                 return self._submit_large(_Submission(model, version, headers, body, done, request_id), header_bytes)
-            lane = route.lane
             call: InferCall = route.decoder.decode(body, header_bytes)
             inputs, options = call
             rows, _, _, _, timeout_s, priority, _, shared_memory_bytes = options
@@ -117,10 +117,9 @@ class InferService:
             request.accept_encoding = accept_encoding
             request.done_with = done
             request.request_id = request_id
-            request.lane = lane
             if load_format is not None:
                 request.load_format = load_format
-            lane.add(request, len(body) + shared_memory_bytes)
+            route.lane.add(request, len(body) + shared_memory_bytes)
         except Failure as failure:
             if route is not None:
                 with request_context(request_id):
@@ -176,7 +175,6 @@ class InferService:
         request.done_with = submission.done
         request.request_id = submission.request_id
         request.load_format = submission.headers.load_format
-        request.lane = route.lane
         # Numbers may be larger in raw form than as text.
         size_bytes = max(len(submission.body), sum(tensor.size_bytes for tensor in inputs))
         route.lane.add(request, size_bytes + options.shared_memory_bytes)
