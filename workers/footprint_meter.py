@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.process.allocator import trim
+from millstream.services.process.allocator import return_freed
 from millstream.services.process.memory_use import MemoryUse, mapped_bytes, memory_use, reset_peak
 
 SAMPLES = 5
@@ -39,7 +39,7 @@ class FootprintMeter:
     def __init__(self, runs: Callable[[], int], folder: Path) -> None:
         self._runs = runs
         self._folder = folder
-        trim()
+        return_freed()
         self._runs_before = runs()
         self._before = _least()
         self._peak_known = reset_peak()
@@ -47,7 +47,7 @@ class FootprintMeter:
     def end(self) -> Measurement:
         """Return what the process took since the meter was made."""
         peak = memory_use().peak if self._peak_known else 0
-        trim()
+        return_freed()
         after = _least()
         resident = max(0, after.anonymous + after.swapped - self._before.anonymous - self._before.swapped)
         resident += mapped_bytes(self._folder)

@@ -11,7 +11,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.prediction import bounded, larger
 from millstream.services.placement.views import Footprint
-from millstream.services.process.allocator import trim
+from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import Measured, file_bytes, kind_of
 from millstream.workers.backends.base import OutOfMemory
@@ -74,7 +74,7 @@ class LoadMemory:
                 manifest, Measured(resident_bytes=need.resident_bytes, peak_bytes=need.peak_bytes, measured=False)
             )
         self.budget.begin_unload(content_id)
-        trim()
+        return_freed()
         self.budget.freed(content_id)
 
     def _keep(self, manifest: Manifest, measured: Measured) -> None:

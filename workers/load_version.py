@@ -19,6 +19,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.model.version_files import describe_file
+from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.low_priority import at_low_priority, lower_priority
 from millstream.services.settings import child_environment
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, Stop
@@ -74,10 +76,10 @@ def load(
             f"the backend {at.backend.name} loads {' and '.join(sorted(at.backend.formats))}, and this version is "
             f"{manifest.source_format}: serve it in a pool with a backend that does",
         )
-    verify(folder, manifest)
+    at_low_priority(lambda: verify(folder, manifest))
     at.backend.prepare(at.device)
-    if at.budget is not None:
-        at.budget.base_grew()
+    if at.budget is not None and at.budget.base_grew():
+        freeze_gc()  # the library's objects, which stay
     meter = FootprintMeter(at.runs, folder)
     instance = at.backend.load(folder / manifest.served, manifest.signature, at.device, at.threads, stop)
     try:
@@ -85,6 +87,7 @@ def load(
             instance = Reshaped(instance, manifest.signature)
         stop.on_request(instance.terminate)
         warming(instance)
+        lower_priority()  # not before: threads that a library starts while it loads inherit it, and serve later
         warm_up(instance, manifest, folder)
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         profile = measure(instance, manifest.signature, rows_max, MEASURE_S_MAX)

@@ -73,11 +73,12 @@ class MemoryBudget:
         with self._lock:
             return self._settled.get(content_id) or self._reserved.get(content_id)
 
-    def base_grew(self) -> None:
-        """Count what the process has now as its base: the library was imported. No effect after the first load."""
+    def base_grew(self) -> bool:
+        """Count what the process has now as its base: the library was imported. False, and no effect, later on."""
         with self._lock:
             if not self._loaded_before:
                 self._base = max(self._base, self._real_bytes() + self._spare)
+            return not self._loaded_before
 
     def reserve(self, content_id: str, footprint: Footprint) -> bool:
         """Reserve the bytes of a load; False if they are not free, and nothing is reserved.

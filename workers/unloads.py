@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from millstream.services.process.allocator import trim
+from millstream.services.process.allocator import return_freed
 from millstream.services.wire.records import State
 from millstream.workers.consumer import Consumer
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
@@ -63,7 +63,7 @@ class Unloads:
         if not loads:
             if model.instance is not None:
                 model.instance.close()
-                trim()
+                return_freed()
             self._budget.freed(content_id)
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=about)

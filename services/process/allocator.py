@@ -24,6 +24,14 @@ def trim() -> None:
     threads cannot allocate.
     """
     gc.collect()
+    return_freed()
+
+
+def return_freed() -> None:
+    """Return freed pages of all arenas. Other threads run meanwhile, unless they allocate.
+
+    Beside traffic this is to be used instead of `trim`: collecting cycles stops all threads for milliseconds.
+    """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:  # glibc only
         malloc_trim(0)

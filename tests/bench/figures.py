@@ -21,6 +21,7 @@ import numpy as np
 from tests.bench import grpc_load, servers
 from tests.bench.errors import LoadError
 from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
+from tests.bench.loads import LOADS_BACK, measure_loads
 from tests.bench.processes import GATEWAY, WORKER, Memory, memory, pin, running_module
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
@@ -303,8 +304,33 @@ def storm(folder: Path, say: Say) -> Result:
     return Result(figures, ())
 
 
+def loads(folder: Path, say: Say) -> Result:
+    """Measure a hot model beside a stream of loads, and the worker's memory after many loads and unloads."""
+    found = measure_loads(folder, say)
+    quiet_ms, beside_ms = median(found.quiet_p99_ms), median(found.beside_p99_ms)
+    figures = (
+        Figure(
+            name="p99 of a neighbour during loads",
+            measured=found.slowdown,
+            bound=1.5,
+            unit="x its quiet value",
+            detail=f"{beside_ms:.1f} ms, quiet {quiet_ms:.1f} ms, {found.loads} loads",
+            at_most=True,
+        ),
+        Figure(
+            name=f"memory back after {LOADS_BACK}",
+            measured=found.after_mb / found.before_mb,
+            bound=1.1,
+            unit="x before",
+            detail=f"{found.after_mb:.0f} MB, before {found.before_mb:.0f} MB",
+            at_most=True,
+        ),
+    )
+    return Result(figures, ())
+
+
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Measure everything in about `rounds` x 11 x `seconds` plus three minutes. Raises LoadError or StartError."""
+    """Measure everything in about `rounds` x 11 x `seconds` plus seven minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         folder = Path(name)
         parts = [
@@ -312,6 +338,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             grpc_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
             storm(folder, say),
+            loads(folder, say),
             idle_memory(folder, say),
         ]
     return Result(

@@ -166,6 +166,18 @@ def weighty(size_bytes: int) -> onnx.ModelProto:
 
 
 @_builder
+def heavy(size_bytes: int) -> onnx.ModelProto:
+    """ "x" FP32 [N, 1024] -> "y" FP32 [N, 1], with a matrix of `size_bytes` that an instance keeps."""
+    weights = np.full((1024, size_bytes // 4 // 1024), 0.5)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weights"], ["products"]),
+        helper.make_node("ReduceSum", ["products", "axes"], ["y"], keepdims=1),
+    ]
+    initializers = [_float("weights", weights), _integer("axes", [1])]
+    return _model(nodes, [_value("x", "FP32", ["N", 1024])], [_value("y", "FP32", ["N", 1])], initializers)
+
+
+@_builder
 def fragile() -> onnx.ModelProto:
     """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0, and -1 ends the
     process (SIGFPE).

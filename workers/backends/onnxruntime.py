@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
-from millstream.services.process.allocator import trim
+from millstream.services.process.allocator import return_freed
+from millstream.services.process.low_priority import lower_priority
 from millstream.services.settings import disable_library_telemetry
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
@@ -97,12 +98,24 @@ def _check_readable(path: Path) -> None:
 
 
 def _too_large(error: Exception, path: Path) -> OutOfMemory:
-    trim()
+    return_freed()
     return OutOfMemory(f"there is no memory for the model: {_reason(error, path)}")
+
+
+class _LowerPriority:
+    """An empty collection that lowers the priority of the thread which reads it."""
+
+    def __iter__(self) -> Iterator[str]:
+        lower_priority()
+        return iter(())
 
 
 def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
     """Return a session on `device`, or raise Failure; ONNX Runtime itself would silently use the CPU instead.
+
+    In a thread other than the main one, most of the work is done at low priority. The session's own threads must not
+    inherit that, since they serve later: `disabled_optimizers` is read when they have started, and before the graph is
+    optimised.
 
     Single operators without a kernel for the device may still run on the CPU (shape arithmetic belongs there), so
     session.disable_cpu_ep_fallback stays off; the device's provider must be active.
@@ -117,7 +130,9 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
         )
     state = runtime.capi.onnxruntime_pybind11_state
     try:
-        session = runtime.InferenceSession(path, options, providers=providers, enable_fallback=0)
+        session = runtime.InferenceSession(
+            path, options, providers=providers, enable_fallback=0, disabled_optimizers=_LowerPriority()
+        )
     except MemoryError as error:
         raise _too_large(error, path) from error
     except (state.EPFail, state.EngineError, state.RuntimeException, RuntimeError) as error:
@@ -226,7 +241,7 @@ class OnnxRuntimeInstance:
 
     def close(self) -> None:
         self._session = None
-        trim()
+        return_freed()
 
 
 class OnnxRuntime:
