@@ -18,7 +18,9 @@ from redis.exceptions import RedisError
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.keys import InstallationKeys, PoolKeys
 from millstream.services.queue.record_cache import Fetched, Needed, RecordCache
+from millstream.services.queue.scripts import script
 from millstream.services.queue.url import RedisAddress, async_client
+from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.cluster_state")
@@ -193,6 +195,16 @@ class ClusterState:
         """Return seconds since the epoch on the Redis clock: the clocks of machines differ."""
         seconds, microseconds = await self._redis.time()
         return int(seconds) + int(microseconds) / 1e6
+
+    async def order(self, pool: str, worker: str, order: Order) -> bool:
+        """Give a live worker an order that is not the controller's; returns False if it is gone."""
+        keys = self._keys.pool(pool)
+        names = (*keys.scheduling, keys.fence)
+        arguments = (keys.prefix, order.token, worker, order.model_dump_json())
+        try:
+            return bool(await self._redis.eval(script("order").text, len(names), *names, *arguments))
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
 
     async def now(self) -> float:
         """Return seconds since the epoch on the Redis clock."""

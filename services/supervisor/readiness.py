@@ -1,22 +1,31 @@
-"""Waits until a replacement can take over: a gateway signals readiness, a worker's record lists its loaded versions."""
+"""Waits until a replacement can take over: a gateway signals readiness, a worker has what the old one has.
+
+What a new worker does not load by itself, because not all versions of its pool fit into its memory, it is ordered to
+load: the calls that the old worker answered find their versions loaded in the new one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 
 from millstream.services.errors import Code, Failure
+from millstream.services.placement.views import RefusalKind
 from millstream.services.process.backoff import with_jitter
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.supervisor.child import Child
+from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State, WorkerRecord
 from millstream.services.wire.worker_id import worker_id
 
 POLL_S = 0.1
 GATEWAY_S_MAX = 60.0
+ORDERS_MAX = 4  # that a new worker has not begun
 LOAD_S_MAX = 300.0  # longest wait for the next version to be loaded and warmed up
 
 
@@ -38,16 +47,41 @@ async def wait_until_ready(old: Child, new: Child, address: RedisAddress, keys: 
 async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> None:
     previous: frozenset[str] | None = None
     since = time.monotonic()
+    ordered: set[str] = set()
     while True:
-        missing = missing_versions(await _records(cluster_state), _id(old), _id(new))
+        records = await _records(cluster_state)
+        missing = missing_versions(records, _id(old), _id(new))
         if missing is not None and not missing:
             return
+        for content_id in unordered(records, _id(new), missing or frozenset(), ordered):
+            if await _order(cluster_state, records, _id(new), content_id):
+                ordered.add(content_id)
         if missing != previous:
             previous, since = missing, time.monotonic()
         elif time.monotonic() > since + LOAD_S_MAX:
             what = f" {len(missing)} versions ({min(missing)})" if missing else ""
             raise Failure(Code.UNAVAILABLE, f"after {LOAD_S_MAX:g} s it has not loaded{what}")
         await asyncio.sleep(with_jitter(POLL_S))
+
+
+def unordered(
+    workers: Sequence[WorkerRecord], new: str, missing: frozenset[str], ordered: AbstractSet[str]
+) -> list[str]:
+    """Return the content ids that worker `new` is to be ordered to load now: `missing`, and not begun by itself."""
+    record = next((worker for worker in workers if worker.id == new), None)
+    if record is None or not record.token:  # it has not decided yet what it loads by itself
+        return []
+    begun = {instance.content_id for instance in record.instances}
+    waiting = len((ordered & missing) - begun)
+    return sorted(missing - begun - ordered)[: max(0, ORDERS_MAX - waiting)]
+
+
+async def _order(cluster_state: ClusterState, workers: Sequence[WorkerRecord], new: str, content_id: str) -> bool:
+    pool = next(worker.pool for worker in workers if worker.id == new)
+    order = Order(do="load", content_id=content_id, why="the worker that had it is replaced")
+    with suppress(Failure):  # Redis is unavailable: try again
+        return await cluster_state.order(pool, new, order)
+    return False
 
 
 async def _records(cluster_state: ClusterState) -> Sequence[WorkerRecord]:
@@ -64,7 +98,8 @@ def _id(child: Child) -> str:
 def missing_versions(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:
     """Return the content ids that worker `old` can run and `new` cannot yet; None if `new` has no record yet.
 
-    Raises Failure(MODEL) with the reason for a version that `new` failed to load.
+    Versions for which `new` finds no memory are not among them: their next call decides what makes room. Raises
+    Failure(MODEL) with the reason for a version that `new` failed to load.
     """
     records = {worker.id: worker for worker in workers}
     if new not in records:
@@ -72,9 +107,14 @@ def missing_versions(workers: Sequence[WorkerRecord], old: str, new: str) -> fro
     instances = {instance.content_id: instance for instance in records[new].instances}
     ready = {content_id for content_id, instance in instances.items() if instance.state is State.READY}
     instances_of_old = records[old].instances if old in records else ()
-    missing = frozenset(instance.content_id for instance in instances_of_old if instance.state is State.READY) - ready
+    refused = {refusal.content_id for refusal in records[new].refusals if refusal.kind != RefusalKind.FAILED}
+    can_run = frozenset(instance.content_id for instance in instances_of_old if instance.state is State.READY)
+    missing = can_run - ready - refused
     for content_id in sorted(missing & instances.keys()):
         failed = instances[content_id]
         if failed.state is State.FAILED:
             raise Failure(Code.MODEL, f"version {failed.version} of {failed.model} failed: {failed.reason}")
+    for refusal in records[new].refusals:
+        if refusal.content_id in missing:
+            raise Failure(Code.MODEL, f"{refusal.content_id} failed: {refusal.reason}")
     return missing

@@ -41,9 +41,11 @@ def with_locks(address: RedisAddress, steps: Callable[..., Awaitable[None]], *na
 
     async def run() -> None:
         locks = [LeaderLock(address, KEYS, name, life_s) for name in names]
-        await steps(*locks)
-        for lock in locks:
-            await lock.close()
+        try:
+            await steps(*locks)
+        finally:
+            for lock in locks:
+                await lock.close()
 
     asyncio.run(run())
 
@@ -117,6 +119,21 @@ def test_orders_of_an_earlier_leader_are_refused(server, stored):
         assert not stored.exists(CPU.orders("gone"))
 
     with_locks(server, steps, "first", "second")
+
+
+def test_orders_of_others_than_controllers_are_not_fenced(server, stored):
+    stored.zadd(CPU.workers, {"w": 1})
+
+    async def steps(first: LeaderLock) -> None:
+        assert await first.fence(["cpu"], 5)
+        cluster_state = ClusterState(server, KEYS)
+        assert await cluster_state.order("cpu", "w", order(0))
+        assert not await cluster_state.order("cpu", "gone", order(0))
+        await cluster_state.close()
+        assert [one.token for one in await first.waiting_orders("cpu", "w")] == [0]
+        assert stored.get(CPU.fence) == b"5"
+
+    with_locks(server, steps, "first")
 
 
 def test_everybody_can_see_who_leads(server, stored):

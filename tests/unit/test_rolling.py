@@ -15,9 +15,9 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent, send_request
 from millstream.services.supervisor.plan import Program
-from millstream.services.supervisor.readiness import missing_versions
+from millstream.services.supervisor.readiness import missing_versions, unordered
 from millstream.services.supervisor.rolling import Rolling
-from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
 
 PATIENCE_S = 30.0
 
@@ -255,6 +255,28 @@ def test_a_worker_is_ready_when_it_has_loaded_the_versions_of_the_old_one():
         missing(a=State.READY, b=State.FAILED)
     # the old one is gone, or Redis forgot it: nothing is known that the new one should do
     assert missing_versions([worker("new")], "old", "new") == frozenset()
+
+
+def test_a_new_worker_is_ordered_to_load_what_it_does_not_load_by_itself():
+    new = worker("new", a=State.LOADING)
+    missing = frozenset("abcdefgh")
+    assert unordered([new], "new", missing, set()) == []  # it follows no state of the repository yet
+    new = new.model_copy(update={"token": "t"})
+    assert unordered([new], "new", missing, set()) == ["b", "c", "d", "e"]
+    assert unordered([new], "new", missing, set("bcde")) == []
+    more = worker("new", a=State.READY, b=State.LOADING, c=State.WARMING).model_copy(update={"token": "t"})
+    assert unordered([more], "new", missing - {"a"}, set("bcde")) == ["f", "g"]
+    assert unordered([], "new", missing, set()) == []
+
+
+def test_a_new_worker_without_memory_for_a_version_is_ready_without_it():
+    old, new = worker("old", a=State.READY, b=State.READY), worker("new", a=State.READY)
+    refusal = RefusalRecord(content_id="b", kind="nothing_evictable", reason="it takes 9 bytes, 1 is free", until=9)
+    assert missing_versions([old, new], "old", "new") == frozenset("b")
+    assert missing_versions([old, new.model_copy(update={"refusals": (refusal,)})], "old", "new") == frozenset()
+    failed = refusal.model_copy(update={"kind": "failed", "reason": "damaged"})
+    with pytest.raises(Failure, match="b failed: damaged"):
+        missing_versions([old, new.model_copy(update={"refusals": (failed,)})], "old", "new")
 
 
 def talk(path: Path, work: Any, handle: Any) -> None:

@@ -2,7 +2,7 @@
 -- KEYS: leader, leader_token
 -- ARGV: controller, life of the lead (ms)
 -- returns {token, leader}: the controller leads with this fencing token; {0, leader}: another one leads
--- The token grows with each new leader. It is at least the time, so that it also grows when Redis lost its data.
+-- The token grows with each new leader. It is at least the time (us), so that it also grows when Redis lost its data.
 local LEADER, LAST = KEYS[1], KEYS[2]
 local name, life_ms = ARGV[1], ARGV[2]
 local known = redis.call('GET', LEADER)
@@ -13,8 +13,8 @@ if known then
   return {tonumber(token), name}
 end
 local now = redis.call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local token = string.format('%.0f', math.max(tonumber(redis.call('GET', LAST) or 0) + 1, now_ms))
+local now_us = now[1] * 1e6 + now[2]
+local token = string.format('%.0f', math.max(tonumber(redis.call('GET', LAST) or 0) + 1, now_us))
 redis.call('SET', LAST, token)
 redis.call('SET', LEADER, token .. ' ' .. name, 'PX', life_ms)
 return {tonumber(token), name}
