@@ -63,9 +63,13 @@ from millstream.workers.loader import Limits
 from millstream.workers.memory_budget import SPARE_BYTES, MemoryBudget
 from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.reconciler import PoolMember, Reconciler
+from millstream.workers.orders import OrderThread
+from millstream.workers.reconciler import Reconciler
+from millstream.workers.residency import Residency
 from millstream.workers.unloads import Unloads
+from millstream.workers.usage_log import UsageLog
 from millstream.workers.version_loads import LoadGuard, VersionLoads
+from millstream.workers.wanted import WantedVersions
 from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog
 from millstream.workers.worker import Worker
 
@@ -164,9 +168,14 @@ class WorkerProcess:
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
         limit = MemoryLimit(budget_bytes)
         self._budget = MemoryBudget(budget_bytes, spare_bytes=SPARE_BYTES, follow=limit.follow)
-        self._models = LoadedModels()
+        self._models = LoadedModels(UsageLog(), lambda: self._clock.offset_ms / 1000)
         self._heartbeat = Heartbeat(
-            self._connect, self._record, self._models.lanes, settings.queue_lease_s, self.metrics.redis_answers
+            self._connect,
+            self._record,
+            self._models.lanes,
+            settings.queue_lease_s,
+            self._models.changing_lanes,
+            self.metrics.redis_answers,
         )
         self._models.on_change = self._heartbeat.beat_now
         self._load_stuck = threading.Event()
@@ -181,11 +190,21 @@ class WorkerProcess:
                 Limits(settings.worker_load_s_max, settings.worker_warm_up_s_max),
                 self._replace,
             ),
+            lambda: self._clock.now_ms() / 1000,
         )
         stopping = threading.Event()
-        unloads = Unloads(self._connect, self._models, self.metrics, stopping, self._budget)
-        member = PoolMember(identity.pool, identity.number, self._environment.backend.formats)
-        self._reconciler = Reconciler(repository, member, self._models, self._loads, unloads, stopping)
+        unloads = Unloads(
+            self._connect, self._models, self.metrics, stopping, self._budget, self._heartbeat.add_lanes_again
+        )
+        self._residency = Residency(
+            identity.worker, identity.pool, identity.number, self._models, self._loads, unloads, self._clock
+        )
+        self._residency.refusals.on_change = self._heartbeat.beat_now
+        versions = WantedVersions(repository, identity.pool, self._environment.backend.formats)
+        self._reconciler = Reconciler(
+            repository, versions, self._models, self._loads, unloads, self._residency, stopping
+        )
+        self._orders = OrderThread(self._connect, self._residency)
         self._mark = _run_mark(runs, identity.worker)
         grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
         self._watchdog = Watchdog(
@@ -204,7 +223,8 @@ class WorkerProcess:
         self.loop = Worker(
             self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog
         )
-        self._drain = DrainThread(self.loop.stop, self._leave_early, settings.drain_s)
+        self._draining = threading.Event()
+        self._drain = DrainThread(self._begin_drain, self._leave_early, settings.drain_s)
 
     def start(self) -> None:
         """Start the threads; the main loop is run by the caller, in the main thread."""
@@ -216,6 +236,7 @@ class WorkerProcess:
         self._watchdog.start()
         self._heartbeat.start()
         self._reconciler.start()
+        self._orders.start()
         IdleTrimmer(lambda: self.loop.runs, lambda: self.loop.waiting).start()
         freeze_gc()
 
@@ -225,6 +246,7 @@ class WorkerProcess:
         If this takes too long, the drain thread ends the process.
         """
         # No entry is delivered any longer: the main loop has left the idle workers.
+        self._orders.stop()
         self._reconciler.stop()  # no further version is loaded, and no lane is added
         self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
         _leave(self._connect)  # what it might still lease goes to other workers
@@ -261,6 +283,7 @@ class WorkerProcess:
     def _record(self) -> WorkerRecord:
         used_bytes = self._budget.used_bytes
         self.metrics.memory(self._budget.budget_bytes, used_bytes)
+        token = self._reconciler.token  # first: the instances follow this state, or a later one
         return WorkerRecord(
             id=self._identity.worker,
             pool=self._identity.pool,
@@ -274,12 +297,21 @@ class WorkerProcess:
             instances=self._models.records(),
             budget_bytes=self._budget.budget_bytes,
             used_bytes=used_bytes,
+            draining=self._draining.is_set(),
+            token=token,
+            refusals=self._residency.refusals.records(),
         )
 
     def _replace(self) -> None:
         """Shut down because a load cannot be ended; the supervisor starts a new process."""
         self._load_stuck.set()
         self._drain.begin()
+
+    def _begin_drain(self) -> None:
+        """Take no more work: gateways and the controller have other workers load from now on."""
+        self._draining.set()
+        self._heartbeat.beat_now()
+        self.loop.stop()
 
     def _leave_early(self) -> None:
         """Give all batches back near the end of the drain time, while a run is still in progress."""

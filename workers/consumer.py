@@ -20,7 +20,10 @@ from millstream.workers.lease import Lease
 from millstream.workers.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
-_SCRIPTS = ("next", "add_lanes", "remove_lane", "recover", "pass_on", "beat", "store_instances", "reclaim", "give_back")
+_SCRIPTS = (
+    "next", "add_lanes", "remove_lane", "release_lane", "lanes_in_use", "recover", "pass_on", "beat", "store_instances",
+    "reclaim", "give_back", "demand", "end_demand",
+)  # fmt: skip
 log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
@@ -221,9 +224,9 @@ class Consumer:
         self._link.call("DEL", self._keys.running(self._worker))
 
     def add_lanes(self, lanes: Sequence[str]) -> None:
-        """Serve these lanes from now on."""
+        """Serve these lanes from now on; demands for them are met."""
         if lanes:
-            own = (self._keys.lanes(self._worker), self._keys.draining(self._worker))
+            own = (self._keys.lanes(self._worker), self._keys.draining(self._worker), self._keys.demands)
             self._script("add_lanes", own, self._worker, *lanes)
 
     def remove_lane(self, lane: str) -> None:
@@ -231,6 +234,30 @@ class Consumer:
         keys = self._keys
         own = (keys.lanes(self._worker), keys.draining(self._worker), keys.stream(lane))
         self._script("remove_lane", own, self._worker, lane)
+
+    def release_lane(self, lane: str, others_min: int) -> bool:
+        """Stop serving a lane; False, without a change, if it is in use or fewer than `others_min` others serve it."""
+        own = (self._keys.lanes(self._worker), self._keys.stream(lane))
+        return bool(self._script("release_lane", own, self._worker, lane, others_min))
+
+    def lanes_in_use(self, counted: Sequence[str], lanes: Sequence[str]) -> tuple[dict[str, int], set[str]]:
+        """Return how many workers serve each of the `counted` lanes, and which of `lanes` have entries."""
+        holders, used = self._script("lanes_in_use", (), len(counted), *counted, *lanes)
+        return dict(zip(counted, map(int, holders), strict=True)), {lane.decode() for lane in used}
+
+    def take_order(self, timeout_s: float) -> bytes | None:
+        """Return the next order to this worker (wire.orders), after at most `timeout_s`; None: there is none."""
+        popped = self._link.call("BLPOP", self._keys.orders(self._worker), str(timeout_s))
+        return popped[1] if popped else None
+
+    def demand(self, lane: str, life_ms: int, order: bytes) -> bool:
+        """Give this worker an order, as a gateway does; False: another worker serves the lane or has such an order."""
+        worker, _ = self._script("demand", (self._keys.demands,), lane, life_ms, order, self._worker)
+        return bool(worker.decode() == self._worker)
+
+    def end_demand(self, lane: str) -> None:
+        """Let another worker be ordered to load the version: this worker does not load it."""
+        self._script("end_demand", (self._keys.demands,), lane, self._worker)
 
     def pending(self, lane: str) -> int:
         """Return the number of unacknowledged entries of a lane, delivered or not."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from millstream.services.errors import Failure
 from millstream.services.process.backoff import Backoff
@@ -30,7 +31,9 @@ class Heartbeat:
 
     Args:
         record: builds the record to publish.
-        lanes: returns the lanes to add again when Redis may have forgotten them.
+        lanes: returns the lanes to serve, each with an object of its own for each instance that serves it. They are
+            added to Redis when they are new, and when Redis may have forgotten them.
+        changing_lanes: locked while `lanes` is called and new ones are added; locked elsewhere to remove lanes.
         on_redis: called with True after each beat, and with False when a beat did not reach Redis.
     """
 
@@ -38,14 +41,17 @@ class Heartbeat:
         self,
         connect: Callable[[], Consumer],
         record: Callable[[], WorkerRecord],
-        lanes: Callable[[], list[str]],
+        lanes: Callable[[], Mapping[str, object]],
         lease_s: float,
+        changing_lanes: AbstractContextManager[object] | None = None,
         on_redis: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._connect = connect
         self._record = record
         self._lanes = lanes
         self._lease_s = lease_s
+        self._changing_lanes = changing_lanes or nullcontext()
+        self._add_again = False
         self._on_redis = on_redis
         self._instances = PublishedInstances()
         self._wake = threading.Event()
@@ -59,6 +65,11 @@ class Heartbeat:
 
     def beat_now(self) -> None:
         """Publish a changed record without waiting for the next interval."""
+        self._wake.set()
+
+    def add_lanes_again(self) -> None:
+        """Add all lanes with the next beat: it is not known which of them Redis has."""
+        self._add_again = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -105,7 +116,8 @@ class Heartbeat:
     def _beat(self, consumer: Consumer) -> None:
         published: WorkerRecord | None = None
         self._instances.forget()
-        added: list[str] | None = None
+        added: Mapping[str, object] = {}
+        self._add_again = True
         while not self._stopping:
             record = self._record()
             began = time.monotonic()
@@ -114,11 +126,15 @@ class Heartbeat:
                 self.forget_leases()  # before `_last_beat` changes: `lease_valid` must not see the new value alone
             self._last_beat = began
             self._on_redis(True)
-            lanes = self._lanes()
-            if not known or lanes != added:
-                consumer.add_lanes(lanes)
+            with self._changing_lanes:
+                if not known or self._add_again:
+                    added, self._add_again = {}, False
+                lanes = self._lanes()
+                consumer.add_lanes(
+                    [lane for lane, served in lanes.items() if lane not in added or added[lane] is not served]
+                )
                 added = lanes
-            if published is None or record.instances != published.instances:
+            if published is None or _differ(record, published):
                 consumer.announce()
                 published = record
             self._sleep(self._lease_s / 4)
@@ -146,3 +162,12 @@ class Heartbeat:
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
+
+
+def _differ(record: WorkerRecord, published: WorkerRecord) -> bool:
+    """Return whether gateways are to read the record now, and not only with their next refresh."""
+    return (
+        record.instances != published.instances
+        or record.refusals != published.refusals
+        or (record.token, record.draining) != (published.token, published.draining)
+    )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 from millstream.services.model.agreement import REPEATED, column_scale, disagreeing_rows
 from millstream.services.model.datatypes import FLOATS
 from millstream.services.model.manifest import Manifest
@@ -238,7 +238,8 @@ class LiveCheck:
 
     def _model_of(self, sample: RowSample) -> LoadedModel:
         model = self._models.get(sample.content_id)
-        assert model is not None  # `step` checked it
+        if model is None:
+            raise Failure(Code.UNAVAILABLE, "the version was unloaded meanwhile")
         return model
 
     def _end(self, model: LoadedModel, outcome: Outcome, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The versions and instances of a worker, written by the reconciler and read by the main loop.
+"""The versions and instances of a worker, written by loads and unloads and read by the main loop.
 
 Every change replaces a whole immutable value in one dict assignment, so the main loop reads without a lock.
 """
@@ -6,14 +6,20 @@ Every change replaces a whole immutable value in one dict assignment, so the mai
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
 from millstream.workers.exploration import Exploration
+from millstream.workers.usage_log import Calls, Known, UsageLog
+
+#: Records show calls at most this old: a record that changes is read and parsed by every gateway.
+USAGE_PUBLISHED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,9 @@ class LoadedModel:
     footprint: Footprint | None = None  # measured; None: not yet
     loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
     alone: str = ""  # why requests share no runs although the version supports batching; "": they may share runs
+    why: str = ""  # why it was loaded, for people
+    demanded: bool = False  # a call waited for its load
+    calls: Calls = field(default_factory=Calls)  # written by the main loop
 
     @property
     def rows_max(self) -> int:
@@ -46,7 +55,13 @@ class LoadedModel:
         larger = [seconds for measured, seconds in self.measured.items() if measured >= rows]
         return min(larger) if larger else max(self.measured.values(), default=0.0)
 
-    def record(self) -> InstanceRecord:
+    def record(self, known: Known, offset_s: float) -> InstanceRecord:
+        """Return the record to publish.
+
+        Args:
+            known: what is known about its calls.
+            offset_s: the Redis clock minus the monotonic clock.
+        """
         return InstanceRecord(
             content_id=self.manifest.content_id,
             model=self.manifest.model,
@@ -60,16 +75,43 @@ class LoadedModel:
             peak_bytes=self.footprint.peak_bytes if self.footprint else 0,
             load_s=self.footprint.load_s if self.footprint else 0.0,
             loaded_at=self.loaded_at,
+            last_used=round(known.last_used + offset_s, 3) if known.last_used else 0.0,
+            usage=known.usage.pack(),
+            why=self.why,
         )
 
 
-class LoadedModels:
-    """Versions by content id, which is also the lane's name. `on_change` is called after each change."""
+class _Published(NamedTuple):
+    """A record as it was last published."""
 
-    def __init__(self) -> None:
+    model: LoadedModel
+    known: Known
+    record: InstanceRecord
+    at: float  # monotonic
+
+    def is_outdated(self, model: LoadedModel, now: float) -> bool:
+        """Return whether the record no longer says what it should of the model, in its state of `now`."""
+        if self.model is not model or self.record.profile != dict(model.measured):
+            return True
+        return model.calls.last != self.known.last_used and now - self.at >= USAGE_PUBLISHED_S
+
+
+class LoadedModels:
+    """Versions by content id, which is also the lane's name. `on_change` is called after each change.
+
+    Args:
+        usage: what is known about the calls of each version.
+        offset_s: returns the Redis clock minus the monotonic clock.
+    """
+
+    def __init__(self, usage: UsageLog | None = None, offset_s: Callable[[], float] = lambda: 0.0) -> None:
+        self.usage = usage or UsageLog()
+        self._offset_s = offset_s
         self._models: dict[str, LoadedModel] = {}
         self._changing = threading.Lock()
-        self._records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}  # as last published
+        self._records: dict[str, _Published] = {}
+        #: Locked while lanes are added to Redis or removed from it: no lane is added that was just removed.
+        self.changing_lanes = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
 
     def get(self, content_id: str) -> LoadedModel | None:
@@ -84,9 +126,11 @@ class LoadedModels:
         self.on_change()
 
     def move(self, content_id: str, state: State, reason: str | None = None) -> None:
-        """Change the state of a version."""
+        """Change the state of a version, unless it was removed."""
         with self._changing:
-            self._models[content_id] = replace(self._models[content_id], state=state, reason=reason)
+            model = self._models.get(content_id)
+            if model is not None:
+                self._models[content_id] = replace(model, state=state, reason=reason)
         self.on_change()
 
     def learn(self, content_id: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
@@ -118,15 +162,17 @@ class LoadedModels:
 
     def records(self) -> tuple[InstanceRecord, ...]:
         """Return the records to publish; an unchanged record is the same object as last time."""
-        records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}
+        now, offset_s = time.monotonic(), self._offset_s()
+        records: dict[str, _Published] = {}
         for content_id, model in self.all().items():
-            known = self._records.get(content_id)
-            if known is None or known[0] is not model or known[1].profile != dict(model.measured):
-                known = (model, model.record())
-            records[content_id] = known
+            last = self._records.get(content_id)
+            if last is None or last.is_outdated(model, now):
+                known = self.usage.fold(content_id, model.calls)
+                last = _Published(model, known, model.record(known, offset_s), now)
+            records[content_id] = last
         self._records = records
-        return tuple(record for _, record in records.values())
+        return tuple(one.record for one in records.values())
 
-    def lanes(self) -> list[str]:
-        """Return the content ids that can run now."""
-        return [content_id for content_id, model in self.all().items() if model.state is State.READY]
+    def lanes(self) -> dict[str, Calls]:
+        """Return the content ids that can run now, each with an object of its own for each instance."""
+        return {content_id: model.calls for content_id, model in self.all().items() if model.state is State.READY}

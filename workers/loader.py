@@ -1,6 +1,7 @@
 """loader: a thread that loads versions one after the other, so that no load blocks the others.
 
-wanted ─> queue ─(no other load, or only ones that are set aside)─> a thread for each load ─> done
+wanted, demanded ─> queue ─(no other load, or only ones that are set aside)─> a thread for each load ─> done
+                 demanded versions come first
                  longer than SET_ASIDE_S: set aside, the next load begins
                  over its limit, or no longer wanted: end requested ─(GRACE_S)─> stuck: the process must be replaced
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ log = logging.getLogger("millstream.loads")
 
 #: Only one load runs at a time, since others would distort its measurement; after this time the next begins beside it.
 SET_ASIDE_S = 3.0
+#: A demanded load waits only for this time for one that no call waits for.
+DEMAND_WAITS_S = 0.5
 LOADS_MAX = 8  # in progress at once; beyond it the next waits until one ends or reaches its limit
 GRACE_S = 5.0  # for a load to end after its end was requested
 CHECK_S = 0.05  # interval of the checks
@@ -40,6 +43,13 @@ class LoadRequest(NamedTuple):
 
     manifest: Manifest
     suspect: bool = False  # a process died while loading it: suspects are loaded last
+    demanded: bool = False  # calls wait for it
+    why: str = ""  # for people
+    until: float = float("inf")  # after this time (the loader's clock) the load does not begin: no call waits for it
+
+    @property
+    def content_id(self) -> str:
+        return self.manifest.content_id
 
 
 @dataclass
@@ -57,7 +67,7 @@ class Load:
 
     @property
     def content_id(self) -> str:
-        return self.wanted.manifest.content_id
+        return self.wanted.content_id
 
 
 class Loader:
@@ -76,6 +86,10 @@ class Loader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
+        #: Called before a load begins; False: it does not begin, and is not asked for again.
+        self.admit: Callable[[LoadRequest], bool] = lambda _: True
+        #: Called with the content id after a load has ended, in its thread.
+        self.on_end: Callable[[str], None] = lambda _: None
         self._on_stuck = on_stuck
         self._limits = limits
         self._clock = clock
@@ -97,17 +111,37 @@ class Loader:
         for load in loads:
             self._request_end(load, NOT_WANTED)
 
-    def want(self, wanted: Sequence[LoadRequest]) -> None:
-        """Load these versions, in this order, suspects last; request the end of all other loads in progress."""
-        content_ids = {request.manifest.content_id for request in wanted}
+    def want(self, wanted: Sequence[LoadRequest], kept: Collection[str] = ()) -> None:
+        """Load these versions, in this order, suspects last; request the end of all other loads in progress.
+
+        Args:
+            wanted: what is to be loaded besides the demanded versions.
+            kept: content ids of versions whose loads go on, and which stay demanded if they are.
+        """
+        content_ids = {request.content_id for request in wanted}.union(kept)
         with self._lock:
             loading = {load.content_id for load in self._loads if load.stop.reason != NOT_WANTED}
-            missing = [request for request in wanted if request.manifest.content_id not in loading]
-            self._queue = sorted(missing, key=lambda request: request.suspect)
+            demanded = [request for request in self._queue if request.demanded and request.content_id in content_ids]
+            loading.update(request.content_id for request in demanded)
+            missing = [request for request in wanted if request.content_id not in loading]
+            self._queue = [*demanded, *sorted(missing, key=lambda request: request.suspect)]
             unwanted = [load for load in self._loads if load.content_id not in content_ids and not load.stop.reason]
             self._lock.notify_all()
         for load in unwanted:
             self._request_end(load, NOT_WANTED)
+
+    def demand(self, request: LoadRequest) -> bool:
+        """Load a version before all that no call waits for; False if it is being loaded or demanded already."""
+        with self._lock:
+            if any(load.content_id == request.content_id and not load.stop.reason for load in self._loads):
+                return False
+            if any(known.content_id == request.content_id and known.demanded for known in self._queue):
+                return False
+            others = [known for known in self._queue if known.content_id != request.content_id]
+            first = next((i for i, known in enumerate(others) if not known.demanded), len(others))
+            self._queue = [*others[:first], request, *others[first:]]
+            self._lock.notify_all()
+            return True
 
     def warming(self, load: Load) -> None:
         """Begin the second phase of a load, the warm-up, with a time limit of its own."""
@@ -117,6 +151,22 @@ class Loader:
     def busy(self) -> bool:
         """Whether a load is in progress."""
         return bool(self._loads)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a load is in progress or waits."""
+        return bool(self._loads or self._queue)
+
+    def active(self) -> set[str]:
+        """Return the content ids of versions that are being loaded or are demanded."""
+        with self._lock:
+            loading = {load.content_id for load in self._loads if not load.stop.reason}
+            return loading.union(request.content_id for request in self._queue if request.demanded)
+
+    def in_progress(self, content_id: str) -> bool:
+        """Return whether a version is being loaded, also if the load was requested to end."""
+        with self._lock:
+            return any(load.content_id == content_id for load in self._loads)
 
     def _begin_phase(self, load: Load, phase: str, limit_s: float) -> None:
         load.phase, load.limit_s, load.deadline = phase, limit_s, self._clock() + limit_s
@@ -140,12 +190,15 @@ class Loader:
     def _begin(self) -> None:
         now = self._clock()
         while self._queue and not self._stopping:
-            recent = [load for load in self._loads if now - load.began < SET_ASIDE_S]
             busy = {load.content_id for load in self._loads}
-            wanted = next((request for request in self._queue if request.manifest.content_id not in busy), None)
-            if wanted is None or recent or len(self._loads) >= LOADS_MAX:
+            wanted = next((request for request in self._queue if request.content_id not in busy), None)
+            if wanted is None or len(self._loads) >= LOADS_MAX:
+                return
+            if any(now - load.began < _waits_s(wanted, load) for load in self._loads):
                 return
             self._queue.remove(wanted)
+            if not self.admit(wanted):
+                continue
             load = Load(wanted, now)
             self._begin_phase(load, "loading", self._limits.load_s)
             self._loads.append(load)
@@ -160,6 +213,7 @@ class Loader:
             with self._lock:
                 self._loads.remove(load)
                 self._lock.notify_all()
+            self.on_end(load.content_id)
 
     def _check(self, load: Load) -> None:
         now = self._clock()
@@ -168,3 +222,8 @@ class Loader:
         if now > load.end_requested_at + GRACE_S and not load.stuck:
             load.stuck = True
             self._on_stuck(load)
+
+
+def _waits_s(wanted: LoadRequest, load: Load) -> float:
+    """Return for how long after the beginning of `load` another load waits for its end."""
+    return DEMAND_WAITS_S if wanted.demanded and not load.wanted.demanded else SET_ASIDE_S

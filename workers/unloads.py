@@ -1,4 +1,8 @@
-"""unloads: removed version: draining -> its stream is empty -> remove its lane -> no lease is left -> close."""
+"""unloads: stops serving a version, closes its instance and returns its memory.
+
+removed from the repository: draining ─> its stream is empty ─> remove its lane ─> no lease is left ─> close
+makes room for another one:  release its lane, unless it is in use (one script) ─> close
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
 from millstream.services.wire.records import State
 from millstream.workers.consumer import Consumer
@@ -27,6 +32,7 @@ class Unloads:
     Args:
         connect: opens a consumer for one unload.
         stopping: set when the process is to end: then it waits for nothing.
+        on_unsure: called when it is not known whether Redis released a lane.
     """
 
     def __init__(
@@ -36,12 +42,14 @@ class Unloads:
         metrics: WorkerMetrics,
         stopping: threading.Event,
         budget: MemoryBudget,
+        on_unsure: Callable[[], None],
     ) -> None:
         self._connect = connect
         self._models = models
         self._metrics = metrics
         self._stopping = stopping
         self._budget = budget
+        self._on_unsure = on_unsure
 
     def remove(self, model: LoadedModel) -> None:
         """Unload a version that the repository no longer has. Raises Failure(UNAVAILABLE) without Redis."""
@@ -68,13 +76,45 @@ class Unloads:
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=about)
 
+    def evict(self, consumer: Consumer, content_id: str, others_min: int, why: str) -> bool:
+        """Unload a version of which no batch waits or runs; False: it is in use, or too few other workers serve it.
+
+        Redis decides it: a batch that comes later waits in the lane for another load. Raises Failure(UNAVAILABLE).
+        """
+        with self._models.changing_lanes:
+            model = self._models.get(content_id)
+            if model is None or model.state is not State.READY:
+                return False
+            try:
+                released = consumer.release_lane(content_id, others_min)
+            except Failure:
+                self._on_unsure()
+                raise
+            if not released:
+                return False
+            self._budget.begin_unload(content_id)
+            self._models.remove(content_id)
+        self._close(model, why)
+        return True
+
+    def _close(self, model: LoadedModel, why: str) -> None:
+        """Close an instance whose lane is released, and return its memory to the system."""
+        self._metrics.unloaded(model)
+        if model.instance is not None:
+            model.instance.close()
+            return_freed()
+        self._budget.freed(model.manifest.content_id)
+        about = about_version(model.manifest)
+        log.info("unloaded: %s version %s, %s", model.manifest.model, model.manifest.version, why, extra=about)
+
     def _drain(self, consumer: Consumer, content_id: str) -> None:
         """Wait until the lane's batches are run, then remove the lane. Gateways stop sending when the state changes."""
         self._models.move(content_id, State.DRAINING)
         until = time.monotonic() + DRAIN_S_MAX
         while consumer.pending(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        consumer.remove_lane(content_id)
+        with self._models.changing_lanes:
+            consumer.remove_lane(content_id)
         while consumer.leased(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
         consumer.remove_lane(content_id)  # again: the stream is empty now, and the last worker deletes it

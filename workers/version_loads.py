@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from millstream.services.process.logs import about
 from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import State
-from millstream.workers.backends.base import Instance, Stop
+from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.exploration import Exploration
 from millstream.workers.load_memory import LoadMemory
 from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
@@ -44,7 +44,11 @@ class LoadGuard(NamedTuple):
 
 
 class VersionLoads:
-    """Loads versions while the main loop serves. Safe for several threads."""
+    """Loads versions while the main loop serves. Safe for several threads.
+
+    Args:
+        now: returns seconds on the Redis clock.
+    """
 
     def __init__(
         self,
@@ -53,17 +57,31 @@ class VersionLoads:
         models: LoadedModels,
         metrics: WorkerMetrics,
         guard: LoadGuard,
+        now: Callable[[], float],
     ) -> None:
         self._repository = repository
         self._at = at
         self._models = models
         self._metrics = metrics
         self._guard = guard
+        self._now = now
+        #: Called when a load found no memory; True: it is tried again, or its failure is published.
+        self._on_out_of_memory: Callable[[LoadRequest], bool] = lambda _: False
         self._stopping = False
         self._retry_at: dict[str, float] = {}  # content id -> monotonic time at which a failed load is tried again
-        self._memory = LoadMemory(repository, at)
+        self._failures: dict[str, tuple[int, float]] = {}  # content id -> failed loads, time of the last (monotonic)
+        self.memory = LoadMemory(repository, at)
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loader = Loader(self._load, self._on_stuck, guard.limits)
+
+    def follow(
+        self,
+        admit: Callable[[LoadRequest], bool],
+        on_end: Callable[[str], None],
+        on_out_of_memory: Callable[[LoadRequest], bool],
+    ) -> None:
+        """Set what is called before a load begins, after it has ended, and when it found no memory."""
+        self._loader.admit, self._loader.on_end, self._on_out_of_memory = admit, on_end, on_out_of_memory
 
     def start(self) -> None:
         self._loader.start()
@@ -79,10 +97,28 @@ class VersionLoads:
         """Whether a load is in progress."""
         return self._loader.busy
 
-    def want(self, missing: list[LoadRequest]) -> None:
-        """Load these versions; end the loads of all others."""
+    @property
+    def pending(self) -> bool:
+        """Whether a load is in progress or waits."""
+        return self._loader.pending
+
+    def active(self) -> set[str]:
+        """Return the content ids of versions that are being loaded or are demanded."""
+        return self._loader.active()
+
+    def in_progress(self, content_id: str) -> bool:
+        """Return whether a version is being loaded, also if the load was requested to end."""
+        return self._loader.in_progress(content_id)
+
+    def want(self, missing: Sequence[LoadRequest], kept: Collection[str]) -> None:
+        """Load these versions, and go on with the loads of the `kept` ones; end the loads of all others."""
         with self._settling:
-            self._loader.want(missing)
+            self._loader.want(missing, kept)
+
+    def demand(self, request: LoadRequest) -> None:
+        """Load a version that calls wait for, before all others."""
+        self._retry_at.pop(request.content_id, None)
+        self._loader.demand(request)
 
     def retry_due(self, content_id: str) -> bool:
         """Return whether a version whose load failed is to be loaded again now."""
@@ -93,14 +129,26 @@ class VersionLoads:
         """Whether any version whose load failed is to be loaded again now."""
         return any(at <= time.monotonic() for at in list(self._retry_at.values()))
 
-    def forget_failure(self, content_id: str) -> None:
-        """Forget when to try a failed load again: it is tried now, or its version was removed."""
+    def failures_of(self, content_id: str) -> tuple[int, float]:
+        """Return how many loads of a version failed in a row, and how many seconds ago the last one did."""
+        count, at = self._failures.get(content_id, (0, 0.0))
+        return count, time.monotonic() - at
+
+    def forget_failures(self, content_id: str) -> None:
+        """Forget the failed loads of a version: it is new again, or it was removed."""
         self._retry_at.pop(content_id, None)
+        self._failures.pop(content_id, None)
 
     def _load(self, current: Load) -> None:
         """Load one version, in a thread of the loader."""
         manifest, stop = current.wanted.manifest, current.stop
-        model = LoadedModel(manifest, State.LOADING)
+        model = LoadedModel(
+            manifest,
+            State.LOADING,
+            why=current.wanted.why,
+            demanded=current.wanted.demanded,
+            calls=self._models.usage.calls(manifest.content_id),
+        )
         log.info("loading: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
         self._publish_progress(current, model)
         self._metrics.loading(manifest)
@@ -113,18 +161,20 @@ class VersionLoads:
             if current.wanted.suspect:
                 self._load_on_trial(manifest, stop)
             began = time.monotonic()
-            self._memory.reserve(manifest)
+            self.memory.reserve(manifest)
             with self._guard.marks.loading(manifest):
                 loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
         except Failure as failure:
-            self._memory.failed(manifest, failure)
+            self.memory.failed(manifest, failure)
+            if isinstance(failure, OutOfMemory) and not stop.reason and self._on_out_of_memory(current.wanted):
+                return
             if stop.reason and stop.reason != NOT_WANTED:
                 self._give_up(manifest, stop.reason)
             self._fail(current, stop.reason or failure.message)
             if failure.code is not Code.MODEL and not stop.reason:
                 self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(RETRY_S)
         except Exception as error:
-            self._memory.failed(manifest)
+            self.memory.failed(manifest)
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
             self._fail(current, f"{type(error).__name__}: {error}")
         else:
@@ -151,12 +201,14 @@ class VersionLoads:
             alone=self._repository.verdicts.of(manifest).batching_off,
             exploration=Exploration(measured, model.rows_max),
             rows_efficient=profile.rows_worth_running(model.rows_max),
-            footprint=self._memory.loaded(manifest, loaded.measurement, seconds),
+            loaded_at=self._now(),
+            footprint=self.memory.loaded(manifest, loaded.measurement, seconds),
         )
         if not self._publish_progress(current, ready):
             loaded.instance.close()
-            self._memory.failed(manifest)
+            self.memory.failed(manifest)
             return
+        self._failures.pop(manifest.content_id, None)
         self._metrics.bytes_of(ready, loaded.measurement.resident_bytes)
         self._metrics.loaded(manifest, seconds)
         log.info("ready: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
@@ -166,6 +218,7 @@ class VersionLoads:
     def _fail(self, current: Load, reason: str) -> None:
         manifest = current.wanted.manifest
         if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
+            self._failures[manifest.content_id] = (self.failures_of(manifest.content_id)[0] + 1, time.monotonic())
             self._metrics.load_failed(manifest)
             log.error(
                 "failed: %s version %s: %s", manifest.model, manifest.version, reason, extra=about_version(manifest)

@@ -26,6 +26,10 @@ class Wanted(NamedTuple):
     staged: bool = False  # tried before it is published
 
     @property
+    def content_id(self) -> str:
+        return self.manifest.content_id
+
+    @property
     def instances_max(self) -> int:
         """Most instances in the pool; 0: no limit."""
         limits = [limit for limit in (self.manifest.config.instances_max, self.placement.instances_max) if limit]
@@ -49,7 +53,7 @@ class WantedVersions:
     def read(self) -> dict[str, Wanted]:
         """Return the versions by content id. Raises Failure if the repository cannot be listed."""
         self._stored.read()
-        return {wanted.manifest.content_id: wanted for wanted in (*self._published(), *self._staged())}
+        return {wanted.content_id: wanted for wanted in (*self._published(), *self._staged())}
 
     def _published(self) -> Iterator[Wanted]:
         for endpoint, versions in self._stored.models.values():

@@ -198,12 +198,13 @@ class Worker:
         model = self._models.get(group[0].lane)
         if model is None:
             return [self._refuse(lease) for lease in group]
-        if not group[0].header.probe:
-            self.runs += 1
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = shared and self._live_check.due(group[0].lane, model)
         on_run = partial(self._live_check.keep, model) if sampled else None
         guarded = self._watchdog.arm(group, model)
+        if not group[0].header.probe:
+            self.runs += 1
+            model.calls.add(guarded.began)
         try:
             runs = run(group, model, self._segments, self._clock, self._memory, guarded, on_run)
         except Terminated:

@@ -16,7 +16,10 @@ def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
     """It may lead to a replica that became the master before it was told of the lane: the record is there, though."""
     held = pool.keys.lanes(NAME)
     heartbeat = Heartbeat(
-        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: worker(name=NAME), lambda: ["m"], 20.0
+        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock),
+        lambda: worker(name=NAME),
+        lambda: {"m": None},
+        20.0,
     )
     heartbeat.start()
     wait_until(lambda: pool.redis.smembers(held) == {b"m"}, what="held")
@@ -37,7 +40,7 @@ def test_instances_that_redis_lost_are_published_again(pool: Pool) -> None:
     """One at a time: the record, and the instances, are not there without each other for a reader."""
     ready = worker(name=NAME).model_copy(update={"instances": tuple(map(_instance, range(30)))})
     heartbeat = Heartbeat(
-        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: ready, lambda: ["m"], 20.0
+        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: ready, lambda: {"m": None}, 20.0
     )
     heartbeat.start()
     wait_until(lambda: pool.redis.exists(pool.keys.record(NAME)), what="published")

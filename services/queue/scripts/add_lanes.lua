@@ -1,8 +1,9 @@
--- add_lanes (worker): the worker serves these lanes from now on; batches that already wait in them can be delivered.
--- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains
+-- add_lanes (worker): the worker serves these lanes from now on; batches that already wait in them can be delivered, and
+-- demands for them (demand.lua) are met.
+-- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains, demands
 -- ARGV: prefix, worker, then lanes
 -- returns the number of lanes that the worker serves now
-local LANES, DRAINING = KEYS[6], KEYS[7]
+local LANES, DRAINING, DEMANDS = KEYS[6], KEYS[7], KEYS[8]
 local worker = ARGV[2]
 redis.call('ZADD', WORKERS, 'NX', clock(), worker) -- so that its leases are reclaimed if it dies before its first beat
 for i = 3, #ARGV do
@@ -11,6 +12,7 @@ for i = 3, #ARGV do
   redis.call('PERSIST', PREFIX .. 'stream:' .. lane)
   redis.call('SADD', LANES, lane)
   redis.call('SREM', DRAINING, lane)
+  redis.call('HDEL', DEMANDS, lane)
   if undelivered(lane) > 0 then
     if redis.call('ZSCORE', IDLE, worker) then deliver(lane, worker) end
     if undelivered(lane) > 0 then

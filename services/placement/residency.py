@@ -1,0 +1,81 @@
+"""Decides which versions a worker loads without any order. Pure.
+
+its instances and memory, the versions of its pool ─> preloads ─> versions to load, in order; the others are on standby
+
+If all versions of the pool fit into the worker's memory together, it holds all of them. If not, it keeps what it has,
+loads the pinned ones while memory is free, and fills free memory up to FILL_SHARE in an order of its own. Nothing is
+unloaded for a preload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from millstream.services.placement.choice import rendezvous
+from millstream.services.placement.views import Footprint, WorkerView
+
+#: Preloads fill this share of the memory; the rest is for what is called.
+FILL_SHARE = 0.75
+#: Versions that are passed over because they do not fit, before the rest of the order is not tried.
+PASSED_OVER_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A version of the worker's pool.
+
+    Args:
+        pinned: whether its endpoint forbids to unload it: it comes first.
+        waits: whether it is loaded only by an order: it was unloaded on purpose, or other workers hold enough of it.
+    """
+
+    content_id: str
+    footprint: Footprint
+    pinned: bool = False
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preloads:
+    """What a worker loads without any order, in this order. `whole`: all versions of its pool fit together."""
+
+    whole: bool
+    content_ids: tuple[str, ...]
+
+
+def preloads(worker: WorkerView, candidates: Sequence[Candidate], base_bytes: int) -> Preloads:
+    """Return the versions to load besides those that the worker holds or loads.
+
+    Args:
+        worker: its instances include those that are being loaded.
+        candidates: all versions of its pool, in the order in which they are loaded if all of them fit.
+        base_bytes: what the process takes without any instance.
+    """
+    missing = [one for one in candidates if one.content_id not in worker.instances and not one.waits]
+    if fits_together(candidates, worker.budget_bytes, base_bytes):
+        return Preloads(True, tuple(one.content_id for one in missing))
+    chosen: list[str] = []
+    used = worker.used_bytes
+    for one in missing:
+        if one.pinned and used + one.footprint.load_bytes <= worker.budget_bytes:
+            chosen.append(one.content_id)
+            used += one.footprint.resident_bytes
+    limit, passed_over = FILL_SHARE * worker.budget_bytes, 0
+    others = (one for one in missing if not one.pinned)
+    for one in sorted(others, key=lambda one: rendezvous(one.content_id, worker.id)):
+        if used + one.footprint.load_bytes <= limit:
+            chosen.append(one.content_id)
+            used += one.footprint.resident_bytes
+        else:
+            passed_over += 1
+            if passed_over >= PASSED_OVER_MAX:
+                break
+    return Preloads(False, tuple(chosen))
+
+
+def fits_together(candidates: Collection[Candidate], budget_bytes: int, base_bytes: int) -> bool:
+    """Return whether instances of all versions fit into the budget at the same time; 0: there is no limit."""
+    resident = sum(one.footprint.resident_bytes for one in candidates)
+    peak = max((one.footprint.peak_bytes for one in candidates), default=0)
+    return not budget_bytes or base_bytes + resident + peak <= budget_bytes

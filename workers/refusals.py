@@ -1,0 +1,57 @@
+"""refusals: loads that this worker was ordered to make and does not make. They are in its record for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from millstream.services.placement.views import Refusal
+from millstream.services.wire.records import RefusalRecord
+
+REFUSALS_MAX = 1000  # beyond, the oldest is dropped
+RETRY_S_MIN = 1.0  # a refusal is published for this time at least, so that every gateway reads it
+
+
+class Refusals:
+    """Refusals by content id. Safe for several threads.
+
+    Args:
+        now: returns seconds on the Redis clock.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._refusals: dict[str, RefusalRecord] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def add(self, content_id: str, refusal: Refusal) -> None:
+        """Publish why a version is not loaded, until it is worth another try."""
+        until = self._now() + max(RETRY_S_MIN, refusal.retry_after_s)
+        record = RefusalRecord(content_id=content_id, kind=refusal.kind.value, reason=refusal.reason, until=until)
+        with self._lock:
+            self._refusals.pop(content_id, None)
+            self._refusals[content_id] = record
+            while len(self._refusals) > REFUSALS_MAX:
+                del self._refusals[next(iter(self._refusals))]
+        self.on_change()
+
+    def remove(self, content_id: str) -> None:
+        """Forget a refusal: the version is loaded now, or was removed."""
+        with self._lock:
+            known = self._refusals.pop(content_id, None)
+        if known is not None:
+            self.on_change()
+
+    def of(self, content_id: str) -> RefusalRecord | None:
+        """Return the refusal of a version that still holds."""
+        known = self._refusals.get(content_id)
+        return known if known is not None and known.until > self._now() else None
+
+    def records(self) -> tuple[RefusalRecord, ...]:
+        """Return the refusals to publish; those whose time has passed are dropped."""
+        now = self._now()
+        with self._lock:
+            for content_id in [one for one, record in self._refusals.items() if record.until <= now]:
+                del self._refusals[content_id]
+            return tuple(self._refusals.values())

@@ -1,0 +1,452 @@
+"""residency: which versions this worker holds. Repository and orders in, loads and unloads out.
+
+update (repository changed) ─> preloads ─> loader                     what it holds without any order
+load (order: a call waits) ─> make room: unload what costs least ─> reserve memory ─> loader, before all preloads
+                           └> refusal in the worker's record, end of the demand
+The decisions are pure (millstream.services.placement); this module brings them the facts and does what they say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.eviction import make_room
+from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
+from millstream.services.placement.usage import Usage
+from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
+from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.orders import Order
+from millstream.services.wire.records import State
+from millstream.workers.batching_verdicts import BatchingVerdicts
+from millstream.workers.consumer import Consumer
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loader import LoadRequest
+from millstream.workers.memory_budget import MEMORY_OPTION
+from millstream.workers.refusals import Refusals
+from millstream.workers.unloads import Unloads
+from millstream.workers.version_loads import VersionLoads
+from millstream.workers.wanted import Wanted
+
+log = logging.getLogger("millstream.residency")
+
+UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered just after it was published
+ROOM_TRIES = 32  # to make room while calls for the versions that are to be unloaded keep coming
+FAILURES_MAX = 3  # loads of a version that failed in this worker, before orders for it are refused
+FAILED_RETRY_S = 300.0  # until it is tried again then
+TOO_LARGE_RETRY_S = 30.0
+#: When the lane of an unloaded version is looked at: a gateway may have sent a batch before it knew.
+RECHECKS_S = (1.0, 3.0)
+RECALL_LIFE_MS = 60_000  # of the demand for a version that a batch waits for
+_LOADS = frozenset({State.LOADING, State.WARMING})
+
+
+class Residency:
+    """The versions of one worker. Safe for several threads: one at a time decides.
+
+    Args:
+        member: id of the worker, its pool, and its number in the pool.
+        clock: the Redis clock.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        pool: str,
+        number: int,
+        models: LoadedModels,
+        loads: VersionLoads,
+        unloads: Unloads,
+        clock: RedisClock,
+    ) -> None:
+        self._worker = worker
+        self._pool = pool
+        self._number = number
+        self._models = models
+        self._loads = loads
+        self._unloads = unloads
+        self._memory = loads.memory
+        self._budget = loads.memory.budget
+        self._clock = clock
+        self.refusals = Refusals(self._now)
+        self._batching = BatchingVerdicts(models)
+        self._changed = threading.Condition(threading.RLock())  # locked while deciding
+        self._wanted: dict[str, Wanted] = {}
+        self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
+        self._put_away: set[str] = set()  # unloaded, or not loaded, for want of memory or of calls: not preloaded
+        self._whole = True  # whether all versions fit together
+        self._learnt = False  # whether a load ended since preloads were last chosen
+        self._measured = False  # whether a load ended since it was last checked that the budget holds
+        self._rechecks: deque[tuple[float, str]] = deque(maxlen=1000)
+        self._retried: set[str] = set()  # content ids of loads that found no memory and are tried again
+        self._retries: dict[str, Order] = {}  # for when these loads have ended
+        self.again: deque[Order] = deque()  # orders that this worker gives itself
+        self.ended: deque[str] = deque()  # content ids whose demands end without a lane
+        loads.follow(self._admit, self._on_end, self._on_out_of_memory)
+
+    def _now(self) -> float:
+        return self._clock.now_ms() / 1000
+
+    # What the worker holds without any order.
+
+    def update(self, wanted: dict[str, Wanted]) -> None:
+        """Load what is to be held, now that the repository has these versions for the pool."""
+        with self._changed:
+            removed = self._wanted.keys() - wanted.keys()
+            self._wanted = wanted
+            self._put_away &= wanted.keys()
+            self._retried &= wanted.keys()
+            self._choose()
+            for content_id in removed:
+                self._forget(content_id)
+            self._changed.notify_all()
+
+    def _forget(self, content_id: str) -> None:
+        """Forget a version that was removed. What is loaded of it is unloaded elsewhere."""
+        self.refusals.remove(content_id)
+        self._by_verdict.discard(content_id)
+        self._batching.forget(content_id)
+        self._loads.forget_failures(content_id)
+        model = self._models.get(content_id)
+        if model is not None and model.state is State.LOADING and not self._loads.in_progress(content_id):
+            self._return_memory(content_id)  # it was demanded, and its load had not begun
+            self.ended.append(content_id)
+
+    def reconsider(self) -> None:
+        """Choose preloads again after loads have ended, when their memory is known."""
+        if self._learnt and not self._loads.pending:
+            with self._changed:
+                self._choose()
+
+    def _choose(self) -> None:
+        self._learnt = False
+        active = self._loads.active()
+        loadable = [one for one in self._wanted.values() if self._may_load(one)]
+        needs = {one.content_id: self._need(one.manifest) for one in loadable}
+        too_large = [one for one in loadable if needs[one.content_id].load_bytes > self._budget.room_bytes]
+        fitting = [one for one in loadable if needs[one.content_id].load_bytes <= self._budget.room_bytes]
+        chosen = preloads(
+            self._view(active),
+            [self._candidate(one, needs[one.content_id]) for one in fitting],
+            self._budget.base_bytes,
+        )
+        self._whole = chosen.whole
+        queued = [*chosen.content_ids, *(one.content_id for one in too_large if not self._is_held(one, active))]
+        if chosen.whole:
+            self._list(queued)
+        else:
+            self._list([one.content_id for one in too_large if not self._is_held(one, active)])
+            self._unlist(active, {one.content_id for one in too_large})
+        kept = {one.content_id for one in loadable if one.content_id in active}
+        requests = [self._request(self._wanted[content_id]) for content_id in queued]
+        self._loads.want(requests, kept)
+        if not chosen.whole:
+            for one in fitting:
+                if one.staged and not self._is_held(one, active):
+                    order = Order(do="load", content_id=one.content_id, why="its load is staged", evict=True)
+                    self.again.append(order)
+
+    def _may_load(self, one: Wanted) -> bool:
+        """Return whether a version is held or may be loaded; publish it as failed if its verdict says so."""
+        content_id = one.content_id
+        model = self._models.get(content_id)
+        self._batching.apply(content_id, one.verdict)
+        if one.verdict.failed:
+            if model is None or model.state in {*_LOADS, State.FAILED}:
+                self._by_verdict.add(content_id)
+                self._models.set(LoadedModel(one.manifest, State.FAILED, one.verdict.failed))
+                return False
+            return True
+        if model is not None and model.state is State.FAILED:
+            if not self._loads.retry_due(content_id) and content_id not in self._by_verdict:
+                return False
+            self._loads.forget_failures(content_id)
+            self._models.remove(content_id)
+        self._by_verdict.discard(content_id)
+        return True
+
+    def _is_held(self, one: Wanted, active: Collection[str]) -> bool:
+        model = self._models.get(one.content_id)
+        return one.content_id in active or (model is not None and model.state in {State.READY, State.DRAINING})
+
+    def _candidate(self, one: Wanted, need: Footprint) -> Candidate:
+        waits = one.content_id in self._put_away or bool(one.instances_max and self._number >= one.instances_max)
+        return Candidate(one.content_id, need, one.placement.pin, waits)
+
+    def _request(self, one: Wanted) -> LoadRequest:
+        why = "it fits with all others" if self._whole else "memory is free"
+        return LoadRequest(one.manifest, suspect=one.verdict.load_deaths > 0, why=why)
+
+    def _list(self, content_ids: Collection[str]) -> None:
+        """Publish versions as loading although their loads have not begun: callers wait for these."""
+        for content_id in content_ids:
+            if self._models.get(content_id) is None:
+                self._models.set(LoadedModel(self._wanted[content_id].manifest, State.LOADING))
+
+    def _unlist(self, active: Collection[str], kept: Collection[str]) -> None:
+        """Do not publish versions as loading whose loads may not begin soon: their first call orders them."""
+        for content_id, model in self._models.all().items():
+            if model.state is State.LOADING and content_id not in active and content_id not in kept:
+                self._models.remove(content_id)
+
+    def _admit(self, request: LoadRequest) -> bool:
+        """Return whether a load may begin now, and reserve its memory. Called by the loader, which is locked."""
+        content_id = request.content_id
+        if request.demanded:
+            if time.monotonic() <= request.until:
+                return True
+            log.info("not loaded: %s: the calls that it was ordered for wait no longer", content_id)
+            self._return_memory(content_id)
+            self._models.remove(content_id)
+            self.ended.append(content_id)
+            return False
+        need = self._need(request.manifest)
+        if need.load_bytes > self._budget.room_bytes:
+            return True  # its load fails with the numbers
+        wanted = self._wanted.get(content_id)
+        limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
+        budget_bytes = self._budget.budget_bytes
+        fits = not budget_bytes or self._budget.used_bytes + need.load_bytes <= limit * budget_bytes
+        if fits and self._budget.reserve(content_id, need):
+            return True
+        self._put_away.add(content_id)
+        model = self._models.get(content_id)
+        if model is not None and model.state is State.LOADING:
+            self._models.remove(content_id)
+        return False
+
+    # Orders.
+
+    def load(self, order: Order, consumer: Consumer) -> None:
+        """Carry out an order to load a version. Raises Failure(UNAVAILABLE) without Redis."""
+        content_id = order.content_id
+        with self._changed:
+            self._changed.wait_for(lambda: content_id in self._wanted, UNKNOWN_S_MAX)
+            one = self._wanted.get(content_id)
+            if one is None:
+                log.info("not loaded: %s: the repository does not have it for this pool", content_id)
+                self.ended.append(content_id)
+                return
+            model = self._models.get(content_id)
+            if model is not None and model.state is State.READY:
+                self.ended.append(content_id)
+                return
+            if content_id in self._loads.active():
+                return
+            until = self._until(order)
+            if until < time.monotonic():
+                self.ended.append(content_id)
+                return
+            self._usage_of(order)
+            refusal = self._known_failure(one, model) or self._make_room(one, order, consumer)
+            if refusal is not None:
+                self._refuse(one, refusal)
+                return
+            self.refusals.remove(content_id)
+            self._put_away.discard(content_id)
+            self._by_verdict.discard(content_id)
+            self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=True))
+            suspect = one.verdict.load_deaths > 0
+            self._loads.demand(LoadRequest(one.manifest, suspect, demanded=True, why=order.why, until=until))
+
+    def unload(self, content_id: str, why: str, consumer: Consumer) -> bool:
+        """Unload a version that is not in use, not pinned, and not needed for instances_min; False: it stays."""
+        with self._changed:
+            one = self._wanted.get(content_id)
+            if one is None or one.placement.pin:
+                return False
+            if not self._unloads.evict(consumer, content_id, one.placement.instances_min, why):
+                return False
+            self._put_away.add(content_id)
+            now = time.monotonic()
+            self._rechecks.extend((now + after_s, content_id) for after_s in RECHECKS_S)
+            return True
+
+    def unload_idle(self, consumer: Consumer) -> None:
+        """Unload the versions that were not called for the `idle_s` of their endpoints."""
+        now = self._now()
+        with self._changed:
+            limited = [one for one in self._wanted.values() if one.placement.idle_s]
+            for one in limited:
+                model = self._models.get(one.content_id)
+                if model is not None and model.state is State.READY:
+                    idle_s = now - max(model.loaded_at, self._last_used(model))
+                    if idle_s >= one.placement.idle_s:
+                        self.unload(one.content_id, f"idle for {idle_s:.0f} s", consumer)
+
+    def repay(self, consumer: Consumer) -> None:
+        """Unload what costs least if an instance turned out to take more than was predicted, and there is too little.
+
+        Raises Failure(UNAVAILABLE) without Redis.
+        """
+        if not self._measured:
+            return
+        self._measured = False
+        with self._changed:
+            for _ in range(ROOM_TRIES):
+                over_bytes = self._budget.used_bytes - self._budget.budget_bytes
+                if not self._budget.budget_bytes or over_bytes <= 0:
+                    return
+                view, protected = self._view_now(consumer)
+                victims = make_room(view, Footprint(over_bytes), self._now(), protected)
+                if isinstance(victims, Refusal):
+                    log.warning("%d bytes more than the memory budget are in use: %s", over_bytes, victims.reason)
+                    return
+                for victim in victims:
+                    self.unload(victim, "the worker uses more than its memory budget", consumer)
+
+    def recall(self, consumer: Consumer) -> None:
+        """Order the load of unloaded versions whose lanes have batches: their gateways did not know of the unload."""
+        now = time.monotonic()
+        for _ in range(len(self._rechecks)):
+            at, content_id = self._rechecks.popleft()
+            if at > now:
+                self._rechecks.append((at, content_id))
+            elif self._models.get(content_id) is None and content_id in self._wanted and consumer.pending(content_id):
+                order = Order(do="load", content_id=content_id, why="a call came as it was unloaded", evict=True)
+                consumer.demand(content_id, RECALL_LIFE_MS, order.model_dump_json().encode())
+
+    def _until(self, order: Order) -> float:
+        """Return the time (monotonic) after which an order is not worth a load."""
+        if order.token or not order.deadline:
+            return float("inf")
+        return order.deadline - self._clock.offset_ms / 1000
+
+    def _usage_of(self, order: Order) -> None:
+        try:
+            self._models.usage.continue_from(order.content_id, Usage.unpack(order.usage))
+        except ValueError as error:
+            log.warning("the usage in an order for %s is ignored: %s", order.content_id, error)
+
+    def _known_failure(self, one: Wanted, model: LoadedModel | None) -> Refusal | None:
+        """Return why a version that failed to load is not tried again now."""
+        if one.verdict.failed:
+            return Refusal(RefusalKind.FAILED, one.verdict.failed, FAILED_RETRY_S)
+        if model is None or model.state is not State.FAILED:
+            return None
+        failures, ago_s = self._loads.failures_of(one.content_id)
+        if failures < FAILURES_MAX or ago_s >= FAILED_RETRY_S:
+            return None
+        return Refusal(RefusalKind.FAILED, f"its load failed {failures} times: {model.reason}", FAILED_RETRY_S - ago_s)
+
+    def _make_room(self, one: Wanted, order: Order, consumer: Consumer) -> Refusal | None:
+        """Unload what costs least until the version fits, and reserve its memory; return why that is not possible."""
+        content_id = one.content_id
+        for _ in range(ROOM_TRIES):
+            need = self._need(one.manifest)
+            if need.load_bytes > self._budget.room_bytes:
+                return self._too_large(need)
+            view, protected = self._view_now(consumer)
+            victims = make_room(view, need, self._now(), protected)
+            if isinstance(victims, Refusal):
+                temporary = victims.kind is RefusalKind.TOO_LARGE
+                return replace(victims, kind=RefusalKind.NOTHING_EVICTABLE, retry_after_s=1.0) if temporary else victims
+            if victims and not order.evict:
+                return Refusal(RefusalKind.NOTHING_EVICTABLE, "there is no free memory, and nothing was to be unloaded")
+            for victim in victims:
+                if not self.unload(victim, f"to make room for {content_id}", consumer):
+                    break
+            if not victims and self._budget.reserve(content_id, need):
+                return None
+        return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
+
+    def _too_large(self, need: Footprint) -> Refusal:
+        return Refusal(
+            RefusalKind.TOO_LARGE,
+            f"it takes {need.load_bytes} bytes of memory, and a worker of pool {self._pool} has "
+            f"{self._budget.room_bytes} for models: raise {MEMORY_OPTION}",
+            TOO_LARGE_RETRY_S,
+        )
+
+    def _refuse(self, one: Wanted, refusal: Refusal) -> None:
+        log.warning("not loaded: %s: %s", one.content_id, refusal.reason)
+        self.refusals.add(one.content_id, refusal)
+        self.ended.append(one.content_id)
+        model = self._models.get(one.content_id)
+        if one.staged:  # the two-phase load that staged it waits for a result
+            self._models.set(LoadedModel(one.manifest, State.FAILED, refusal.reason))
+        elif model is not None and model.state is State.LOADING:
+            self._models.remove(one.content_id)
+
+    def _on_end(self, content_id: str) -> None:
+        """Note the end of a load, in its thread. A demand ends when the lane is added, otherwise here."""
+        self._learnt = self._measured = True
+        retry = self._retries.pop(content_id, None)
+        model = self._models.get(content_id)
+        if retry is not None:
+            self.again.append(retry)
+        elif model is not None and model.state is State.READY:
+            self._retried.discard(content_id)
+            self.refusals.remove(content_id)
+        else:
+            self.ended.append(content_id)
+
+    def _on_out_of_memory(self, request: LoadRequest) -> bool:
+        """Try a demanded load that found no memory once more, with the corrected number; False: it has failed."""
+        if not request.demanded:
+            return False
+        content_id = request.content_id
+        if content_id not in self._retried:
+            self._retried.add(content_id)
+            self._models.remove(content_id)
+            self._retries[content_id] = Order(do="load", content_id=content_id, why=request.why, evict=True)
+            return True
+        self._retried.discard(content_id)
+        self._models.remove(content_id)
+        self.refusals.add(content_id, self._too_large(self._need(request.manifest)))
+        return True
+
+    def _return_memory(self, content_id: str) -> None:
+        """Return what was reserved for a load that does not begin."""
+        self._budget.begin_unload(content_id)
+        self._budget.freed(content_id)
+
+    # The facts.
+
+    def _need(self, manifest: Manifest) -> Footprint:
+        return self._budget.footprint(manifest.content_id) or self._memory.need(manifest)
+
+    def _last_used(self, model: LoadedModel) -> float:
+        """Return the instant of the last call, in seconds on the Redis clock; 0: there was none."""
+        last = model.calls.last
+        return last + self._clock.offset_ms / 1000 if last else 0.0
+
+    def _view_now(self, consumer: Consumer) -> tuple[WorkerView, frozenset[str]]:
+        """Return what the worker holds, with what is in use, and which versions are needed for instances_min."""
+        counted = [one.content_id for one in self._wanted.values() if one.placement.instances_min]
+        counted = [content_id for content_id in counted if self._models.get(content_id) is not None]
+        holders, in_use = consumer.lanes_in_use(counted, list(self._models.lanes()))
+        protected = {
+            content_id
+            for content_id, count in holders.items()
+            if count - 1 < self._wanted[content_id].placement.instances_min
+        }
+        return self._view(self._loads.active(), in_use), frozenset(protected)
+
+    def _view(self, active: Collection[str], in_use: Collection[str] = ()) -> WorkerView:
+        instances: dict[str, PlacedInstance] = {}
+        for content_id, model in self._models.all().items():
+            if model.state in {State.READY, State.DRAINING} or content_id in active:
+                instances[content_id] = self._placed(model, content_id in in_use)
+        return WorkerView(
+            self._worker, self._pool, self._budget.budget_bytes, self._budget.used_bytes, instances=instances
+        )
+
+    def _placed(self, model: LoadedModel, in_use: bool) -> PlacedInstance:
+        content_id = model.manifest.content_id
+        known = self._models.usage.fold(content_id, model.calls)
+        last_used = self._last_used(model)
+        if model.demanded:
+            last_used = max(last_used, model.loaded_at)  # its first call is on its way
+        if model.state is not State.READY:
+            loaded_at = float("inf")
+        else:  # a version that was never called is no loss, however young it is
+            loaded_at = model.loaded_at if last_used else 0.0
+        wanted = self._wanted.get(content_id)
+        pinned = wanted is not None and wanted.placement.pin
+        return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)

@@ -1,0 +1,92 @@
+"""usage_log: when each version was called, as placement needs it. Kept for unloaded versions, too.
+
+main loop: Calls.add(now), once for each batch ─> fold: gaps since the last fold ─> Usage, last_used
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, replace
+
+from millstream.services.placement.usage import GAP_S_MIN, HALVE_AT, NO_USAGE, Usage
+
+VERSIONS_MAX = 10_000  # beyond, the one that was read or called least recently is forgotten
+GAPS_MAX = 256  # between two folds; of more the last ones count
+
+
+class Calls:
+    """The calls of one version since they were last folded. Written by the main loop, read by other threads.
+
+    Args:
+        last: time of the last call, also of an instance before (monotonic); 0: there was none.
+    """
+
+    __slots__ = ("bursts", "gaps", "last")
+
+    def __init__(self, last: float = 0.0) -> None:
+        self.last = last
+        self.bursts = 0  # calls that came within GAP_S_MIN after the call before them
+        self.gaps: deque[float] = deque(maxlen=GAPS_MAX)  # between the other calls
+
+    def add(self, now: float) -> None:
+        """Record a call. Costs two attribute writes while calls are frequent."""
+        gap = now - self.last
+        self.last = now
+        if gap <= GAP_S_MIN:
+            self.bursts += 1
+        else:
+            self.gaps.append(gap)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known about the calls of a version. `last_used` is monotonic; 0: not called in this worker."""
+
+    usage: Usage = NO_USAGE
+    last_used: float = 0.0
+
+
+class UsageLog:
+    """The usage of versions by content id. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+
+    def fold(self, content_id: str, calls: Calls) -> Known:
+        """Add the calls of a version since the last fold, and return what is known about all of its calls."""
+        with self._lock:
+            known = self._known.get(content_id, Known())
+            if calls.last == known.last_used:
+                return known
+            usage, first = known.usage, not known.last_used
+            for _ in range(len(calls.gaps)):
+                gap = calls.gaps.popleft()
+                if not first:  # the first call has none before it
+                    usage = usage.with_gap(gap)
+                first = False
+            bursts, calls.bursts = calls.bursts, 0
+            for _ in range(min(bursts, HALVE_AT)):  # further ones would change nothing
+                usage = usage.with_gap(0.0)
+            known = Known(usage, calls.last)
+            self._set(content_id, known)
+            return known
+
+    def calls(self, content_id: str) -> Calls:
+        """Return where the calls of a new instance are recorded."""
+        with self._lock:
+            return Calls(self._known.get(content_id, Known()).last_used)
+
+    def continue_from(self, content_id: str, usage: Usage) -> None:
+        """Use what other processes know about a version's calls, if they know more of them."""
+        with self._lock:
+            known = self._known.get(content_id, Known())
+            if sum(usage.gaps.values()) > sum(known.usage.gaps.values()):
+                self._set(content_id, replace(known, usage=usage))
+
+    def _set(self, content_id: str, known: Known) -> None:
+        self._known[content_id] = known
+        self._known.move_to_end(content_id)
+        while len(self._known) > VERSIONS_MAX:
+            self._known.popitem(last=False)
