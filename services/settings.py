@@ -67,7 +67,11 @@ class Settings(BaseSettings):
     )
     server_name: str = Field("triton", description="Server name in `GET /v2`; Triton's clients expect `triton`.")
     gateways: int = Field(1, ge=1, le=64, description="Number of gateway processes.")
-    pools: str = Field("cpu=1", description="Worker pools as NAME=WORKERS, comma separated.")
+    pools: str = Field(
+        "cpu=1",
+        description="Worker pools as NAME=WORKERS, comma separated; after a pool the options of its workers: "
+        "`gpu=1,device=cuda:0,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`.",
+    )
     controller: bool = Field(
         True,
         description="Whether `millstream up` runs a controller, which keeps `instances_min`, adds second instances and "

@@ -44,7 +44,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import Settings, read_settings
 from millstream.services.start_log import log_start
-from millstream.services.supervisor.plan import parse_pools
+from millstream.services.supervisor.pool_specs import worker_counts
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import new_start, worker_id
@@ -132,7 +132,7 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
         exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
         return 1
     log_start(settings, identity.name, supervised=supervised)
-    workers = sum(parse_pools(settings.pools).values())
+    workers = sum(worker_counts(settings.pools).values())
     budget_bytes = worker_budget(settings.worker_memory, identity.pool, workers)
     prefer_for_oom_kill()
     address = RedisAddress.parse(settings.redis_url.get_secret_value())

@@ -21,7 +21,7 @@ from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.process.audit import audit, audited
 from millstream.services.queue.cluster_state import Leader
 from millstream.services.repository import endpoint_settings
-from millstream.services.supervisor.plan import parse_pools
+from millstream.services.supervisor.pool_specs import parse_pools
 
 router = APIRouter(prefix="/admin/v1")
 

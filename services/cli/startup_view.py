@@ -134,7 +134,7 @@ class TerminalView(StartupView):
         if running.grpc is not None:
             console.print(f"[dim]grpc[/]       {running.grpc}")
         for pool, workers in running.pools.items():
-            threads = "1 thread" if running.threads == 1 else f"{running.threads} threads"
+            threads = "1 thread" if running.threads[pool] == 1 else f"{running.threads[pool]} threads"
             count = "1 worker" if workers == 1 else f"{workers} workers"
             console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
 
@@ -179,7 +179,7 @@ class JsonView(StartupView):
                 "redis": running.redis,
                 "gateways": running.gateways,
                 "pools": dict(running.pools),
-                "threads": running.threads,
+                "threads": dict(running.threads),
             }
         )
 

@@ -12,15 +12,12 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from millstream.services.errors import Failure, invalid
 from millstream.services.installation import shm_prefix
-from millstream.services.model.names import check_name
 from millstream.services.settings import ADMIN_KEY, MANAGER_VARIABLES, SECRET_FILES, Settings
+from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 
-WORKERS_MAX = 1024
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
 CONTROLLER = "controller"  # name of the process
-_DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 
 
 #: variables that no child gets: secrets are passed on as values, and a secret that is given twice is refused
@@ -64,31 +61,18 @@ class EntryCommands:
     controller: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.services.controller")
 
 
-def parse_pools(text: str) -> dict[str, int]:
-    """Parse `cpu=2,gpu=1` into the number of workers by pool name. Raises Failure(INVALID)."""
-    pools: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, number = part.partition("=")
-        try:
-            workers = int(number)
-            check_name(name, "pool name")
-        except (ValueError, Failure):
-            workers = 0
-        if not equals or not 1 <= workers <= WORKERS_MAX:
-            raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2")
-        if name in {"gateway", CONTROLLER}:
-            raise invalid(f"--pool {part}: a pool cannot be named {name}: its log files would be those of the {name}s")
-        if name in pools:
-            raise invalid(f"--pool {part}: the pool {name} is named twice")
-        pools[name] = workers
-    if not pools:
-        raise invalid("--pool: at least one pool is needed, like cpu=1")
-    return pools
-
-
 def threads_of(settings: Settings, cpus: int) -> int:
-    """Return the threads of one worker: the setting, or an equal share of the machine."""
-    return settings.worker_threads or max(1, cpus // sum(parse_pools(settings.pools).values()))
+    """Return the threads of a worker whose pool names none: the setting, or an equal share of what the others leave."""
+    pools = parse_pools(settings.pools).values()
+    taken = sum(spec.threads * spec.workers for spec in pools)
+    sharing = sum(spec.workers for spec in pools if not spec.threads)
+    return settings.worker_threads or max(1, (cpus - taken) // max(1, sharing))
+
+
+def threads_of_pools(settings: Settings, cpus: int) -> dict[str, int]:
+    """Return the threads of one worker of each pool."""
+    shared = threads_of(settings, cpus)
+    return {pool: spec.threads or shared for pool, spec in parse_pools(settings.pools).items()}
 
 
 def metrics_dir_of(settings: Settings) -> Path:
@@ -125,6 +109,7 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "redis_url": SecretStr(redis_url),
             "metrics_dir": metrics_dir_of(settings),
             "worker_threads": threads_of(settings, cpus),
+            "worker_memory": memory_of_pools(settings.pools, settings.worker_memory),
             # On a single core a process that busy-polls would block the process it waits for.
             "busy_poll_us_max": settings.busy_poll_us_max if cpus > 1 else 0,
             # Leaves a child that reaches its limit time to report that and end by itself.
@@ -154,18 +139,29 @@ def gateways(settings: Settings, fd: int, entry: EntryCommands, cores: frozenset
 
 
 def workers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """Return the worker processes of all pools. Pools named gpu and tensorrt use that device, others the setting's."""
+    """Return the worker processes of all pools. Pools named gpu and tensorrt use that device unless they name one."""
+    common = _common(settings)
     return [
         Program(
             name=f"{pool}-{index}",
-            command=(*entry.worker, "--pool", pool, "--index", str(index)),
-            environment=_common(settings) | {"MILLSTREAM_WORKER_DEVICE": _DEVICES.get(pool, settings.worker_device)},
+            command=(*entry.worker, "--pool", pool, "--index", str(index), *_backend(spec)),
+            environment=common | _of_pool(spec),
             worker=True,
             cores=cores,
         )
-        for pool, number in parse_pools(settings.pools).items()
-        for index in range(number)
+        for pool, spec in parse_pools(settings.pools).items()
+        for index in range(spec.workers)
     ]
+
+
+def _backend(spec: PoolSpec) -> tuple[str, ...]:
+    return ("--backend", spec.backend) if spec.backend else ()
+
+
+def _of_pool(spec: PoolSpec) -> dict[str, str]:
+    """Return the settings of a pool's workers that differ from those of all workers."""
+    named = {"MILLSTREAM_WORKER_DEVICE": spec.device, "MILLSTREAM_WORKER_THREADS": str(spec.threads or "")}
+    return {name: value for name, value in named.items() if value}
 
 
 def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
@@ -189,7 +185,7 @@ def _common(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What is running, for display. `grpc` is HOST:PORT; None if gRPC is off."""
+    """What is running, for display. `grpc` is HOST:PORT, or None. Workers and threads of each are given by pool."""
 
     url: str
     local_url: str
@@ -198,4 +194,4 @@ class Running:
     redis: str
     gateways: int
     pools: Mapping[str, int]
-    threads: int
+    threads: Mapping[str, int]

@@ -45,6 +45,7 @@ from millstream.services.supervisor.health import Health
 from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
+from millstream.services.supervisor.pool_specs import memory_of_pools, worker_counts
 from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.service_manager import ServiceManager
@@ -132,7 +133,8 @@ class Supervisor:
         left running, and a failure before the lock is taken has changed nothing.
         """
         check_exposure(self._settings)
-        check_memory(self._settings.worker_memory, plan.parse_pools(self._settings.pools), total_bytes())
+        memory = memory_of_pools(self._settings.pools, self._settings.worker_memory)
+        check_memory(memory, worker_counts(self._settings.pools), total_bytes())
         make_home(self._settings.home)
         self._lock.take()
         own_log = OwnLog(self._settings.home / "logs" / f"{NAME}.log", self._settings.log_format, self._forward)
@@ -201,8 +203,8 @@ class Supervisor:
             home=self._settings.home,
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
-            pools=plan.parse_pools(self._settings.pools),
-            threads=plan.threads_of(self._settings, machine.cpus()),
+            pools=worker_counts(self._settings.pools),
+            threads=plan.threads_of_pools(self._settings, machine.cpus()),
         )
         self._lock.announce(running.local_url, self._control_path)
         assert self._address is not None
@@ -251,7 +253,10 @@ class Supervisor:
         settings = self._settings
         if not settings.cpu_affinity:
             return Cores()
-        threads = plan.threads_of(settings, machine.cpus()) * sum(plan.parse_pools(settings.pools).values())
+        workers = worker_counts(settings.pools)
+        threads = sum(
+            threads * workers[pool] for pool, threads in plan.threads_of_pools(settings, machine.cpus()).items()
+        )
         return assign_cores(
             machine.cores(),
             gateways=settings.gateways,

@@ -17,22 +17,59 @@ from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.machine import cpus
-from millstream.services.supervisor.plan import EntryCommands, parse_pools
+from millstream.services.supervisor.plan import EntryCommands
+from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.supervisor.supervisor import check_exposure
 
 
 def test_pools():
-    assert parse_pools("cpu=2, gpu=1,") == {"cpu": 2, "gpu": 1}
+    assert parse_pools("cpu=2, gpu=1,") == {"cpu": PoolSpec(2), "gpu": PoolSpec(1, "cuda")}
+    assert parse_pools("gpu=1,device=cuda:1,threads=4,memory=16GiB,backend=onnxruntime,cpu=2") == {
+        "gpu": PoolSpec(1, "cuda:1", 4, "16GiB", "onnxruntime"),
+        "cpu": PoolSpec(2),
+    }
     for wrong in ("", "cpu", "cpu=", "cpu=x", "cpu=0", "=1", "cpu=2000", "a b=1", "cpu=1,cpu=1", "gateway=1"):
         with pytest.raises(Failure, match="--pool"):
             parse_pools(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("threads=4", "an option follows its pool, like gpu=1,threads=4"),
+        ("gpu=1,device=gpu", "--pool gpu=1,device=gpu: devices are cpu, cuda[:N] and tensorrt[:N]"),
+        ("a=1,threads=0", "--pool a=1,threads=0: threads are 1 to 1024"),
+        ("a=1,threads=two", "threads are 1 to 1024"),
+        ("a=1,memory=much", "--pool a=1,memory=much: write a size like 8GiB"),
+        ("a=1,memory=1MiB", "too small for one worker"),
+        ("a=1,backend=onnx", "backends are onnxruntime, openvino,"),
+        ("a=1,threads=2,threads=3", "threads is given twice"),
+        ("a=1,thread=cpu", "did you mean 'threads'?"),
+        ("controller=1", "a pool cannot be named controller"),
+    ],
+)
+def test_options_of_pools_that_are_wrong(wrong, said):
+    with pytest.raises(Failure) as refused:
+        parse_pools(wrong)
+    assert said in refused.value.message
+
+
+def test_memory_is_given_for_a_pool_or_for_all_but_not_twice():
+    assert memory_of_pools("cpu=1", "8GiB") == "8GiB"
+    assert memory_of_pools("cpu=1,memory=2GiB,gpu=1", None) == "cpu=2GiB"
+    assert memory_of_pools("cpu=1,memory=2GiB,gpu=1", "8GiB") == "8GiB,cpu=2GiB"
+    with pytest.raises(Failure, match="the memory of the pool cpu is given twice"):
+        memory_of_pools("cpu=1,memory=2GiB", "cpu=8GiB")
 
 
 def test_workers_share_the_machine_unless_threads_are_set():
     assert plan.threads_of(Settings(pools="cpu=2,b=1", worker_threads=0), 16) == 5
     assert plan.threads_of(Settings(pools="cpu=4", worker_threads=0), 2) == 1
     assert plan.threads_of(Settings(pools="cpu=4", worker_threads=7), 2) == 7
+    pools = Settings(pools="gpu=1,threads=2,cpu=2", worker_threads=0)
+    assert plan.threads_of_pools(pools, 16) == {"gpu": 2, "cpu": 7}
+    assert plan.threads_of_pools(Settings(pools="gpu=2,threads=8,cpu=1", worker_threads=0), 4) == {"gpu": 8, "cpu": 1}
 
 
 def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
@@ -68,6 +105,11 @@ def test_programs(tmp_path):
         ("gpu-0", "cuda"),
     ]
     assert workers[2].command == ("w", "--pool", "gpu", "--index", "0")
+    own = "gpu=1,device=cuda:1,threads=3,backend=simulated"
+    [worker] = plan.workers(Settings(home=tmp_path, pools=own, worker_threads=1), entry)
+    assert worker.command == ("w", "--pool", "gpu", "--index", "0", "--backend", "simulated")
+    assert worker.environment["MILLSTREAM_WORKER_DEVICE"] == "cuda:1"
+    assert worker.environment["MILLSTREAM_WORKER_THREADS"] == "3"
     assert all(p.worker and not p.signals_ready for p in workers)
     assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
 

@@ -34,9 +34,10 @@ Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway process
 Pools = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=N",
+        metavar="NAME=N[,OPTION=VALUE…]",
         help="Pool and its number of workers, can be repeated (MILLSTREAM_POOLS=cpu=2,gpu=1); default cpu=1. "
-        "The pool gpu runs on CUDA, the pool tensorrt on TensorRT.",
+        "Options of its workers: device=cuda:0, threads=4, memory=16GiB, backend=onnxruntime. The pool gpu runs on "
+        "CUDA, the pool tensorrt on TensorRT, unless they name a device.",
     ),
 ]
 WorkerThreads = Annotated[
@@ -189,14 +190,15 @@ def up(
     from millstream.services.process.private_files import create_files_private
     from millstream.services.settings import manager_environment, unknown_variables
     from millstream.services.supervisor.own_log import LineWriter
-    from millstream.services.supervisor.plan import parse_pools
+    from millstream.services.supervisor.pool_specs import memory_of_pools, worker_counts
     from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor
 
     for unknown in unknown_variables():
         typer.echo(f"warning: {printable(unknown)}", err=True)
     with usage_of():
-        if warning := check_memory(settings.worker_memory, parse_pools(settings.pools), total_bytes()):
+        memory_text = memory_of_pools(settings.pools, settings.worker_memory)
+        if warning := check_memory(memory_text, worker_counts(settings.pools), total_bytes()):
             typer.echo(f"warning: {printable(warning)}", err=True)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     with usage_of():

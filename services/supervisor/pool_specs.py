@@ -1,0 +1,118 @@
+"""The worker pools of an installation as the setting `pools` describes them. Pure.
+
+"gpu=1,device=cuda:0,threads=4,memory=16GiB,backend=onnxruntime,cpu=2" ─> parse_pools ─> PoolSpec of each pool
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from millstream.services.errors import Failure, invalid
+from millstream.services.extras import BACKEND_EXTRAS
+from millstream.services.model.names import check_name
+from millstream.services.nearest_names import did_you_mean
+from millstream.services.process.memory_share import parse_memory
+
+WORKERS_MAX = 1024
+THREADS_MAX = 1024
+BACKENDS = (*sorted(BACKEND_EXTRAS), "simulated")
+_DEVICE = re.compile(r"(cpu|cuda|tensorrt)(:\d{1,3})?")
+_OTHERS = frozenset({"gateway", "controller"})  # processes whose log files are named likewise
+_DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}  # of pools with these names
+
+
+class PoolSpec(NamedTuple):
+    """The workers of one pool. Options that are "" or 0 were not given: the settings of all workers apply.
+
+    Args:
+        workers: number of worker processes.
+        device: as `MILLSTREAM_WORKER_DEVICE`.
+        threads: of each worker.
+        memory: of each worker, as a size.
+        backend: inference library of its workers.
+    """
+
+    workers: int
+    device: str = ""
+    threads: int = 0
+    memory: str = ""
+    backend: str = ""
+
+
+OPTIONS = PoolSpec._fields[1:]
+
+
+def parse_pools(text: str) -> dict[str, PoolSpec]:
+    """Parse pools as NAME=WORKERS, each followed by its options as OPTION=VALUE, all separated by commas.
+
+    Raises Failure(INVALID) with one line.
+    """
+    pools: dict[str, PoolSpec] = {}
+    last = ""  # the pool to which the next option belongs
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if key in OPTIONS:
+            if not last:
+                raise invalid(f"--pool {part}: an option follows its pool, like gpu=1,{key}={value or '…'}")
+            pools[last] = _with_option(last, pools[last], key, value)
+            continue
+        last = _new_pool(part, key, value if equals else "", pools)
+        pools[last] = PoolSpec(int(value), _DEVICES.get(last, ""))
+    if not pools:
+        raise invalid("--pool: at least one pool is needed, like cpu=1")
+    return pools
+
+
+def worker_counts(text: str) -> dict[str, int]:
+    """Return the number of workers by pool. Raises Failure(INVALID)."""
+    return {pool: spec.workers for pool, spec in parse_pools(text).items()}
+
+
+def memory_of_pools(pools: str, memory: str | None) -> str | None:
+    """Return the setting `worker_memory` with the memory that pools name. Raises Failure(INVALID)."""
+    named = [f"{pool}={spec.memory}" for pool, spec in parse_pools(pools).items() if spec.memory]
+    if not named:
+        return memory
+    both = ",".join([*([memory] if memory else []), *named])
+    parse_memory(both)  # raises for a pool whose memory is given twice
+    return both
+
+
+def _new_pool(part: str, name: str, number: str, pools: dict[str, PoolSpec]) -> str:
+    """Return the name of a pool whose number of workers is valid. Raises Failure(INVALID)."""
+    try:
+        workers = int(number)
+        check_name(name, "pool name")
+    except (ValueError, Failure):
+        workers = 0
+    if not 1 <= workers <= WORKERS_MAX:
+        hint = did_you_mean(name, OPTIONS) if number and not number.isdecimal() else ""
+        raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2{hint}")
+    if name in _OTHERS:
+        raise invalid(f"--pool {part}: a pool cannot be named {name}: its log files would be those of the {name}s")
+    if name in pools:
+        raise invalid(f"--pool {part}: the pool {name} is named twice")
+    return name
+
+
+def _with_option(pool: str, spec: PoolSpec, option: str, value: str) -> PoolSpec:
+    """Return a pool with one more option. Raises Failure(INVALID)."""
+    where = f"--pool {pool}={spec.workers},{option}={value}"
+    given = getattr(spec, option)
+    if given and not (option == "device" and given == _DEVICES.get(pool)):
+        raise invalid(f"{where}: {option} is given twice")
+    if option == "device" and not _DEVICE.fullmatch(value):
+        raise invalid(f"{where}: devices are cpu, cuda[:N] and tensorrt[:N]")
+    if option == "backend" and value not in BACKENDS:
+        raise invalid(f"{where}: backends are {', '.join(BACKENDS)}{did_you_mean(value, BACKENDS)}")
+    if option == "threads":
+        if not value.isdecimal() or not 1 <= int(value) <= THREADS_MAX:
+            raise invalid(f"{where}: threads are 1 to {THREADS_MAX}")
+        return spec._replace(threads=int(value))
+    if option == "memory":
+        try:
+            parse_memory(f"{pool}={value}")
+        except Failure as failure:
+            raise invalid(f"{where}: {failure.message.partition(': ')[2]}") from None
+    return PoolSpec(**(spec._asdict() | {option: value}))
