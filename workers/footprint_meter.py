@@ -21,11 +21,17 @@ SAMPLE_S = 0.002  # between two samples
 
 
 class Measurement(NamedTuple):
-    """Bytes of an instance as in placement.views.Footprint, and whether runs of other models may have added to them."""
+    """Bytes of an instance as in placement.views.Footprint.
+
+    Args:
+        disturbed: whether runs of other models may have added to them.
+        alone: False: other loads or unloads changed the memory meanwhile, and the bytes say nothing.
+    """
 
     resident_bytes: int
     peak_bytes: int
     disturbed: bool
+    alone: bool = True
 
 
 class FootprintMeter:

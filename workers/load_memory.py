@@ -6,6 +6,7 @@ reserve ─> load ─> loaded (its measured bytes are kept for all workers), or 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
@@ -32,7 +33,10 @@ class LoadMemory:
 
     def need(self, manifest: Manifest) -> Footprint:
         """Return what an instance of the version takes, as far as it is known."""
-        return bounded(self._footprints.of(manifest, self._kind), file_bytes(manifest), self.budget.room_bytes)
+        known = self._footprints.of(manifest, self._kind)
+        if self._footprints.measured(manifest, self._kind) is not None:  # also that a load found too little
+            return known
+        return bounded(known, file_bytes(manifest), self.budget.room_bytes)
 
     def reserve(self, manifest: Manifest) -> None:
         """Reserve the memory that a load will take.
@@ -53,13 +57,17 @@ class LoadMemory:
 
     def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> Footprint:
         """Count what an instance took instead of what was reserved, and keep it for further loads; return it."""
-        resident_bytes, peak_bytes, disturbed = measurement
+        resident_bytes, peak_bytes, disturbed, alone = measurement
         footprint = Footprint(resident_bytes, peak_bytes, seconds, measured=True)
+        if alone:
+            self._keep(
+                manifest,
+                Measured(resident_bytes=resident_bytes, peak_bytes=peak_bytes, load_s=seconds, disturbed=disturbed),
+            )
+        else:  # the bytes may be those of other loads, or too few because of an unload
+            known = self.need(manifest)
+            footprint = replace(known, resident_bytes=max(resident_bytes, known.resident_bytes), load_s=seconds)
         self.budget.settle(manifest.content_id, footprint)
-        self._keep(
-            manifest,
-            Measured(resident_bytes=resident_bytes, peak_bytes=peak_bytes, load_s=seconds, disturbed=disturbed),
-        )
         return footprint
 
     def failed(self, manifest: Manifest, error: Exception | None = None) -> None:
@@ -68,7 +76,7 @@ class LoadMemory:
         if self.budget.footprint(content_id) is None:
             return
         if isinstance(error, OutOfMemory):
-            known = self._footprints.of(manifest, self._kind)
+            known = self.need(manifest)
             need = larger(known, known.load_bytes)
             self._keep(
                 manifest, Measured(resident_bytes=need.resident_bytes, peak_bytes=need.peak_bytes, measured=False)

@@ -23,9 +23,9 @@ from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.low_priority import at_low_priority, lower_priority
 from millstream.services.settings import child_environment
 from millstream.services.wire.worker_id import new_start, worker_id
-from millstream.workers.backends.base import Backend, Instance, Stop
+from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
 from millstream.workers.footprint_meter import FootprintMeter, Measurement
-from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
 from millstream.workers.profiler import measure
 from millstream.workers.reshape import Reshaped
 from millstream.workers.warmup import warm_up
@@ -78,8 +78,26 @@ def load(
         )
     at_low_priority(lambda: verify(folder, manifest))
     at.backend.prepare(at.device)
-    if at.budget is not None and at.budget.base_grew():
+    budget = at.budget or MemoryBudget(0)
+    if at.budget is not None and budget.base_grew():
         freeze_gc()  # the library's objects, which stay
+    try:
+        with budget.measuring() as measuring:
+            loaded = _load_and_measure(manifest, folder, at, stop, warming)
+    except OutOfMemory as error:
+        reserved = budget.footprint(manifest.content_id)
+        if not budget.budget_bytes or reserved is None:
+            raise
+        raise OutOfMemory(
+            f"it takes more than the {reserved.load_bytes} bytes of memory that were reserved for it, of "
+            f"{budget.room_bytes} for models: unload others, or raise {MEMORY_OPTION} ({error.message})"
+        ) from error
+    return loaded._replace(measurement=loaded.measurement._replace(alone=measuring.alone))
+
+
+def _load_and_measure(
+    manifest: Manifest, folder: Path, at: LoadEnvironment, stop: Stop, warming: Callable[[Instance], None]
+) -> LoadedVersion:
     meter = FootprintMeter(at.runs, folder)
     instance = at.backend.load(folder / manifest.served, manifest.signature, at.device, at.threads, stop)
     try:
@@ -97,10 +115,8 @@ def load(
     except BaseException:
         instance.close()
         raise
-    reported = instance.size_bytes
-    if reported > measurement.resident_bytes:
-        measurement = measurement._replace(resident_bytes=reported)
-    return LoadedVersion(instance, profile, measurement)
+    resident_bytes = max(measurement.resident_bytes, instance.size_bytes)
+    return LoadedVersion(instance, profile, measurement._replace(resident_bytes=resident_bytes))
 
 
 def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:

@@ -11,13 +11,21 @@ says, because memory was not returned or a measurement was too low, that counts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from millstream.services.placement.views import Footprint
 from millstream.services.process.memory_use import own_bytes
 
 SPARE_BYTES = 16 << 20  # of a worker's budget: for requests, replies and records in the interpreter
 MEMORY_OPTION = "--memory (MILLSTREAM_WORKER_MEMORY)"
+
+
+class Measuring:
+    """Whether a load was alone, besides runs of loaded models, while it was measured."""
+
+    def __init__(self) -> None:
+        self.alone = True
 
 
 class MemoryBudget:
@@ -47,6 +55,7 @@ class MemoryBudget:
         self._settled: dict[str, Footprint] = {}  # instances
         self._unloading: dict[str, int] = {}
         self._loaded_before = False
+        self._measuring: list[Measuring] = []  # loads whose growth is being measured
 
     @property
     def base_bytes(self) -> int:
@@ -108,6 +117,8 @@ class MemoryBudget:
         with self._lock:
             reserved, settled = self._reserved.pop(content_id, None), self._settled.pop(content_id, None)
             self._loaded_before = True
+            if settled:
+                self._disturb()
             bytes_held = (reserved.load_bytes if reserved else 0) + (settled.resident_bytes if settled else 0)
             self._unloading[content_id] = self._unloading.get(content_id, 0) + bytes_held
 
@@ -116,6 +127,24 @@ class MemoryBudget:
         with self._lock:
             self._unloading.pop(content_id, None)
         self._follow()
+
+    @contextmanager
+    def measuring(self) -> Iterator[Measuring]:
+        """Note whether other loads or unloads change the process' memory while the block measures it."""
+        current = Measuring()
+        with self._lock:
+            self._measuring.append(current)
+            if len(self._measuring) > 1 or self._unloading:
+                self._disturb()
+        try:
+            yield current
+        finally:
+            with self._lock:
+                self._measuring.remove(current)
+
+    def _disturb(self) -> None:
+        for one in self._measuring:
+            one.alone = False
 
     def _used(self) -> int:
         accounted = (

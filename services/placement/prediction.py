@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 
 from millstream.services.placement.views import Footprint
 
-#: What an instance takes besides its weights: its session, threads, code.
-FIXED_BYTES = 4 << 20
 #: Versions with smaller files say nothing about bytes for each byte of a file.
 LEARN_BYTES_MIN = 256 << 10
 MEASURED_MAX = 4096  # measured versions that ratios are learnt from
@@ -31,14 +29,18 @@ class Ratios:
     """What versions of one kind take for each byte of their files, and their time to load.
 
     Args:
-        resident: bytes that stay, beyond FIXED_BYTES.
-        peak: further bytes while it loads, warms up or runs its largest batch, beyond FIXED_BYTES.
+        resident: bytes that stay, beyond `resident_fixed`.
+        peak: further bytes while it loads, warms up or runs its largest batch, beyond `peak_fixed`.
+        resident_fixed: bytes of the smallest version: its session, threads and code.
+        peak_fixed: likewise, while it loads.
         load_s_fixed: seconds to load the smallest version.
         load_s_per_byte: further seconds for each byte of the files.
     """
 
     resident: float = 1.5
     peak: float = 1.5
+    resident_fixed: int = 4 << 20
+    peak_fixed: int = 4 << 20
     load_s_fixed: float = 0.5
     load_s_per_byte: float = 1 / (100 << 20)
 
@@ -46,20 +48,24 @@ class Ratios:
     def learn(measured: Sequence[tuple[int, Footprint]]) -> Ratios:
         """Return the ratios of measured versions: the bytes of the files of each, and what it takes."""
         large = [(size, one) for size, one in measured[-MEASURED_MAX:] if size >= LEARN_BYTES_MIN]
-        small = [one.load_s for size, one in measured[-MEASURED_MAX:] if size < LEARN_BYTES_MIN]
+        small = [one for size, one in measured[-MEASURED_MAX:] if size < LEARN_BYTES_MIN]
         assumed = ASSUMED_RATIOS
+        resident_fixed = int(_high((one.resident_bytes for one in small), assumed.resident_fixed))
+        peak_fixed = int(_high((one.peak_bytes for one in small), assumed.peak_fixed))
         return Ratios(
-            _high(((one.resident_bytes - FIXED_BYTES) / size for size, one in large), assumed.resident),
-            _high(((one.peak_bytes - FIXED_BYTES) / size for size, one in large), assumed.peak),
-            _high(small, assumed.load_s_fixed),
-            _high((one.load_s / size for size, one in large), assumed.load_s_per_byte),
+            resident=_high(((one.resident_bytes - resident_fixed) / size for size, one in large), assumed.resident),
+            peak=_high(((one.peak_bytes - peak_fixed) / size for size, one in large), assumed.peak),
+            resident_fixed=resident_fixed,
+            peak_fixed=peak_fixed,
+            load_s_fixed=_high((one.load_s for one in small), assumed.load_s_fixed),
+            load_s_per_byte=_high((one.load_s / size for size, one in large), assumed.load_s_per_byte),
         )
 
     def predict(self, file_bytes: int) -> Footprint:
         """Return what a version with files of `file_bytes` will take."""
         return Footprint(
-            FIXED_BYTES + int(self.resident * file_bytes),
-            FIXED_BYTES + int(self.peak * file_bytes),
+            self.resident_fixed + int(self.resident * file_bytes),
+            self.peak_fixed + int(self.peak * file_bytes),
             self.load_s_fixed + self.load_s_per_byte * file_bytes,
         )
 

@@ -143,6 +143,9 @@ def test_unknown_versions_are_predicted_from_measured_ones(repository: FolderRep
     assert footprints.of(unseen, CPU) == ASSUMED_RATIOS.predict(100 * MIB)
     for number in range(60):
         footprints.write(of_size(10 * MIB, number), CPU, took(4 * MIB + 20 * MIB, 4 * MIB + 5 * MIB))
-    assert footprints.of(unseen, CPU).resident_bytes == 204 * MIB
-    assert footprints.of(unseen, CPU).peak_bytes == 54 * MIB
+    for number in range(60, 120):
+        footprints.write(of_size(1000, number), CPU, took(MIB, 2 * MIB))
+    assert footprints.of(of_size(1000, 2000), CPU).resident_bytes // MIB == 1
+    assert footprints.of(unseen, CPU).resident_bytes == pytest.approx((10 * 23 + 1) * MIB, rel=0.01)
+    assert footprints.of(unseen, CPU).peak_bytes == pytest.approx((10 * 7 + 2) * MIB, rel=0.01)
     assert footprints.of(unseen, "openvino.cpu") == ASSUMED_RATIOS.predict(100 * MIB)

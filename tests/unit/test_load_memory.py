@@ -1,0 +1,123 @@
+"""What a load reserves, and what is learnt from loads that succeed, find no memory, or are measured beside others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest, SourceFile
+from millstream.services.placement.views import Footprint
+from millstream.services.repository.folder import FolderRepository
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import OutOfMemory
+from millstream.workers.footprint_meter import Measurement
+from millstream.workers.load_memory import LoadMemory
+from millstream.workers.load_version import LoadEnvironment
+from millstream.workers.memory_budget import Measuring, MemoryBudget
+from tests.contract.repositories import manifest, publish
+
+MIB = 1 << 20
+BASE, ROOM = 100 * MIB, 400 * MIB
+
+
+class Worker:
+    def __init__(self, folder: Path) -> None:
+        self.repository = FolderRepository(folder / "repository")
+        publish(self.repository)
+        self.process = BASE
+        self.budget = MemoryBudget(BASE + ROOM, lambda: self.process)
+        self.memory = LoadMemory(
+            self.repository, LoadEnvironment(get_backend("simulated"), "simulated", "cpu", 1, self.budget)
+        )
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(tmp_path)
+
+
+def version(size_bytes: int) -> Manifest:
+    file = SourceFile(path="source/model.onnx", size_bytes=size_bytes, sha256="0" * 64)
+    return manifest().model_copy(update={"files": (file,)})
+
+
+def test_a_version_whose_files_do_not_fit_fails_with_both_numbers(worker: Worker) -> None:
+    large = version(500 * MIB)
+    with pytest.raises(Failure) as caught:
+        worker.memory.reserve(large)
+    assert caught.value.code is Code.MODEL
+    assert f"it takes {worker.memory.need(large).load_bytes} bytes" in caught.value.message
+    assert f"has {ROOM} for models: raise --memory" in caught.value.message
+
+
+def test_a_prediction_is_tried_with_all_memory_there_is_and_corrected_until_it_is_too_large(worker: Worker) -> None:
+    doubtful = version(300 * MIB)
+    assert worker.memory.need(doubtful).load_bytes == ROOM  # and not 3 times its files
+    worker.memory.reserve(doubtful)
+    assert worker.budget.free_bytes == 0
+    worker.memory.failed(doubtful, OutOfMemory("no memory"))
+    assert worker.budget.free_bytes == ROOM
+    assert worker.memory.need(doubtful).load_bytes > ROOM
+    with pytest.raises(Failure, match="raise --memory") as caught:
+        worker.memory.reserve(doubtful)
+    assert caught.value.code is Code.MODEL
+
+
+def test_a_load_that_found_too_little_reserves_more(worker: Worker) -> None:
+    small = version(MIB)
+    before = worker.memory.need(small).load_bytes
+    worker.memory.reserve(small)
+    worker.memory.failed(small, OutOfMemory("no memory"))
+    worker.memory.failed(small, OutOfMemory("its memory was returned already"))
+    assert worker.memory.need(small).load_bytes == int(1.25 * before)
+    worker.memory.reserve(small)
+    worker.memory.failed(small, Failure(Code.MODEL, "another error"))
+    assert worker.memory.need(small).load_bytes == int(1.25 * before)
+    worker.memory.reserve(small)
+    assert worker.memory.loaded(small, Measurement(2 * MIB, MIB, disturbed=False), 0.5) == Footprint(
+        2 * MIB, MIB, 0.5, measured=True
+    )
+    assert worker.memory.need(small).load_bytes == 3 * MIB
+
+
+def test_what_does_not_fit_now_is_tried_again(worker: Worker) -> None:
+    worker.process = BASE + ROOM - MIB
+    with pytest.raises(Failure, match=f"and {MIB} of the {ROOM} for models are free") as caught:
+        worker.memory.reserve(version(MIB))
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+def test_a_measurement_beside_another_load_or_unload_is_not_kept(worker: Worker) -> None:
+    small = version(MIB)
+    need = worker.memory.need(small)
+    worker.memory.reserve(small)
+    found = worker.memory.loaded(small, Measurement(0, 0, disturbed=False, alone=False), 0.5)
+    assert (found.resident_bytes, found.measured) == (need.resident_bytes, False)
+    assert not worker.memory.need(small).measured
+    found = worker.memory.loaded(small, Measurement(90 * MIB, 0, disturbed=False, alone=False), 0.5)
+    assert found.resident_bytes == 90 * MIB
+
+
+def alone(one: Measuring) -> bool:
+    return one.alone
+
+
+def test_who_is_alone_while_it_is_measured() -> None:
+    budget = MemoryBudget(0)
+    with budget.measuring() as first:
+        budget.begin_unload("failed to load")
+        assert alone(first)
+        budget.freed("failed to load")
+        budget.settle("other", Footprint(1))
+        assert alone(first)
+        budget.begin_unload("other")
+        assert not alone(first)
+        with budget.measuring() as second:
+            assert not alone(second)
+    budget.freed("other")
+    with budget.measuring() as third, budget.measuring() as fourth:
+        assert not (alone(third) or alone(fourth))
+    with budget.measuring() as last:
+        assert alone(last)
