@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from millstream.gateway.catalog.snapshot import Replica, VersionView
-from millstream.services.placement.choice import choose_workers
+from millstream.services.placement.choice import choose_workers, rendezvous
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind, WorkerView
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -82,12 +82,17 @@ def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[Wor
     if cold.ordered and cold.ordered not in refusals and any(worker.id == cold.ordered for worker in cold.workers):
         return WAIT
     candidates = [worker for worker in cold.workers if worker.id not in refusals and not worker.draining]
-    chosen = choose_workers(views(candidates), cold.version.manifest.content_id, cold.need, cold.now)
-    if not isinstance(chosen, Refusal):
-        return chosen
-    found = [*refusals.values(), chosen]
-    best = min(found, key=lambda refusal: _RETRY_FIRST.index(refusal.kind))
-    return WAIT if best.kind is RefusalKind.NO_WORKER else best  # a worker may start before the deadline
+    if candidates:
+        content_id = cold.version.manifest.content_id
+        chosen = choose_workers(views(candidates), content_id, cold.need, cold.now)
+        if not isinstance(chosen, Refusal):
+            return chosen
+        # By its record, no worker has room. The record is some time old, and only the worker knows what is in use: the
+        # worker decides, and publishes a refusal that holds for some time.
+        return sorted((worker.id for worker in candidates), key=lambda worker: rendezvous(content_id, worker))
+    if not refusals:
+        return WAIT  # a worker may start before the deadline
+    return min(refusals.values(), key=lambda refusal: _RETRY_FIRST.index(refusal.kind))
 
 
 def _refusals(cold: ColdVersion) -> dict[str, Refusal]:

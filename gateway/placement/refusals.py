@@ -8,17 +8,15 @@ from millstream.services.errors import Code, Failure
 from millstream.services.placement.views import Refusal, RefusalKind
 
 _WITHOUT_MEMORY = frozenset({RefusalKind.TOO_LARGE, RefusalKind.NOTHING_EVICTABLE, RefusalKind.THRASHING})
-#: A version that is larger than any budget stays so until an operator acts.
-TOO_LARGE_RETRY_S = 60.0
 
 
 def failure_of(model: str, refusal: Refusal) -> Failure:
     """Return the failure of an inference: 503 with the reason; 429 if the load only takes too long."""
     if refusal.kind is RefusalKind.TOO_SLOW:
         return too_slow(model, refusal.retry_after_s)
-    retry_after_s = TOO_LARGE_RETRY_S if refusal.kind is RefusalKind.TOO_LARGE else refusal.retry_after_s
     code = Code.MEMORY if refusal.kind in _WITHOUT_MEMORY else Code.UNAVAILABLE
-    return Failure(code, f"model '{model}' cannot be loaded: {refusal.reason}", retry_after_s=retry_after_s or None)
+    message = f"model '{model}' cannot be loaded: {refusal.reason}"
+    return Failure(code, message, retry_after_s=refusal.retry_after_s or None)
 
 
 def too_slow(model: str, load_s: float) -> Failure:

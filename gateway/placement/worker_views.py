@@ -59,11 +59,16 @@ class WorkerViews:
 
 
 def placed_instance(one: InstanceRecord, *, pinned: bool) -> PlacedInstance:
-    """Return an instance as placement sees it. One that is being unloaded counts as in use: its bytes are not free."""
+    """Return an instance as placement sees it.
+
+    One that is being unloaded counts as in use: its bytes are not free. One that was never called may be unloaded
+    however young it is: its load served no call.
+    """
+    loaded_at = float("inf") if one.state in _BEING_LOADED else one.loaded_at if one.last_used else 0.0
     return PlacedInstance(
         one.content_id,
         Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=one.resident_bytes > 0),
-        float("inf") if one.state in _BEING_LOADED else one.loaded_at,
+        loaded_at,
         one.last_used,
         one.state is State.DRAINING,
         pinned,

@@ -212,7 +212,7 @@ def test_requests_are_refused_with_the_reason_when_no_worker_loads_the_version(t
         )
         bench.set_workers(bench.worker("w1", refusals=refusals[:1]), bench.worker("w2", refusals=refusals[1:]))
         [failure] = bench.lane.refused
-        assert failure.code is Code.UNAVAILABLE
+        assert failure.http_status == 503
         assert failure.retry_after_s == pytest.approx(3)
         assert failure.message == "model 'm' cannot be loaded: thrashing"
         with pytest.raises(Failure, match="thrashing") as refused:
@@ -228,30 +228,43 @@ def test_requests_are_refused_with_the_reason_when_no_worker_loads_the_version(t
     run(test, tmp_path)
 
 
-def test_a_version_larger_than_any_budget_is_refused_with_both_numbers(tmp_path):
+def test_a_worker_that_seems_to_have_no_room_decides_itself(tmp_path):
     async def test(bench: Bench) -> None:
-        bench.set_workers(bench.worker("w1", budget_bytes=25 * MB))
-        with pytest.raises(Failure, match=f"takes {10 * MB} bytes.*{5 * MB}") as refused:
-            bench.call()
-        assert refused.value.code is Code.UNAVAILABLE
+        other = bench.instance(
+            State.READY, bench.other, resident_bytes=20 * MB, load_s=1.0, loaded_at=bench.now - 4, last_used=bench.now
+        )
+        full = {"budget_bytes": 45 * MB, "used_bytes": 40 * MB}
+        bench.set_workers(bench.worker("w1", other, **full))
+        bench.call()
         await bench.turn()
-        assert bench.link.calls == 0
+        assert bench.ordered == ["w1"]
+        reason = f"it takes {50 * MB} bytes of memory, and a worker of pool cpu has {30 * MB} for models"
+        refusal = RefusalRecord(
+            content_id=bench.manifest.content_id, kind="too_large", reason=reason, until=bench.now + 30
+        )
+        bench.link.known = ""
+        bench.set_workers(bench.worker("w1", other, refusals=(refusal,), **full))
+        with pytest.raises(Failure, match=reason) as refused:
+            bench.call()
+        assert refused.value.http_status == 503
+        bench.demands.repeat()
+        await bench.turn()
+        assert bench.ordered == ["w1"]
 
     run(test, tmp_path)
 
 
-def test_nothing_pinned_is_counted_on_and_thrashing_is_refused_with_a_time(tmp_path):
+def test_a_worker_with_free_memory_comes_before_one_that_would_unload(tmp_path):
     async def test(bench: Bench) -> None:
-        other = bench.instance(State.READY, bench.other, resident_bytes=20 * MB, load_s=1.0, loaded_at=bench.now - 4)
-        full = bench.worker("w1", other, budget_bytes=45 * MB, used_bytes=40 * MB)
-        bench.set_workers(full)
-        with pytest.raises(Failure, match="loaded a moment ago") as refused:
+        used = bench.instance(
+            State.READY, bench.other, resident_bytes=20 * MB, load_s=0.1, loaded_at=bench.now - 60, last_used=bench.now
+        )
+        full = bench.worker("w1", used, budget_bytes=45 * MB, used_bytes=40 * MB)
+        for free in ("w0", "w2"):
+            bench.set_workers(full, bench.worker(free))
             bench.call()
-        assert refused.value.retry_after_s == pytest.approx(6.0)
-        bench.now += 6.0
-        bench.call()
-        await bench.turn()
-        assert bench.ordered == ["w1"]
+            await bench.turn()
+        assert bench.ordered == ["w0", "w2"]
 
     run(test, tmp_path)
 
