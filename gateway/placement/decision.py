@@ -12,10 +12,9 @@ from enum import Enum
 from millstream.gateway.catalog.snapshot import Replica, VersionView
 from millstream.services.placement.choice import choose_workers, rendezvous
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind, WorkerView
-from millstream.services.wire.records import State, WorkerRecord
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 FAILED_RETRY_S = 10.0  # hint to clients of a version that workers failed to load: operators take longer to mend it
-_IN_PROGRESS = frozenset({State.LOADING, State.WARMING})
 #: which refusal is reported if several workers refuse: the one that a retry can most likely mend
 _RETRY_FIRST = (
     RefusalKind.TOO_SLOW,
@@ -63,8 +62,8 @@ class ColdVersion:
 
     @property
     def loading(self) -> bool:
-        """Whether a worker is loading it."""
-        return any(at.instance.state in _IN_PROGRESS for at in self.replicas)
+        """Whether a worker is loading it. A worker that will load it later gives no reason yet, and takes orders."""
+        return any(_loads(at.instance) for at in self.replicas)
 
 
 def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[WorkerView]]) -> Decision:
@@ -93,6 +92,10 @@ def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[Wor
     if not refusals:
         return WAIT  # a worker may start before the deadline
     return min(refusals.values(), key=lambda refusal: _RETRY_FIRST.index(refusal.kind))
+
+
+def _loads(instance: InstanceRecord) -> bool:
+    return instance.state is State.WARMING or (instance.state is State.LOADING and bool(instance.why))
 
 
 def _refusals(cold: ColdVersion) -> dict[str, Refusal]:

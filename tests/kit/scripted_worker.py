@@ -81,7 +81,7 @@ class ScriptedWorker:
     def load(self, manifest: Manifest) -> None:
         """Publish the version as LOADING."""
         self.loads.append(manifest.content_id)
-        self._set(manifest, State.LOADING)
+        self._set(manifest, State.LOADING, why="a call")
 
     def serve(self, manifest: Manifest) -> None:
         """Publish the version as READY, and serve its lane."""

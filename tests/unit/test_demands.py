@@ -161,7 +161,7 @@ def test_the_demand_ends_when_the_version_is_ready(tmp_path):
         bench.call()
         await bench.turn()
         for state in (State.LOADING, State.WARMING):
-            bench.set_workers(bench.worker("w1", bench.instance(state)), bench.worker("w2"))
+            bench.set_workers(bench.worker("w1", bench.instance(state, why="a call")), bench.worker("w2"))
             bench.demands.repeat()
             await bench.turn()
         assert bench.link.calls == 1
@@ -277,7 +277,7 @@ def test_a_load_longer_than_the_deadline_is_refused_and_ordered(tmp_path):
         await bench.turn()
         [(worker, order)] = bench.link.orders
         assert order["deadline"] == 0  # the retry is to find it, whenever it comes
-        bench.set_workers(bench.worker(worker, bench.instance(State.LOADING)))
+        bench.set_workers(bench.worker(worker, bench.instance(State.LOADING, why="a call")))
         bench.now += 3.0
         with pytest.raises(Failure) as refused:
             bench.call(timeout_s=0.5)
