@@ -1,0 +1,228 @@
+"""First calls of models that no worker holds: every protocol, and memory for one model of three under load."""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.wire.orders import Order
+from tests.kit import models, v2
+from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import publish_simulated
+from tests.kit.wait import wait_until
+from tests.kit.worker_process import running_worker
+
+MIB = 1 << 20
+MODELS = ("red", "green", "blue")
+MODEL_BYTES = 200 * MIB
+BUDGET_BYTES = 450 * MIB  # one model and the interpreter
+CALLERS = 6
+ANSWERS_EACH = 8  # of each model, before and after each death of the worker
+DEATHS = 2
+REFUSALS = {429, 503, 504}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("demand")
+    with running_stack(folder, gateways=2) as stack:
+        stack.push("scale", models.scale(folder / "scale.onnx"))
+        stack.push("tokens", models.embeddings(folder / "tokens.onnx"))
+        yield stack
+
+
+def state(stack: Stack, name: str) -> str:
+    return str(stack.http.get(f"/admin/v1/models/{name}/versions/1").json()["state"])
+
+
+def is_on_standby(gateway: httpx2.Client, name: str) -> bool:
+    return bool(gateway.get(f"/admin/v1/models/{name}/versions/1").json()["state"] == "standby")
+
+
+def put_on_standby(stack: Stack, name: str) -> None:
+    """Have the worker unload a model, as the controller does with one that idles."""
+    [worker] = stack.http.get("/admin/v1/workers").json()["workers"]
+    order = Order(do="unload", content_id=content_id(stack, name), why="a test", token=1)
+    keys = InstallationKeys(stack.installation).pool("cpu")
+
+    def unloaded() -> bool:
+        stack.redis.rpush(keys.orders(worker["id"]), order.model_dump_json())  # again if it was in use
+        return state(stack, name) == "standby"
+
+    wait_until(unloaded, what=f"{name} on standby")
+    for index in range(2):
+        with stack.gateway(index) as gateway:
+            wait_until(partial(is_on_standby, gateway, name), what=f"{name} on standby")
+
+
+def content_id(stack: Stack, name: str) -> str:
+    return FolderRepository(stack.home / "repository").manifest(name, 1).content_id
+
+
+def rest(stack: Stack) -> None:
+    body, headers = v2.request({"x": np.ones((1, 2), np.float32)})
+    reply = stack.http.post("/v2/models/scale/infer", content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert v2.outputs(reply.content, dict(reply.headers))["y"].tolist() == [[2, 2]]
+
+
+def grpc_request(model: str = "scale") -> tuple[str, list[triton.InferInput]]:
+    tensor = triton.InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 2), np.float32))
+    return model, [tensor]
+
+
+def grpc(stack: Stack) -> None:
+    with triton.InferenceServerClient(stack.grpc) as client:
+        assert client.is_model_ready("scale")  # the gate of many clients
+        assert client.infer(*grpc_request()).as_numpy("y").tolist() == [[2, 2]]
+
+
+def grpc_stream(stack: Stack) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(stack.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for number in range(8):
+            client.async_stream_infer(*grpc_request(), request_id=str(number))
+        for number in range(8):
+            result, error = answers.get(timeout=60)
+            assert error is None, error
+            assert result.get_response().id == str(number)
+        client.stop_stream()
+
+
+def post(path: str, document: Any, answer: Callable[[Any], bool], headers: dict[str, str], stack: Stack) -> None:
+    reply = stack.http.post(path, json=document, headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert answer(reply.json()), reply.text
+
+
+ROWS = {"instances": [[1.0, 1.0]]}
+CALLS: dict[str, Callable[[Stack], None]] = {
+    "rest": rest,
+    "grpc": grpc,
+    "grpc-stream": grpc_stream,
+    "tfserving": partial(
+        post, "/v1/models/scale:predict", ROWS, lambda reply: reply["predictions"] == [[2.0, 2.0]], {}
+    ),
+    "torchserve": partial(post, "/predictions/scale", [1.0, 1.0], lambda reply: reply == [2.0, 2.0], {}),
+    "sagemaker": partial(
+        post,
+        "/invocations",
+        ROWS,
+        lambda reply: reply == {"predictions": [[2.0, 2.0]]},
+        {"X-Amzn-SageMaker-Target-Model": "scale"},
+    ),
+    "generate": partial(post, "/v2/models/scale/generate", {"x": [1.0, 1.0]}, lambda reply: "y" in reply, {}),
+    "openai": partial(
+        post,
+        "/v1/embeddings",
+        {"model": "tokens", "input": [[1, 2, 3]]},
+        lambda reply: len(reply["data"][0]["embedding"]) == 8,
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", CALLS)
+def test_the_first_call_of_every_protocol_loads_the_model(stack: Stack, protocol: str) -> None:
+    name = "tokens" if protocol == "openai" else "scale"
+    put_on_standby(stack, name)
+    CALLS[protocol](stack)
+    wait_until(lambda: state(stack, name) == "ready", what="ready")
+
+
+class Callers:
+    """Threads that call three models in turn, with random deadlines, and check every reply."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.answered: Counter[str] = Counter()
+        self.refused: Counter[int] = Counter()
+        self.wrong: list[str] = []
+        self.calls = self.replies = 0
+        self._stack = stack
+        self._changing = threading.Lock()
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(CALLERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def until_all_answered(self) -> None:
+        """Wait for further answers of every model."""
+        before = Counter(self.answered)
+
+        def answered() -> bool:
+            return all(self.answered[name] >= before[name] + ANSWERS_EACH for name in MODELS)
+
+        wait_until(answered, 240, f"answers of all models, not only {self.answered}")
+
+    def _run(self, seed: int) -> None:
+        draw = random.Random(seed)
+        with httpx2.Client(base_url=self._stack.url, timeout=60, trust_env=False) as http:
+            while not self._ended.is_set():
+                self._call(http, draw.choice(MODELS), draw.choice((0.02, 0.5, 3.0, 10.0)), draw.random())
+
+    def _call(self, http: httpx2.Client, name: str, timeout_s: float, value: float) -> None:
+        sent = np.full((1, 4), value, np.float32)
+        body, headers = v2.request({"x": sent}, parameters={"timeout": round(timeout_s * 1e6)})
+        with self._changing:
+            self.calls += 1
+        reply = http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+        with self._changing:
+            self.replies += 1
+            if reply.status_code == 200:
+                self.answered[name] += 1
+                [got] = v2.outputs(reply.content, dict(reply.headers)).values()
+                if got.tolist() != sent.tolist():
+                    self.wrong.append(f"{name}: {got} instead of {sent}")
+            else:
+                self.refused[reply.status_code] += 1
+                if reply.status_code not in REFUSALS or not json.loads(reply.content).get("error"):
+                    self.wrong.append(f"{name}: {reply.status_code} {reply.text}")
+                if reply.status_code in {429, 503} and "retry-after" not in reply.headers:
+                    self.wrong.append(f"{name}: {reply.status_code} without Retry-After")
+
+
+def test_memory_for_one_model_of_three_loses_no_call(stack: Stack, tmp_path: Path) -> None:
+    repository = FolderRepository(stack.home / "repository")
+    for name in MODELS:
+        publish_simulated(
+            repository, name, {"bytes": MODEL_BYTES, "load_s": 0.01}, config=ModelConfig(pools=("tight",))
+        )
+    settings = {"worker_memory_bytes_max": BUDGET_BYTES}
+    callers = Callers(stack)
+    try:
+        for death in range(DEATHS + 1):
+            with running_worker(stack, "tight", index=death, settings=settings) as worker:
+                callers.until_all_answered()
+                if death < DEATHS:
+                    worker.kill()
+                    worker.wait()
+                else:
+                    callers.end()
+    finally:
+        callers.end()
+    assert callers.wrong == []
+    assert callers.calls == callers.replies
+    for name in MODELS:
+        assert stack.http.delete(f"/admin/v1/models/{name}").status_code == 204
