@@ -53,6 +53,9 @@ BATCHES_RUN = rate("millstream_batch_rows_count", "model, pool", _OF_MODEL)
 INSTANCE_BYTES = f"max by (model, version, pool, worker) (millstream_instance_memory_bytes{{{_OF_MODEL}}})"
 INSTANCES_READY = f"max by (model, version, pool) (millstream_instances_ready{{{_OF_MODEL}}})"
 LOAD_SECONDS = rate("millstream_model_load_duration_seconds_sum", "model, pool", _OF_MODEL)
+COLD_REQUESTS = rate("millstream_cold_requests_total", "model, pool", _OF_MODEL)
+LOAD_WAIT_SECONDS = rate("millstream_load_wait_seconds_sum", "model, pool", _OF_MODEL)
+LOAD_WAITS = rate("millstream_load_wait_seconds_count", "model, pool", _OF_MODEL)
 LOADS = rate("millstream_model_load_duration_seconds_count", "model, pool", _OF_MODEL)
 BY_PROCESS, OF_PROCESS = "instance, process", "{{instance}} {{process}}"  # machines have processes of the same name
 PROCESS = f"sum by ({BY_PROCESS}) (millstream_process_{{}})"
@@ -197,6 +200,18 @@ WORKERS = (
         "Mean, warm-up included.",
         "s",
         ((f"{LOAD_SECONDS} / {LOADS}", "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "Cold requests",
+        "Requests that found no ready instance, of all. Much of it: the memory is too small for the models in use.",
+        "percentunit",
+        ((f"sum({COLD_REQUESTS}) / {ALL_REQUESTS}", "all models"),),
+    ),
+    Chart(
+        "Wait for a load",
+        "Mean wait of a request for the load of its model.",
+        "s",
+        ((f"{LOAD_WAIT_SECONDS} / {LOAD_WAITS}", "{{model}} {{pool}}"),),
     ),
 )
 

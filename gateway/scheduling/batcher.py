@@ -274,9 +274,12 @@ class Batcher:
 
     def oldest_arrival(self) -> float:
         """Return the earliest arrival of the waiting requests, infinity if none waits. Visits all of them."""
+        return min(self.arrivals(), default=float("inf"))
+
+    def arrivals(self) -> Iterator[float]:
+        """Yield the arrivals of the waiting requests."""
         waiting = (entry[2] for level in self._levels.values() for entry in level.order)
-        arrivals = (request.arrival for request in waiting if not (request.taken or request.done))
-        return min(arrivals, default=float("inf"))
+        return (request.arrival for request in waiting if not (request.taken or request.done))
 
 
 def _fill(batch: list[Request], line: _DeadlineQueue, room: int) -> int:

@@ -187,8 +187,11 @@ class Lane:
             batch_format: the format that the workers read; None: the newest.
             batching_off: each request runs alone, because rows of this version were found to influence each other.
         """
+        now = self._context.clock()
         if self.ready and not instances:
-            self._cold_since = self._context.clock()
+            self._cold_since = now
+        elif instances and not self.ready and self._batcher.count:
+            self._metrics.loaded(now - arrival for arrival in self._batcher.arrivals())
         self._cold = failed is not None or not instances
         self._packer.batch_format = batch_format
         self._packer.same_host = same_host
@@ -329,6 +332,7 @@ class Lane:
         if not self._context.quarantine.empty:
             self._context.quarantine.check(self.content_id, request)
         if self._cold:
+            self._metrics.cold()
             self._context.load_for(self, request)
 
     def _cannot_serve(self) -> Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from millstream.services.errors import Code
@@ -70,6 +71,16 @@ class LaneMetrics:
                 self._registry.gauge(catalogue.BATCHING_OFF, *self._version).set(1)
             else:
                 self._registry.remove(catalogue.BATCHING_OFF, *self._version)
+
+    def cold(self) -> None:
+        """Count a request that found no ready instance. The series is created at the first."""
+        self._registry.counter(catalogue.COLD_REQUESTS, *self._labels).add()
+
+    def loaded(self, waited_s: Iterable[float]) -> None:
+        """Count how long requests waited until an instance was ready."""
+        observe = self._registry.histogram(catalogue.LOAD_WAIT_SECONDS, *self._labels).observe
+        for seconds in waited_s:
+            observe(seconds)
 
     def waiting(self, requests: int, rows: int) -> None:
         """Show how many requests and rows wait."""

@@ -87,6 +87,19 @@ QUEUE_WAIT_SECONDS = Metric(
     _LANE,
     SECONDS,
 )
+COLD_REQUESTS = Metric(
+    "millstream_cold_requests_total",
+    Kind.COUNTER,
+    "Requests that found no ready instance in the pool, those that were refused included.",
+    _LANE,
+)
+LOAD_WAIT_SECONDS = Metric(
+    "millstream_load_wait_seconds",
+    Kind.HISTOGRAM,
+    "Time that a request waited until its model was loaded.",
+    _LANE,
+    SECONDS,
+)
 EXECUTION_DURATION = Metric(
     "millstream_execution_duration_seconds", Kind.HISTOGRAM, "Time that a run took on its device.", _LANE, SECONDS
 )

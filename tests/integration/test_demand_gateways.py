@@ -20,6 +20,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from tests.kit import v2
 from tests.kit.fleet import Fleet, fleet
+from tests.kit.metrics import Page
 from tests.kit.redis_server import redis_server
 from tests.kit.scripted_worker import ScriptedWorker
 from tests.kit.versions import publish
@@ -126,6 +127,27 @@ def test_a_version_on_standby_is_shown_as_one_that_answers(gateways):
     index = {entry["name"]: entry for entry in http.post("/v2/repository/index", json={"ready": True}).json()}
     assert index[name]["state"] == "READY"
     assert "standby" in index[name]["reason"]
+
+
+def test_calls_of_cold_models_are_counted_with_their_wait(gateways):
+    worker = gateways.worker()
+    manifest = gateways.publish()
+    gateways.state(manifest, "standby")
+    with ThreadPoolExecutor(3) as callers:
+        calls = [callers.submit(infer, gateways.http[0], manifest.model) for _ in range(3)]
+        worker.until_ordered()
+        wait_until(partial(_counts, gateways.http[0], manifest, "cold_requests_total", 3), what="3 cold requests")
+        worker.serve(manifest)
+        for call in calls:
+            check(call.result())
+    check(infer(gateways.http[0], manifest.model))
+    assert _counts(gateways.http[0], manifest, "cold_requests_total", 3)
+    assert _counts(gateways.http[0], manifest, "load_wait_seconds_count", 3)
+
+
+def _counts(http: httpx2.Client, manifest: Manifest, name: str, count: int) -> bool:
+    page = Page(http.get("/metrics").text)
+    return page.value(f"millstream_{name}", model=manifest.model) == count
 
 
 def test_probes_of_readiness_load_nothing(gateways):
