@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.services.controller.leadership import Leadership
@@ -133,7 +132,7 @@ class Controller:
         # What was not ordered because of a limit may be ordered in the next round.
         kept = {(order.worker, order.content_id) for order in given}
         left = {(order.worker, order.content_id) for order in decided.orders} - kept
-        self._plan = replace(decided, ordered={key: at for key, at in decided.ordered.items() if key not in left})
+        self._plan = decided.without(left)
         self._metrics.in_flight(len(self._in_flight))
 
     async def _read_repository(self) -> None:

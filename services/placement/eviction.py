@@ -8,12 +8,17 @@ soon), per byte that it frees: GreedyDual-Size with a measured cost (Cao and Ira
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 
-HORIZON_S = 600.0  # "soon"
+#: "Soon". About the time that an instance stays in a full worker: one that is called later is evicted before its call.
+HORIZON_S = 600.0
 #: An instance stays for this multiple of its load time, so that two models do not take turns in the same memory.
 RESIDENCE_LOADS = 10.0
 LOAD_S_MIN = 0.01  # so that the cost of an instance without a measured load is not 0
+RETRY_S_MIN = 0.1
 
 
 def make_room(
@@ -30,22 +35,92 @@ def make_room(
     missing = need.load_bytes - worker.free_bytes
     if missing <= 0:
         return ()
-    candidates = [one for one in worker.instances.values() if evictable(one) and one.content_id not in protected]
-    settled = [one for one in candidates if is_settled(one, now)]
-    if sum(one.footprint.resident_bytes for one in settled) < missing:
-        return _refusal(worker, need, candidates, now)
+    room = Room.of(worker, now, protected)
+    if room.settled_bytes < missing:
+        return room.refusal(need)
     victims: list[PlacedInstance] = []
-    for one in sorted(settled, key=lambda one: (cost_per_byte(one, now), one.content_id)):
+    for one in sorted(room.settled, key=lambda one: (cost_per_byte(one, now), one.content_id)):
         if missing <= 0:
             break
         victims.append(one)
         missing -= one.footprint.resident_bytes
     # The last victims may free so much that some of the earlier ones can stay: the most costly of them do.
-    for one in reversed(victims):
+    for one in reversed(victims[:-1]):
         if one.footprint.resident_bytes <= -missing:
             victims.remove(one)
             missing += one.footprint.resident_bytes
     return tuple(one.content_id for one in victims)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory of one worker that a version could have, and what stands in the way of more.
+
+    Args:
+        pool: the worker's pool, for messages.
+        free_bytes: free now.
+        settled: instances that may be unloaded now.
+        settled_bytes: what they take.
+        evictable_bytes: what all instances take that may be unloaded now or once they have been there long enough.
+        models_bytes: the budget without what the process takes for itself.
+        settles_in_s: time until the next instance may be unloaded; 0 if none waits for that.
+    """
+
+    pool: str
+    free_bytes: int
+    settled: tuple[PlacedInstance, ...]
+    settled_bytes: int
+    evictable_bytes: int
+    models_bytes: int
+    settles_in_s: float
+
+    @staticmethod
+    def of(worker: WorkerView, now: float, protected: frozenset[str] = frozenset()) -> Room:
+        """Return the room in a worker, in which the content ids `protected` must stay."""
+        held_bytes = settled_bytes = evictable_bytes = 0
+        settles_in_s = float("inf")
+        settled = []
+        for one in worker.instances.values():
+            resident_bytes = one.footprint.resident_bytes
+            held_bytes += resident_bytes
+            if not evictable(one) or one.content_id in protected:
+                continue
+            evictable_bytes += resident_bytes
+            wait_s = RESIDENCE_LOADS * one.footprint.load_s - (now - one.loaded_at)
+            if wait_s <= 0:
+                settled.append(one)
+                settled_bytes += resident_bytes
+            elif wait_s < settles_in_s:
+                settles_in_s = wait_s
+        return Room(
+            worker.pool,
+            worker.free_bytes,
+            tuple(settled),
+            settled_bytes,
+            evictable_bytes,
+            max(0, worker.budget_bytes - max(0, worker.used_bytes - held_bytes)),
+            settles_in_s if settles_in_s < float("inf") else 0.0,
+        )
+
+    def refusal(self, need: Footprint) -> Refusal:
+        """Return why `need` does not fit, for a need that settled instances do not make room for."""
+        if need.load_bytes > self.models_bytes:
+            return Refusal(
+                RefusalKind.TOO_LARGE,
+                f"it takes {need.load_bytes} bytes, and a worker of pool {self.pool} has {self.models_bytes} "
+                "for models",
+            )
+        if self.evictable_bytes >= need.load_bytes - self.free_bytes:
+            return Refusal(
+                RefusalKind.THRASHING,
+                "the models that could be unloaded for it were loaded a moment ago",
+                max(RETRY_S_MIN, self.settles_in_s),
+            )
+        return Refusal(
+            RefusalKind.NOTHING_EVICTABLE,
+            f"it takes {need.load_bytes} bytes, {self.free_bytes} are free, and all other models are in use or pinned",
+            1.0,
+        )
 
 
 def evictable(one: PlacedInstance) -> bool:
@@ -65,24 +140,6 @@ def cost_per_byte(one: PlacedInstance, now: float) -> float:
     return max(one.footprint.load_s, LOAD_S_MIN) * soon / max(1, one.footprint.resident_bytes)
 
 
-def _refusal(worker: WorkerView, need: Footprint, candidates: list[PlacedInstance], now: float) -> Refusal:
-    evictable_bytes = sum(one.footprint.resident_bytes for one in candidates)
-    fixed = worker.used_bytes - sum(one.footprint.resident_bytes for one in worker.instances.values())
-    if need.load_bytes > worker.budget_bytes - max(0, fixed):
-        return Refusal(
-            RefusalKind.TOO_LARGE,
-            f"it takes {need.load_bytes} bytes, and a worker of pool {worker.pool} has "
-            f"{max(0, worker.budget_bytes - max(0, fixed))} for models",
-        )
-    if evictable_bytes >= need.load_bytes - worker.free_bytes:
-        waits = [RESIDENCE_LOADS * one.footprint.load_s - (now - one.loaded_at) for one in candidates]
-        return Refusal(
-            RefusalKind.THRASHING,
-            "the models that could be unloaded for it were loaded a moment ago",
-            max(0.1, min((wait for wait in waits if wait > 0), default=0.1)),
-        )
-    return Refusal(
-        RefusalKind.NOTHING_EVICTABLE,
-        f"it takes {need.load_bytes} bytes, {worker.free_bytes} are free, and all other models are in use or pinned",
-        1.0,
-    )
+def cost_of(instances: Iterable[PlacedInstance], now: float) -> float:
+    """Return what unloading instances costs, in expected seconds of loading."""
+    return sum(cost_per_byte(one, now) * one.footprint.resident_bytes for one in instances)

@@ -4,90 +4,45 @@ workers, served versions, what was ordered before ─> plan ─> Plan(orders, or
 
 The controller calls `plan` every few seconds with what the workers published, and hands each order to its worker. What
 a call needs at once is no business of the planner: gateways order that themselves (services/placement/choice.py).
+Each rule below is a function; their order is the order of urgency, since a round has a limited number of orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal
+import math
+from collections.abc import Sequence
 
-from millstream.services.placement.usage import NO_USAGE, Usage
-from millstream.services.placement.views import Footprint, WorkerView
+from millstream.services.placement.eviction import evictable
+from millstream.services.placement.planned import OrderReason, Plan, PlannedOrder, ServedVersion
+from millstream.services.placement.planning_round import Holder, PlanningRound
+from millstream.services.placement.usage import Usage
+from millstream.services.placement.views import WorkerView
 
+__all__ = ["OrderReason", "Plan", "PlannedOrder", "ServedVersion", "plan", "prefetch_in"]
 
-class OrderReason(StrEnum):
-    """Why the controller orders something: a label of metrics. `PlannedOrder.why` says it for people."""
-
-    MINIMUM = "minimum"  # fewer instances than instances_min
-    DRAIN = "drain"  # its worker stops soon
-    LOAD = "load"  # its instances cannot run the calls that arrive
-    REGULAR = "regular"  # called regularly: a second instance survives the loss of a worker
-    PREFETCH = "prefetch"  # a call is expected
-    SPREAD = "spread"  # its worker has more to run than others
-    IDLE = "idle"  # without a call for idle_s
-    SURPLUS = "surplus"  # more instances than it needs, or than instances_max
-
-
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
-    """A version that serves, with its endpoint's settings and its traffic.
-
-    Args:
-        pools: the pools that may serve it, the preferred one first.
-        footprints: pool -> what an instance takes there, measured or predicted. A pool without one is left out.
-        instances_min: instances that are always loaded.
-        instances_max: most instances in a pool; 0: no limit.
-        idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
-        pin: whether a loaded instance stays, also when memory is short.
-        calls_per_s: its calls a second in the last minute, of all gateways.
-        run_s: seconds that a worker is busy with one call, measured, its share of a batch; 0: not known.
-        usage: the gaps between its calls, as published by an instance, or as remembered since its unload.
-        last_used: instant of its last call; 0: none is known.
-    """
-
-    content_id: str
-    pools: tuple[str, ...]
-    footprints: Mapping[str, Footprint]
-    instances_min: int = 0
-    instances_max: int = 0
-    idle_s: float = 0.0
-    pin: bool = False
-    calls_per_s: float = 0.0
-    run_s: float = 0.0
-    usage: Usage = NO_USAGE
-    last_used: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedOrder:
-    """An order of the controller to one worker.
-
-    Args:
-        why: for people: "its second instance", "a call is expected in 4 s", "idle for 300 s", …
-        evict: whether the worker may unload other versions for it.
-    """
-
-    do: Literal["load", "unload"]
-    worker: str
-    content_id: str
-    reason: OrderReason
-    why: str
-    evict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The orders of one round, the most urgent first, and what the next round has to know.
-
-    Args:
-        ordered: (worker, content id) -> instant of the last order; older entries are dropped by `plan`. Not kept
-            anywhere else: a new leader begins without, and at worst repeats an order, which a worker ignores.
-    """
-
-    orders: tuple[PlannedOrder, ...] = ()
-    ordered: Mapping[tuple[str, str], float] = field(default_factory=dict)
+#: After an order for a version, none of its copies is moved or unloaded as surplus for this time: no to and fro.
+REST_S = 300.0
+#: Share of the time in which the instances of a version are busy: above HIGH it gets another instance, enough for
+#: WANTED; below LOW of one instance less, it loses one. The gap between them keeps the number stable.
+LOAD_HIGH = 0.7
+LOAD_WANTED = 0.5
+LOAD_LOW = 0.4
+#: Share of its load time that the unloads for another instance may cost: less than 1, so that no two versions take
+#: turns in the same memory.
+LOAD_WORTH = 0.8
+COPIES_PER_ROUND = 2  # instances that a version gets for its load in one round
+DRAIN_SOON_MIN = 0.5  # probability of a call soon, below which a version on a worker that stops waits for its next call
+UTILISATION_HIGH = 0.8  # share of the time in which a worker is busy, above which some of its versions move
+SHARE_MIN = 0.05  # share of a worker's time below which moving a version is not worth a load
+SPREAD_WORTH = 0.2  # share of its load time that the unloads for a move may cost
+SPREAD_GAIN = 0.1  # by which the other worker stays less busy than the first one was
+#: Mean gap of the calls for which a second instance is worth its memory: more seldom, a cold call is no loss; more
+#: often, load decides. The bounds are ModelMesh's (7 and 40 minutes).
+REGULAR_S = (420.0, 2400.0)
+REGULAR_GAPS_MIN = 3
+PREFETCH_LEAD_S = 15.0  # a few rounds of the controller
+PREFETCH_DEVIATIONS = 3.0  # of the gaps: how much earlier than its mean the call may come, and how long it is awaited
+PREFETCH_WORTH = 0.8  # share of its load time that the unloads for it may cost at most: the call may not come
 
 
 def plan(workers: Sequence[WorkerView], versions: Sequence[ServedVersion], before: Plan, now: float) -> Plan:
@@ -99,5 +54,157 @@ def plan(workers: Sequence[WorkerView], versions: Sequence[ServedVersion], befor
         before: the result of the round before; `Plan()` at the start.
         now: the current instant, on the clock of `loaded_at` and `last_used`.
     """
-    del workers, versions, now  # until the decisions are here
-    return Plan((), before.ordered)
+    recent = tuple((at, order) for at, order in before.ordered if now - at < REST_S)
+    current = PlanningRound(workers, versions, recent, now)
+    for rule in (
+        _keep_minimum,
+        _leave_draining_workers,
+        _share_load,
+        _prefetch,
+        _unload_idle,
+        _unload_surplus,
+        _second_copies,
+        _spread,
+    ):
+        rule(current)
+    orders = tuple(current.orders)
+    return Plan(orders, (*recent, *((now, order) for order in orders)))
+
+
+def _keep_minimum(current: PlanningRound) -> None:
+    """Load what is below `instances_min`, whatever has to go for it."""
+    for version in current.versions:
+        for number in range(len(current.holders(version)), version.instances_min):
+            why = f"instance {number + 1} of the {version.instances_min} that are always loaded"
+            if not current.load(version, OrderReason.MINIMUM, why):
+                break
+
+
+def _leave_draining_workers(current: PlanningRound) -> None:
+    """Load elsewhere what a worker that stops is likely to be asked for; unload it there once that is ready."""
+    for worker in current.draining:
+        for content_id in sorted(worker.instances):
+            version, instance = current.version(content_id), worker.instances[content_id]
+            if version is None or current.was_asked(worker.id, content_id):
+                continue
+            if current.holders(version):
+                if current.is_ready(version) and evictable(instance):
+                    current.unload(worker.id, version, OrderReason.DRAIN, f"{worker.id} stops soon")
+                continue
+            soon = 1.0 if instance.in_use else current.soon(version)
+            if soon >= DRAIN_SOON_MIN:
+                worth_s = soon * current.load_s(version)
+                current.load(version, OrderReason.DRAIN, f"{worker.id} stops soon", price_max_s=worth_s)
+
+
+def _share_load(current: PlanningRound) -> None:
+    """Load another instance where those that there are cannot run the calls that arrive."""
+    for version in current.busy:
+        holders = current.holders(version)
+        load = version.calls_per_s * version.run_s
+        if not holders or load <= LOAD_HIGH * len(holders):
+            continue
+        for _ in range(min(COPIES_PER_ROUND, math.ceil(load / LOAD_WANTED) - len(holders))):
+            why = f"its calls take {100 * load / len(holders):.0f} % of the time of {len(holders)} instance(s)"
+            if not current.load(version, OrderReason.LOAD, why, price_max_s=LOAD_WORTH * current.load_s(version)):
+                break
+
+
+def _prefetch(current: PlanningRound) -> None:
+    """Load what is called like clockwork shortly before its call."""
+    for version in current.versions:
+        if not version.usage.count or not version.last_used or current.holders(version):
+            continue
+        expected_in_s = prefetch_in(version.usage, current.load_s(version), version.last_used, current.now)
+        if expected_in_s is None:
+            continue
+        why = f"a call is expected in {max(0.0, expected_in_s):.0f} s"
+        current.load(version, OrderReason.PREFETCH, why, price_max_s=PREFETCH_WORTH * current.load_s(version))
+
+
+def prefetch_in(usage: Usage, load_s: float, last_used: float, now: float) -> float | None:
+    """Return the seconds until the expected call of an unloaded version that is to be loaded now; otherwise None."""
+    period_s = usage.period_s
+    if not period_s:
+        return None
+    expected_in_s = last_used + period_s - now
+    spread_s = PREFETCH_DEVIATIONS * usage.deviation_s
+    if -spread_s <= expected_in_s <= load_s + spread_s + PREFETCH_LEAD_S:
+        return expected_in_s
+    return None
+
+
+def _unload_idle(current: PlanningRound) -> None:
+    """Unload what had no call for `idle_s`."""
+    for version in current.versions:
+        if not version.idle_s or version.pin:
+            continue
+        holders = current.holders(version)
+        spare = len(holders) - version.instances_min
+        for worker, instance in holders:
+            unused_s = current.now - max(instance.last_used, instance.loaded_at)
+            if spare > 0 and unused_s > version.idle_s and evictable(instance):
+                current.unload(worker, version, OrderReason.IDLE, f"idle for {unused_s:.0f} s")
+                spare -= 1
+
+
+def _unload_surplus(current: PlanningRound) -> None:
+    """Unload instances beyond `instances_max`, and copies that are not needed any longer."""
+    for version in current.versions:
+        holders = current.holders(version)
+        if len(holders) < 2 or version.pin:
+            continue
+        if not (version.instances_max and _unload_beyond_max(current, version, holders)):
+            _unload_copy(current, version, holders)
+
+
+def _unload_beyond_max(current: PlanningRound, version: ServedVersion, holders: Sequence[Holder]) -> bool:
+    """Unload instances beyond `instances_max` of each pool; return whether there are any."""
+    found = False
+    for pool in version.pools:
+        in_pool = [one for one in holders if current.pool_of(one[0]) == pool]
+        surplus = len(in_pool) - version.instances_max
+        if surplus > 0:
+            why = f"{len(in_pool)} instances in pool {pool}, instances_max is {version.instances_max}"
+            current.unload_busiest(in_pool, version, why, surplus)
+            found = True
+    return found
+
+
+def _unload_copy(current: PlanningRound, version: ServedVersion, holders: Sequence[Holder]) -> None:
+    others = len(holders) - 1
+    if others < version.instances_min or current.was_ordered(version.content_id):
+        return
+    if version.calls_per_s * version.run_s > LOAD_LOW * others:
+        return
+    busiest = max(current.utilisation(worker) for worker, _ in holders)
+    # Two instances where one is enough survive the loss of a worker, so they stay unless something is short.
+    if others > 1 or busiest > UTILISATION_HIGH or current.is_short(holders):
+        current.unload_busiest(holders, version, f"{others} instance(s) can run its calls")
+
+
+def _second_copies(current: PlanningRound) -> None:
+    """Load a second instance of what is called regularly, where memory is plentiful: it survives a worker's loss."""
+    for version in current.versions:
+        usage = version.usage
+        if usage.count < REGULAR_GAPS_MIN or not REGULAR_S[0] <= usage.mean_s <= REGULAR_S[1]:
+            continue
+        holders = current.holders(version)
+        if len(holders) == 1 and current.now - version.last_used <= REGULAR_S[1]:
+            current.load(version, OrderReason.REGULAR, "its second instance: it is called regularly", free_only=True)
+
+
+def _spread(current: PlanningRound) -> None:
+    """Load what a busy worker runs most on a worker with little to do; the copy on the busy one is surplus later."""
+    for worker, utilisation in current.busiest():
+        if utilisation <= UTILISATION_HIGH:
+            return
+        for version, share in current.shares(worker):
+            if share < SHARE_MIN or current.was_ordered(version.content_id) or current.must_stay(worker, version):
+                continue
+            why = f"{worker} is busy for {100 * utilisation:.0f} % of the time"
+            # The other worker does not become a busy one, from which something would move next.
+            target_max = min(UTILISATION_HIGH, utilisation - SPREAD_GAIN) - share
+            worth_s = SPREAD_WORTH * current.load_s(version)
+            if current.load(version, OrderReason.SPREAD, why, price_max_s=worth_s, utilisation_max=target_max):
+                break

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from millstream.services.placement.usage import NO_USAGE, Usage
 
+UNLIMITED_BYTES = 1 << 62  # free in a worker without a budget
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -72,7 +74,12 @@ class WorkerView:
 
     @property
     def free_bytes(self) -> int:
-        return max(0, self.budget_bytes - self.used_bytes) if self.budget_bytes else 1 << 62
+        return max(0, self.budget_bytes - self.used_bytes) if self.budget_bytes else UNLIMITED_BYTES
+
+    @property
+    def loading_s(self) -> float:
+        """Predicted seconds of the loads that it has begun, one after the other."""
+        return sum(one.footprint.load_s for one in self.instances.values() if one.loaded_at == float("inf"))
 
 
 class RefusalKind(StrEnum):

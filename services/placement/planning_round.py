@@ -1,0 +1,299 @@
+"""What one round of the planner knows: who holds what, how busy each worker is, and what was ordered. Pure.
+
+Orders of this round, and those of earlier ones that no worker has shown yet, count as carried out. So a round plans no
+load twice, and its orders together stay within each worker's budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from millstream.services.placement.eviction import HORIZON_S, evictable
+from millstream.services.placement.fleet import Fleet
+from millstream.services.placement.planned import OrderReason, PlannedOrder, ServedVersion
+from millstream.services.placement.views import PlacedInstance, Refusal, WorkerView
+
+Holder = tuple[str, PlacedInstance]  # a worker's id, and its instance of the version in question
+
+ORDERS_MAX = 100  # of a round; the next one follows in seconds
+WORKER_LOADS_MAX = 2  # loads that a worker has begun or been ordered: more would wait behind each other
+ORDER_LIFE_S = 60.0  # within which a worker shows what became of an order; then the order may be repeated
+SPARE_SHARE = 0.25  # of a worker's budget that stays free beside a copy that is not needed but nice to have
+SHORT_SHARE = 0.05  # of the budgets of a pool: with less free memory, copies that are nice to have are unloaded
+
+
+class PlanningRound:
+    """The state of one round, in which each order changes what the next rule sees.
+
+    Args:
+        workers: all live workers.
+        versions: the versions that serve.
+        ordered: the orders of earlier rounds, with their instants.
+        now: the current instant.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerView],
+        versions: Sequence[ServedVersion],
+        ordered: Sequence[tuple[float, PlannedOrder]],
+        now: float,
+    ) -> None:
+        self.now = now
+        self.versions = sorted(versions, key=lambda version: version.content_id)
+        self.draining = sorted((one for one in workers if one.draining), key=lambda worker: worker.id)
+        self.orders: list[PlannedOrder] = []
+        self._versions = {version.content_id: version for version in self.versions}
+        self._workers = {worker.id: worker for worker in sorted(workers, key=lambda worker: worker.id)}
+        self._ordered_at = {order.content_id: at for at, order in ordered}  # the last one counts
+        self._waiting = [order for at, order in ordered if now - at < ORDER_LIFE_S]
+        self._asked = {(order.worker, order.content_id) for order in self._waiting}
+        self._holders: defaultdict[str, list[Holder]] = defaultdict(list)  # of workers that go on
+        self._victims: set[str] = set()  # content ids that workers unload for the orders of this round
+        self._loads: Counter[str] = Counter()  # worker -> loads in progress
+        self._count_holders()
+        self._utilisations = self._count_utilisations()
+        #: As published, without the orders: which holder is the busiest does not change from round to round with them.
+        self._published_utilisations = dict(self._utilisations)
+        self._fleets = self._make_fleets()
+        self._count_waiting_loads()
+
+    def version(self, content_id: str) -> ServedVersion | None:
+        return self._versions.get(content_id)
+
+    def holders(self, version: ServedVersion) -> Sequence[Holder]:
+        """Return the workers that have a version and go on, or will have it when the orders are carried out."""
+        return self._holders.get(version.content_id, ())
+
+    def is_ready(self, version: ServedVersion) -> bool:
+        """Whether a worker that goes on can run the version now."""
+        return any(instance.loaded_at < math.inf for _, instance in self.holders(version))
+
+    def pool_of(self, worker: str) -> str:
+        return self._workers[worker].pool
+
+    def load_s(self, version: ServedVersion) -> float:
+        """Return the seconds that a load takes, in the first pool that may serve the version."""
+        for pool in version.pools:
+            if pool in version.footprints:
+                return version.footprints[pool].load_s
+        return 0.0
+
+    def soon(self, version: ServedVersion) -> float:
+        """Return the probability that the version is called soon."""
+        return version.usage.next_use_probability(max(0.0, self.now - version.last_used), HORIZON_S)
+
+    def was_ordered(self, content_id: str) -> bool:
+        """Whether an earlier round, not long ago, or this one ordered something for a version."""
+        return content_id in self._ordered_at
+
+    def was_asked(self, worker: str, content_id: str) -> bool:
+        """Whether a worker has an order for a version that it may not have carried out yet."""
+        return (worker, content_id) in self._asked
+
+    def is_short(self, holders: Sequence[Holder]) -> bool:
+        """Whether memory is short in a pool of one of these workers."""
+        return any(self._free_shares[self.pool_of(worker)] < SHORT_SHARE for worker, _ in holders)
+
+    @cached_property
+    def busy(self) -> list[ServedVersion]:
+        """The versions that take time of workers, the one that takes most first."""
+        return sorted(
+            (version for version in self.versions if version.calls_per_s * version.run_s > 0),
+            key=lambda version: (-version.calls_per_s * version.run_s, version.content_id),
+        )
+
+    def utilisation(self, worker: str) -> float:
+        """Return the share of the time in which a worker is busy, if each version's calls are spread evenly."""
+        return self._published_utilisations.get(worker, 0.0)
+
+    def busiest(self) -> list[tuple[str, float]]:
+        """Return the workers with their utilisation, the busiest first."""
+        return sorted(self._utilisations.items(), key=lambda item: (-item[1], item[0]))
+
+    def shares(self, worker: str) -> list[tuple[ServedVersion, float]]:
+        """Return the versions in a worker with the share of its time that each takes, the largest first."""
+        return [
+            (version, version.calls_per_s * version.run_s / len(self.holders(version)))
+            for version in self.busy
+            if any(holder == worker for holder, _ in self.holders(version))
+        ]
+
+    def load(
+        self,
+        version: ServedVersion,
+        reason: OrderReason,
+        why: str,
+        *,
+        price_max_s: float = math.inf,
+        free_only: bool = False,
+        utilisation_max: float = math.inf,
+    ) -> bool:
+        """Order the best worker of the first pool that can to load a version; return whether one could.
+
+        Args:
+            version: the version, which the worker does not have yet.
+            reason: for metrics.
+            why: for people.
+            price_max_s: what the unloads for it, and waiting for other loads, may cost.
+            free_only: whether it must leave SPARE_SHARE of the worker's budget free.
+            utilisation_max: share of the time in which the worker may be busy.
+        """
+        if len(self.orders) >= ORDERS_MAX or version.content_id in self._victims:
+            return False  # what is unloaded in a round is not loaded elsewhere in the same round
+        exclude = {worker for worker, loads in self._loads.items() if loads >= WORKER_LOADS_MAX}
+        exclude |= {worker for worker, _ in self.holders(version)}
+        exclude |= {worker for worker, content_id in self._asked if content_id == version.content_id}
+        if utilisation_max < math.inf:
+            exclude |= {worker for worker in self._workers if self._utilisations.get(worker, 0.0) > utilisation_max}
+        for pool in version.pools:
+            worker = self._choose(pool, version, exclude, price_max_s, free_only)
+            if worker:
+                evict = price_max_s > 0 and not free_only
+                self._order(PlannedOrder("load", worker, version.content_id, reason, why, evict))
+                self._count_load(worker, version)
+                return True
+        return False
+
+    def unload(self, worker: str, version: ServedVersion, reason: OrderReason, why: str) -> None:
+        """Order a worker to unload a version that is neither in use nor pinned."""
+        if self.was_asked(worker, version.content_id) or len(self.orders) >= ORDERS_MAX:
+            return
+        self._order(PlannedOrder("unload", worker, version.content_id, reason, why))
+        self._victims.add(version.content_id)
+        self._forget_holder(worker, version.content_id)
+
+    def unload_busiest(self, holders: Sequence[Holder], version: ServedVersion, why: str, number: int = 1) -> None:
+        """Order the busiest holders to unload a version as surplus; where it is in use, a later round does it.
+
+        Not other holders instead: the next round would move it back.
+        """
+        loaded = [one for one in holders if one[1].loaded_at < math.inf and not one[1].pinned]
+        loaded.sort(key=lambda one: (-self.utilisation(one[0]), one[0]))
+        for worker, instance in loaded[:number]:
+            if evictable(instance):
+                self.unload(worker, version, OrderReason.SURPLUS, why)
+
+    def must_stay(self, worker: str, version: ServedVersion) -> bool:
+        """Whether a version may not be unloaded in a worker, or is not ready there."""
+        instance = self._fleets[self.pool_of(worker)][worker].instances.get(version.content_id)
+        return instance is None or instance.pinned or instance.loaded_at == math.inf
+
+    def _choose(
+        self, pool: str, version: ServedVersion, exclude: set[str], price_max_s: float, free_only: bool
+    ) -> str | None:
+        fleet, need = self._fleets.get(pool), version.footprints.get(pool)
+        if fleet is None or need is None:
+            return None
+        held = sum(self.pool_of(worker) == pool for worker, _ in self.holders(version))
+        if version.instances_max and held >= version.instances_max:
+            return None
+        offers = fleet.offers(version.content_id, need, self.now, limit=1, exclude=exclude)
+        if isinstance(offers, Refusal):
+            return None
+        worker, price = offers[0]
+        view = fleet[worker]
+        spare_bytes = max(0.0, SPARE_SHARE * view.budget_bytes) if free_only else -math.inf
+        if price > (0.0 if free_only else price_max_s) or view.free_bytes - need.load_bytes < spare_bytes:
+            return None
+        return worker
+
+    def _order(self, order: PlannedOrder) -> None:
+        self.orders.append(order)
+        self._asked.add((order.worker, order.content_id))
+        self._ordered_at[order.content_id] = self.now
+
+    def _count_load(self, worker: str, version: ServedVersion) -> None:
+        """Let an ordered load count: its memory, its worker's loads, and its share of the calls."""
+        pool = self.pool_of(worker)
+        need = version.footprints[pool]
+        for victim in self._fleets[pool].order(worker, version.content_id, need, self.now):
+            self._forget_holder(worker, victim)
+            self._victims.add(victim)
+        self._holders[version.content_id].append(
+            (worker, PlacedInstance(version.content_id, need, math.inf, self.now, in_use=True))
+        )
+        self._loads[worker] += 1
+        self._share_out(version, self._holders[version.content_id][:-1])
+
+    def _forget_holder(self, worker: str, content_id: str) -> None:
+        before = self._holders[content_id]
+        self._holders[content_id] = [one for one in before if one[0] != worker]
+        if content_id in self._versions:
+            self._share_out(self._versions[content_id], before)
+        if not self._must_stay(content_id):
+            return
+        for holder, _ in self._holders[content_id]:  # the others are needed from now on
+            fleet = self._fleets[self.pool_of(holder)]
+            fleet.update(self._with_protected(fleet[holder]))
+
+    def _share_out(self, version: ServedVersion, before: Sequence[Holder]) -> None:
+        """Share a version's calls among its holders, which were others before."""
+        load, after = version.calls_per_s * version.run_s, self.holders(version)
+        for sign, holders in ((-1.0, before), (1.0, after)):
+            for worker, _ in holders:
+                self._utilisations[worker] += sign * load / len(holders)
+
+    def _count_holders(self) -> None:
+        for worker in self._workers.values():
+            if worker.draining:
+                continue
+            for content_id, instance in worker.instances.items():
+                self._holders[content_id].append((worker.id, instance))
+                if instance.loaded_at == math.inf:
+                    self._loads[worker.id] += 1
+
+    def _make_fleets(self) -> dict[str, Fleet]:
+        fleets: defaultdict[str, Fleet] = defaultdict(Fleet)
+        for worker in self._workers.values():
+            fleets[worker.pool].update(self._with_protected(worker))
+        return dict(fleets)
+
+    def _with_protected(self, worker: WorkerView) -> WorkerView:
+        """Return a worker in which what must stay is marked as pinned."""
+        protected = {
+            content_id: replace(instance, pinned=True)
+            for content_id, instance in worker.instances.items()
+            if not instance.pinned and self._must_stay(content_id)
+        }
+        return replace(worker, instances={**worker.instances, **protected}) if protected else worker
+
+    def _must_stay(self, content_id: str) -> bool:
+        version = self._versions.get(content_id)
+        return version is not None and (version.pin or len(self.holders(version)) <= version.instances_min > 0)
+
+    def _count_waiting_loads(self) -> None:
+        """Let orders count that no worker shows yet: it has not read them, or has not published since."""
+        for order in self._waiting:
+            worker, version = self._workers.get(order.worker), self._versions.get(order.content_id)
+            if worker is None or version is None or worker.draining:
+                continue
+            if order.do == "unload":
+                self._forget_holder(worker.id, order.content_id)
+            elif order.content_id not in worker.instances and worker.pool in version.footprints:
+                self._count_load(worker.id, version)
+
+    def _count_utilisations(self) -> dict[str, float]:
+        utilisations = {worker.id: 0.0 for worker in self._workers.values() if not worker.draining}
+        for version in self.busy:
+            holders = self.holders(version)
+            for worker, _ in holders:
+                utilisations[worker] += version.calls_per_s * version.run_s / len(holders)
+        return utilisations
+
+    @cached_property
+    def _free_shares(self) -> Mapping[str, float]:
+        """Pool -> share of its workers' budgets that is free; a worker without a budget is always free."""
+        free, budget = Counter[str](), Counter[str]()
+        for worker in self._workers.values():
+            if not worker.draining:
+                free[worker.pool] += min(worker.free_bytes, worker.budget_bytes)
+                budget[worker.pool] += worker.budget_bytes
+        return {
+            worker.pool: free[worker.pool] / budget[worker.pool] if budget[worker.pool] else 1.0
+            for worker in self._workers.values()
+        }

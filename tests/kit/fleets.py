@@ -1,0 +1,117 @@
+"""Hypothesis strategies for what placement decides on: workers with instances, versions with traffic.
+
+A whole fleet comes from one seed that Hypothesis draws: a draw for each number would take longer than the test.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from millstream.services.placement.planned import ServedVersion
+from millstream.services.placement.usage import NO_USAGE, Usage
+from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
+
+NOW = 100_000.0
+IDS = [f"m{number}:1:x" for number in range(12)]
+
+seconds = st.floats(0, 1e6, allow_nan=False)
+_randoms = st.integers(0, 2**32).map(random.Random)
+
+
+def usages(gaps_max: int = 12) -> st.SearchStrategy[Usage]:
+    return st.lists(st.floats(0, 1e5, allow_nan=False), max_size=gaps_max).map(usage_of)
+
+
+def usage_of(gaps_s) -> Usage:
+    usage = NO_USAGE
+    for gap_s in gaps_s:
+        usage = usage.with_gap(gap_s)
+    return usage
+
+
+def _maybe(draw: random.Random, share: float) -> bool:
+    return draw.random() < share
+
+
+def _footprint(draw: random.Random) -> Footprint:
+    return Footprint(
+        resident_bytes=draw.choice([1, draw.randint(1, 30), draw.randint(1, 120)]),
+        peak_bytes=draw.choice([0, 0, draw.randint(0, 30)]),
+        load_s=draw.choice([0.0, draw.uniform(0, 5), draw.uniform(0, 60)]),
+    )
+
+
+def _usage(draw: random.Random) -> Usage:
+    mean_s = 10 ** draw.uniform(0, 4.5)
+    if _maybe(draw, 0.3):
+        return usage_of([mean_s] * draw.randint(0, 12))
+    return usage_of([draw.expovariate(1 / mean_s) for _ in range(draw.randint(0, 8))])
+
+
+def _instance(draw: random.Random, content_id: str) -> PlacedInstance:
+    return PlacedInstance(
+        content_id,
+        _footprint(draw),
+        loaded_at=math.inf if _maybe(draw, 0.1) else NOW - draw.choice([draw.uniform(0, 20), draw.uniform(0, 5000)]),
+        last_used=NOW - draw.choice([draw.uniform(0, 20), draw.uniform(0, 9000)]),
+        in_use=_maybe(draw, 0.2),
+        pinned=_maybe(draw, 0.1),
+        usage=_usage(draw),
+    )
+
+
+def _worker(draw: random.Random, name: str, pool: str) -> WorkerView:
+    """Return a worker whose instances fit its budget; now and then one without a budget."""
+    held = {one: _instance(draw, one) for one in draw.sample(IDS, draw.randint(0, 8))}
+    used_bytes = draw.randint(0, 20) + sum(
+        one.footprint.resident_bytes if one.loaded_at < math.inf else one.footprint.load_bytes for one in held.values()
+    )
+    budget_bytes = 0 if _maybe(draw, 0.1) else used_bytes + draw.choice([0, draw.randint(0, 200)])
+    return WorkerView(name, pool, budget_bytes, used_bytes, _maybe(draw, 0.15), held)
+
+
+def _fleet(draw: random.Random) -> list[WorkerView]:
+    pools = [draw.choice(["cpu", "cpu", "gpu"]) for _ in range(draw.randint(1, 5))]
+    return [_worker(draw, f"{pool}-{number}-1", pool) for number, pool in enumerate(pools)]
+
+
+def _version(draw: random.Random, content_id: str, fleet: list[WorkerView]) -> ServedVersion:
+    """Return a version with the footprint and the usage that its instances show."""
+    shown = [(worker, worker.instances[content_id]) for worker in fleet if content_id in worker.instances]
+    smallest = draw.choice([0, 0, 0, 1, 2, 3])
+    idle_s = draw.choice([0.0, 0.0, 300.0])
+    return ServedVersion(
+        content_id,
+        draw.choice([("cpu",), ("gpu", "cpu"), ("cpu", "gpu")]),
+        {pool: _footprint(draw) for pool in ("cpu", "gpu")} | {worker.pool: one.footprint for worker, one in shown},
+        instances_min=smallest,
+        instances_max=draw.choice([0, max(1, smallest), smallest + 1]),
+        idle_s=idle_s,
+        pin=not idle_s and _maybe(draw, 0.1),
+        calls_per_s=draw.choice([0.0, 0.01, 1.0, 5.0, 20.0]),
+        run_s=draw.choice([0.0, 0.02, 0.1]),
+        usage=shown[0][1].usage if shown else _usage(draw),
+        last_used=max([one.last_used for _, one in shown], default=draw.choice([0.0, NOW - draw.uniform(0, 5000)])),
+    )
+
+
+def _situation(draw: random.Random) -> tuple[list[WorkerView], list[ServedVersion]]:
+    fleet = _fleet(draw)
+    versions = [_version(draw, content_id, fleet) for content_id in IDS]
+    pinned = {version.content_id for version in versions if version.pin}
+    return [_with_pins(worker, pinned) for worker in fleet], versions
+
+
+def _with_pins(worker: WorkerView, pinned: set[str]) -> WorkerView:
+    held = {one: replace(instance, pinned=one in pinned) for one, instance in worker.instances.items()}
+    return replace(worker, instances=held)
+
+
+footprints = _randoms.map(_footprint)
+workers = _randoms.map(lambda draw: _worker(draw, "cpu-1-1", "cpu"))
+fleets = _randoms.map(_fleet)
+situations = _randoms.map(_situation)
