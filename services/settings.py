@@ -202,6 +202,10 @@ class Settings(BaseSettings):
         0, ge=0, le=65535, description="Port for /metrics of a worker that was started alone; 0: none."
     )
 
+    controller_metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port for /metrics of a controller that was started alone; 0: none."
+    )
+
     check_s_max: float = Field(120, gt=0, description="Seconds that the check of an uploaded model may take.")
     check_memory_bytes_max: int = Field(
         8192 * MIB, ge=64 * MIB, description="Memory of the check of an uploaded model."

@@ -79,10 +79,11 @@ async def run_controller(settings: Settings, ready_fd: int | None) -> int:
         wait.cancel()
     await process.stop()
     log.info("stopped")
-    if not stopping.is_set():  # a thread that does not end would block Python's own exit
+    code = 0 if stopping.is_set() else 1
+    if process.controller.reading:  # Python's own exit would wait for the file system
         logging.shutdown()
-        os._exit(1)
-    return 0
+        os._exit(code)
+    return code
 
 
 class ControllerProcess:
@@ -91,6 +92,7 @@ class ControllerProcess:
     def __init__(self, settings: Settings, address: RedisAddress) -> None:
         keys = InstallationKeys(installation_name(settings))
         repository = FolderRepository(settings.repository_dir)
+        self._metrics_port = settings.controller_metrics_port
         self._registry = MetricsRegistry(settings.metrics_dir, NAME)
         self._process_metrics = ProcessMetrics(self._registry)
         self._cluster_state = ClusterState(address, keys)
@@ -106,6 +108,11 @@ class ControllerProcess:
         )
 
     def start(self) -> None:
+        if self._metrics_port:
+            # Imported here: the library takes memory, and gateways serve the metrics of an installation on one machine.
+            from millstream.services.metrics.exposition import serve
+
+            serve(self._metrics_port, self._registry)
         self._process_metrics.start()
         self._leadership.start()
         self.controller.start()

@@ -18,7 +18,7 @@ from millstream.services.controller.in_flight import Given, InFlight, Outcome, S
 from millstream.services.controller.leadership import Leadership
 from millstream.services.controller.metrics import ControllerMetrics
 from millstream.services.controller.survey import Findings, Survey
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 from millstream.services.placement.planner import Plan, PlannedOrder, plan
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
@@ -35,8 +35,8 @@ log = logging.getLogger("millstream.controller")
 TICK_S = 2.0  # longest time between two rounds
 PAUSE_S = 0.2  # shortest
 RETRY_S = 1.0  # before the events are read again after a lost connection
-#: A round that takes longer is stuck, as on a file system that does not answer: the controller gives up the lead.
-ROUND_S_MAX = 60.0
+#: A file system that takes longer to answer is stuck: the process ends, and another controller leads.
+READ_S_MAX = 60.0
 
 
 class Controller:
@@ -73,6 +73,7 @@ class Controller:
         self._problem = ""  # that was logged
         self._tasks: list[asyncio.Task[None]] = []
         self.stuck = asyncio.Event()
+        self.reading = False  # whether a thread reads the repository
 
     def start(self) -> None:
         self._tasks = [
@@ -102,12 +103,8 @@ class Controller:
     async def _try_round(self, token: int) -> None:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(ROUND_S_MAX):
-                await self.round(token)
+            await self.round(token)
             self._problem = ""
-        except TimeoutError:
-            log.error("a round takes longer than %g s", ROUND_S_MAX)  # noqa: TRY400 - the traceback says nothing
-            self.stuck.set()
         except Failure as failure:
             if failure.message != self._problem:
                 log.warning("%s; trying again", failure.message)
@@ -120,12 +117,11 @@ class Controller:
         """Read, decide, give the orders. Raises Failure."""
         workers = await self._cluster_state.workers()
         now = await self._cluster_state.now()
-        await self._read_repository()
         if not await self._lead(token, workers, now):
             return
         for settled in self._in_flight.settle(workers, now):
             self._settled(settled)
-        found = await asyncio.to_thread(self._survey.take, workers, self._stored.models, now)
+        found = await self._survey_now(workers, now)
         self._metrics.found(found)
         decided = plan(found.workers, found.versions, self._plan, now)
         given = [order for order in decided.orders if await self._give(order, found, token, now)]
@@ -135,11 +131,27 @@ class Controller:
         self._plan = decided.without(left)
         self._metrics.in_flight(len(self._in_flight))
 
-    async def _read_repository(self) -> None:
-        token = await asyncio.to_thread(self._repository.token)
+    async def _survey_now(self, workers: tuple[WorkerRecord, ...], now: float) -> Findings:
+        """Read the repository, if it changed, and return what the planner takes. Raises Failure."""
+        self.reading = True
+        try:
+            async with asyncio.timeout(READ_S_MAX):
+                found = await asyncio.to_thread(self._read, workers, now)
+        except TimeoutError:
+            self.stuck.set()
+            raise Failure(Code.UNAVAILABLE, f"the repository does not answer within {READ_S_MAX:g} s") from None
+        except BaseException:
+            self.reading = False
+            raise
+        self.reading = False
+        return found
+
+    def _read(self, workers: tuple[WorkerRecord, ...], now: float) -> Findings:
+        token = self._repository.token()
         if token != self._repository_token:
-            await asyncio.to_thread(self._stored.read)
+            self._stored.read()
             self._repository_token = token
+        return self._survey.take(workers, self._stored.models, now)
 
     async def _lead(self, token: int, workers: tuple[WorkerRecord, ...], now: float) -> bool:
         """Keep earlier leaders from all pools, and learn which orders they gave; returns whether this one still leads.

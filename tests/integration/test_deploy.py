@@ -150,6 +150,7 @@ def test_what_an_image_copies_is_let_through(stage):
     ("target", "package"),
     [
         ("gateway", "millstream.gateway"),
+        ("gateway", "millstream.services.controller"),
         ("serving", "millstream.gateway"),
         ("serving", "millstream.services.supervisor"),
         ("serving", "millstream.services.cli.commands"),
@@ -195,7 +196,7 @@ def test_compose_file_follows_the_schema():
 
 def test_compose_services_hang_together():
     services = COMPOSE["services"]
-    assert set(services) == {"redis", "gateway", "worker-cpu", "worker-gpu", "prometheus", "grafana"}
+    assert set(services) == {"redis", "gateway", "controller", "worker-cpu", "worker-gpu", "prometheus", "grafana"}
     for name, service in services.items():
         assert service["restart"] == "unless-stopped"
         assert set(service.get("depends_on", {})) <= set(services)
