@@ -77,6 +77,8 @@ class LoadedModel:
             loaded_at=self.loaded_at,
             last_used=round(known.last_used + offset_s, 3) if known.last_used else 0.0,
             usage=known.usage.pack(),
+            runs=self.calls.runs,
+            busy_s=round(self.calls.busy_s, 6),
             why=self.why,
         )
 

@@ -20,12 +20,18 @@ class Calls:
 
     Args:
         last: time of the last call, also of an instance before (monotonic); 0: there was none.
+
+    Attributes:
+        runs: runs of this instance. Only grows.
+        busy_s: seconds that they took together. Only grows.
     """
 
-    __slots__ = ("bursts", "gaps", "last")
+    __slots__ = ("bursts", "busy_s", "gaps", "last", "runs")
 
     def __init__(self, last: float = 0.0) -> None:
         self.last = last
+        self.runs = 0
+        self.busy_s = 0.0
         self.bursts = 0  # calls that came within GAP_S_MIN after the call before them
         self.gaps: deque[float] = deque(maxlen=GAPS_MAX)  # between the other calls
 

@@ -59,7 +59,7 @@ class WantedVersions:
         for endpoint, versions in self._stored.models.values():
             for version, (manifest, verdict) in versions.items():
                 if endpoint.serves(version) and self._serves(manifest, endpoint.placement):
-                    yield Wanted(manifest, verdict, endpoint.placement)
+                    yield Wanted(manifest, verdict, endpoint.placement_of(version))
 
     def _staged(self) -> Iterator[Wanted]:
         """Yield versions that are tried before they are published; they are loaded besides those that serve."""

@@ -180,6 +180,8 @@ class Worker:
         """Count the last runs. Called after the replies were sent, while Redis works."""
         for model, seconds, rows, whole in self._to_count:
             self._metrics.ran(model, seconds, rows)
+            model.calls.runs += 1
+            model.calls.busy_s += seconds
             if whole and model.exploration is not None:
                 rows_now = model.exploration.ran(rows, seconds, model.rows_fitting)
                 if rows_now is not None and rows_now != model.rows_efficient:
