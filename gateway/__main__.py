@@ -93,7 +93,9 @@ class Gateway:
         settings = settings.model_copy(update={"installation_name": installation_name(settings)})
         self.settings = settings
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
-        self.registry = MetricsRegistry(settings.metrics_dir, f"gateway-{index}")
+        self.registry = MetricsRegistry(
+            settings.metrics_dir, f"gateway-{index}", models_max=settings.metrics_models_max
+        )
         self._process_metrics = ProcessMetrics(self.registry)
         self.drain = Drain()
         self.segments = _segment_pool(settings, self.name, self.registry)

@@ -220,6 +220,12 @@ class Settings(BaseSettings):
     metrics_dir: Path | None = Field(
         None, description="Folder of the metric files that all processes of a machine share."
     )
+    metrics_models_max: int = Field(
+        200,
+        ge=1,
+        description="Models with series of their own on the metrics page, the busiest of the last minutes; all others "
+        "share the label value `other`.",
+    )
     trace_file: Path | None = Field(
         None, description="File that request traces are written to. Unset: `logs/trace.json` in `home`."
     )

@@ -161,7 +161,9 @@ class WorkerProcess:
         repository = FolderRepository(settings.repository_dir)
         _record_unseen_load_deaths(repository, run_dir, f"{identity.name}-")
         # Named without the process' id, so that a worker that is started again continues its series.
-        self._registry = MetricsRegistry(settings.metrics_dir, f"worker-{identity.name}")
+        self._registry = MetricsRegistry(
+            settings.metrics_dir, f"worker-{identity.name}", models_max=settings.metrics_models_max
+        )
         self._process_metrics = ProcessMetrics(self._registry)
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
         self._clock = RedisClock()

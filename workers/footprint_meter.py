@@ -47,25 +47,27 @@ class FootprintMeter:
         self._folder = folder
         return_freed()
         self._runs_before = runs()
-        self._before = _least()
+        self._before = _least(runs)
         self._peak_known = reset_peak()
 
     def end(self) -> Measurement:
         """Return what the process took since the meter was made."""
         peak = memory_use().peak if self._peak_known else 0
         return_freed()
-        after = _least()
+        after = _least(self._runs)
         resident = max(0, after.anonymous + after.swapped - self._before.anonymous - self._before.swapped)
         resident += mapped_bytes(self._folder)
         beyond = peak - _resident(self._before) - resident
         return Measurement(resident, max(0, beyond), self._runs() != self._runs_before)
 
 
-def _least() -> MemoryUse:
-    samples = []
-    for _ in range(SAMPLES):
-        samples.append(memory_use())
+def _least(runs: Callable[[], int]) -> MemoryUse:
+    before, samples = runs(), [memory_use()]
+    while len(samples) < SAMPLES:
         time.sleep(SAMPLE_S)
+        if runs() == before:  # nothing allocates: the next sample would be the same
+            break
+        samples.append(memory_use())
     return min(samples, key=lambda use: use.anonymous + use.swapped)
 
 

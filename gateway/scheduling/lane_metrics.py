@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millstream.services.errors import Code
 from millstream.services.metrics import catalogue, inference
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import FAILED, REASONS, Field, Reason
-from millstream.services.metrics.registry import Counter, CounterVector, Histogram, MetricsRegistry
+from millstream.services.metrics.registry import Counter, CounterVector, Gauge, Histogram, MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.batch import ReplyHeader
 
@@ -26,28 +26,52 @@ class _ProtocolSeries(NamedTuple):
 class LaneMetrics:
     """The series of one version in one pool, and of its content id."""
 
-    def __init__(self, registry: MetricsRegistry, manifest: Manifest, pool: str) -> None:
+    _queue_wait: Histogram
+    _protocols: dict[RequestProtocol, _ProtocolSeries]
+    _batches_ok: Counter
+    _batches_failed: Counter
+    _sums: CounterVector
+    _last: Gauge
+    _waiting: Gauge
+    _pending: Gauge
+
+    def __init__(self, registry: MetricsRegistry, manifest: Manifest, pool: str, *, lazy: bool = False) -> None:
+        """`lazy`: create the series of requests with the first request, so that an idle version has none."""
         self._registry = registry
         version = str(manifest.version)
         self._labels = (manifest.model, version, pool)
         self._off = False
         self._version = (manifest.model, version)
         self._of_content = (manifest.model, version, manifest.content_id)
+        self._runs: dict[int, CounterVector] = {}
+        self._pending_shown = 0
+        self.refused_full: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "lane_full")
+        self.refused_late: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "deadline")
+        self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
+        self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
+        self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
+        self._opened = False
+        if not lazy:
+            self._open()
+
+    def __getattr__(self, name: str) -> Any:
+        """Create the series of requests at the first use of one: an attribute that exists is not looked up here."""
+        if name not in LaneMetrics.__annotations__:
+            raise AttributeError(name)
+        self._open()
+        return self.__dict__[name]
+
+    def _open(self) -> None:
+        registry = self._registry
+        self._opened = True
         self._queue_wait = registry.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
         self._protocols = {RequestProtocol.V2: self._protocol_series(RequestProtocol.V2)}
         self._batches_ok = registry.counter(catalogue.BATCHES, *self._labels, "ok")
         self._batches_failed = registry.counter(catalogue.BATCHES, *self._labels, "failed")
         self._sums = registry.counter_vector(inference.REQUESTS, *self._of_content)
         self._last = registry.latest(inference.LAST, *self._of_content)
-        self._runs: dict[int, CounterVector] = {}
-        self.refused_full: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "lane_full")
-        self.refused_late: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "deadline")
-        self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
         self._waiting = registry.gauge(catalogue.LANE_ROWS, *self._labels)
-        self._pending_shown = 0
         self._pending = registry.gauge(inference.PENDING, *self._of_content)
-        self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
-        self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
 
     def _of(self, protocol: RequestProtocol) -> _ProtocolSeries:
         """Return the series of a protocol; they are created at its first request."""
@@ -84,12 +108,16 @@ class LaneMetrics:
 
     def waiting(self, requests: int, rows: int) -> None:
         """Show how many requests and rows wait."""
+        if not requests and not self._opened:
+            return
         self._pending.add(requests - self._pending_shown)  # shared with the version's lanes in other pools
         self._waiting.set(rows)
         self._pending_shown = requests
 
     def batch(self, header: ReplyHeader, requests: int) -> None:
         """Count the reply to a batch of `requests` (probes excluded), which all waited equally long in the stream."""
+        if not requests and not self._opened:  # a readiness probe of a version that was never called
+            return
         self._queue_wait.observe(header.queue_s, requests)
         (self._batches_failed if header.failures else self._batches_ok).add()
         if header.runs and requests:

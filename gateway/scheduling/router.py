@@ -223,7 +223,10 @@ class Router:
     def _open(self, manifest: Manifest, context: PoolContext, rules: QueueRules | None) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
         packer = Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min)
-        return Lane(manifest, context, packer, LaneMetrics(self._registry, manifest, context.pool), rules)
+        # Among many models most are idle: their series are created when they are called.
+        lazy = len(self._by_content_id) >= self._settings.metrics_models_max
+        metrics = LaneMetrics(self._registry, manifest, context.pool, lazy=lazy)
+        return Lane(manifest, context, packer, metrics, rules)
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
         """Return the codec of a version. A codec's failure refuses only its version, with the reason."""

@@ -15,7 +15,7 @@ from millstream.gateway.triton.statistics import loaded
 from millstream.services.metrics.gpus import Gpu, gpus
 from millstream.services.metrics.inference import FAILED, Field, Recorded, recorded
 from millstream.services.metrics.machine import CpuTimes, cpu_times, memory
-from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.merge import OTHER, Totals
 
 _Samples = list[tuple[dict[str, str], float]]
 
@@ -57,7 +57,10 @@ class TritonMetricsPage:
             ({"model": view.manifest.model, "version": str(view.manifest.version)}, sums)
             for view in loaded(self._snapshot())
             for sums in (by_content_id.get(view.manifest.content_id, Recorded()),)
+            if OTHER not in by_content_id or view.manifest.content_id in by_content_id
         ]
+        if OTHER in by_content_id:  # models beyond the limit of the page
+            rows.append(({"model": OTHER, "version": OTHER}, by_content_id[OTHER]))
         for name, help_, at in _COUNTERS:
             yield _family(name, help_, counter, [(labels, sums.values[at]) for labels, sums in rows])
         failed = [

@@ -34,7 +34,8 @@ class RegistryCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Read the files and yield every family that has a series."""
-        rows = rows_of(self._registry.totals())
+        totals, _ = self._registry.page_totals()
+        rows = rows_of(totals)
         for metric in self._catalogue:
             mine = rows.get(shape_of(metric))
             if mine:

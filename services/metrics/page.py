@@ -16,7 +16,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from millstream.services.metrics.catalogue import CATALOGUE, Metric
-from millstream.services.metrics.exposition import Rows, family, rows_of, shape_of
+from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
+from millstream.services.metrics.label_limit import other_labels
 from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 
@@ -62,10 +63,10 @@ class MetricsPage:
             extra_gauges: gauges of this page only.
         """
         encode, content_type = choose_encoder(accept or "")
-        totals = self._registry.totals()
+        totals, shown = self._registry.page_totals()
         rows = rows_of(totals)
-        for sample in extra_gauges:
-            rows.setdefault(shape_of(sample.metric), []).append((sample.labels, [sample.value]))
+        for labels, shape, value in _bounded(extra_gauges, shown):
+            rows.setdefault(shape, []).append((labels, [value]))
         cached = self._format(content_type, encode)
         parts = [part for metric in self._catalogue for part in cached.lines(metric, rows.get(shape_of(metric), []))]
         openmetrics = content_type.startswith("application/openmetrics-text")
@@ -128,6 +129,21 @@ class _Format:
         heads = [line for line in lines if line.startswith(b"# ")]
         self._heads[metric.name] = b"".join(heads)
         return b"".join(lines[len(heads) :])
+
+
+def _bounded(
+    samples: Iterable[GaugeSample], shown: frozenset[str] | None
+) -> Iterator[tuple[tuple[str, ...], Shape, float]]:
+    """Yield labels, shape and value of gauges; those of models without series of their own are summed."""
+    others: dict[tuple[tuple[str, ...], Shape], float] = {}
+    for metric, labels, value in samples:
+        if shown is None or metric.labels[:1] != ("model",) or labels[0] in shown:
+            yield labels, shape_of(metric), value
+        else:
+            other = other_labels(metric.name, labels), shape_of(metric)
+            others[other] = others.get(other, 0.0) + value
+    for (labels, shape), value in others.items():
+        yield labels, shape, value
 
 
 def _process() -> CollectorRegistry:

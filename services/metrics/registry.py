@@ -20,6 +20,7 @@ from pathlib import Path
 from millstream.services.metrics import files
 from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
 from millstream.services.metrics.merge import OTHER, Totals
+from millstream.services.metrics.page_totals import MODELS_MAX, PageTotals
 from millstream.services.metrics.read_cache import ReadCache
 from millstream.services.metrics.record import (
     CHUNK_BYTES,
@@ -36,7 +37,7 @@ from millstream.services.metrics.record import (
 
 log = logging.getLogger("millstream.metrics")
 
-SERIES_MAX = 20_000
+SERIES_MAX = 40_000
 _ALONE = "until this process is restarted, only its own metrics page shows its metrics"
 
 
@@ -132,9 +133,13 @@ class MetricsRegistry:
     Args:
         directory: the folder that all processes of the installation share; None: use the process' own memory.
         role: gateway or worker, and its name; the file's name begins with it, and it is the label value `process`.
+        series_max: series of this process; further ones share the label value `other`.
+        models_max: models with series of their own on the metrics page.
     """
 
-    def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:
+    def __init__(
+        self, directory: Path | None, role: str, series_max: int = SERIES_MAX, models_max: int = MODELS_MAX
+    ) -> None:
         self.process = role
         self._directory = directory
         self._series_max = series_max
@@ -148,6 +153,7 @@ class MetricsRegistry:
         if directory is not None:
             self._open(directory, role)
         self._shared = self._descriptor is not None
+        self._page_totals = PageTotals(directory if self._shared else None, self.totals, models_max)
         if not self._chunks:
             self._grow()
         self._chunks[0][: len(MAGIC)] = MAGIC
@@ -228,6 +234,13 @@ class MetricsRegistry:
                 content = b"".join(chunk[:] for chunk in self._chunks)
             totals.merge(records(memoryview(content)), alive=True)
         return totals
+
+    def page_totals(self) -> tuple[Totals, frozenset[str] | None]:
+        """Return what a page shows of `totals`, and the models with series of their own on it; None: all.
+
+        The counts of further models are under the label value `other`. Not thread-safe. Raises OSError.
+        """
+        return self._page_totals.read()
 
     def close(self) -> None:
         """Release the file: the counts of this process remain, its gauges disappear."""

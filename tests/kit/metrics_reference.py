@@ -6,6 +6,7 @@ from pathlib import Path
 
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric, RequestProtocol
+from millstream.services.metrics.page_totals import MODELS_MAX
 from millstream.services.metrics.registry import SERIES_MAX
 from millstream.services.placement.planner import OrderReason
 
@@ -120,6 +121,13 @@ def page() -> str:
             "The values of each label are bounded, by what an administrator created or by a fixed list: what callers",
             f"send makes no series. A process has at most {SERIES_MAX:,} series; more are counted under the label",
             "value `other`.",
+            "",
+            f"The busiest {MODELS_MAX} models of the last minutes have series of their own on the page",
+            '(`MILLSTREAM_METRICS_MODELS_MAX`). The others share the series with `model="other"` and',
+            '`version="other"`: their counters are summed, and their gauges. Once a minute a busier model',
+            "takes the place of one that is called less. No counter falls then: the series of a model continues",
+            "where it stopped, and what was counted meanwhile stays in `other`, so that sums over all models are",
+            "right. Statistics of single models (`/v2/models/NAME/stats`) are exact for all models.",
             "",
             "| label | values |",
             "|---|---|",

@@ -152,7 +152,7 @@ def test_histogram_bounds_are_inclusive_and_cumulative():
 
 
 def test_many_series_grow_past_one_chunk(tmp_path):
-    tally = MetricsRegistry(tmp_path, "gateway")
+    tally = MetricsRegistry(tmp_path, "gateway", models_max=3000)
     first = tally.counter(catalogue.REQUESTS, "m0", "1", "v2", "ok")
     for number in range(3000):
         tally.counter(catalogue.REQUESTS, f"m{number}", "1", "v2", "ok").add(number)
