@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.admin import schemas_placement as schemas
+from millstream.gateway.admin.known_pools import known_pools
 from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -21,7 +22,6 @@ from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.process.audit import audit, audited
 from millstream.services.queue.cluster_state import Leader
 from millstream.services.repository import endpoint_settings
-from millstream.services.supervisor.pool_specs import parse_pools
 
 router = APIRouter(prefix="/admin/v1")
 
@@ -79,21 +79,11 @@ async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.
     changes = parse_json(await read_body(request, DOCUMENT_BYTES_MAX))
     deps.catalog.snapshot.model(name)
     with audited("configure", name):
-        known = await _known_pools(deps, name)
+        known = await known_pools(deps, name)
         endpoint = await asyncio.to_thread(endpoint_settings.configure, deps.repository, name, changes, known)
     audit("configured", name, **{field: changes[field] for field in sorted(changes)})
     await deps.catalog.announce(name)
     return await _settings(deps, name, endpoint.generation, endpoint.placement)
-
-
-async def _known_pools(deps: Deps, name: str) -> set[str]:
-    """Return the pools there are: with workers, had workers, in the settings, or named for the model's versions."""
-    snapshot = deps.catalog.snapshot
-    known = {*snapshot.pools, *parse_pools(deps.settings.pools)}
-    known.update(*(view.pools for view in snapshot.model(name).versions.values()))
-    with suppress(Failure):  # without Redis only those that this gateway has seen
-        known |= await deps.cluster_state.pools()
-    return known
 
 
 async def _settings(deps: Deps, name: str, generation: int, settings: EndpointPlacement) -> schemas.EndpointSettings:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
+from millstream.gateway.admin.known_pools import check_pools
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import invalid
@@ -90,7 +91,10 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
         ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
         deps.upload_slots.acquire(upload.model, upload.version) as show,
     ):
+        await check_pools(deps, upload.model, config.pools)
         await _receive(incoming, upload, body)
+        if incoming.config is not config:  # it was in the form
+            await check_pools(deps, upload.model, incoming.config.pools)
         manifest = await incoming.publish(upload.sha256, show, activate=upload.activate)
         await deps.catalog.announce(manifest.model)
     return manifest

@@ -6,13 +6,16 @@ endpoint's pools, else the version's, else ───────┴─> pools_of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.wire.records import WorkerRecord
 
 POOL_DEFAULT = "cpu"  # serves a version that names no pool while no worker has been seen
+POOLS_NAMED_MAX = 20  # in a message
 CPU = "cpu"  # the device of workers without an accelerator
 
 
@@ -69,3 +72,11 @@ def _reads(formats: frozenset[str], manifest: Manifest) -> bool:
 def pools_text(pools: Sequence[str]) -> str:
     """Return "pool cpu" or "pools gpu, cpu" for a message."""
     return f"pool{'s' if len(pools) > 1 else ''} {', '.join(pools) or 'any'}"
+
+
+def unknown_pool(field: str, pool: str, pools: Collection[str]) -> Failure:
+    """Return the failure for a pool that is none of `pools`, which it names; `field`: where it was named."""
+    shown = sorted(pools)[:POOLS_NAMED_MAX]
+    more = f" and {len(pools) - len(shown)} more" if len(pools) > len(shown) else ""
+    there = f"the pools are {', '.join(shown)}{more}" if len(pools) > 1 else f"the pool is {', '.join(shown)}"
+    return invalid(f"{field}: there is no pool '{pool}'{did_you_mean(pool, pools)}; {there}")

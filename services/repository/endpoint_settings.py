@@ -10,11 +10,10 @@ from pydantic import ValidationError
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Endpoint, EndpointPlacement
 from millstream.services.model.names import check_name
-from millstream.services.nearest_names import did_you_mean, unknown_key
+from millstream.services.nearest_names import unknown_key
+from millstream.services.placement.pools import unknown_pool
 from millstream.services.repository.base import Repository
 from millstream.services.repository.conflicts import retry_on_conflict
-
-POOLS_NAMED_MAX = 20  # in a message
 
 
 def configure(repository: Repository, model: str, changes: Mapping[str, Any], pools: Collection[str]) -> Endpoint:
@@ -56,14 +55,8 @@ def changed(before: EndpointPlacement, changes: Mapping[str, Any], pools: Collec
     for pool in settings.pools if "pools" in changes else ():
         check_name(pool, "pools")
         if pool not in pools:
-            raise invalid(f"pools: there is no pool '{pool}'{did_you_mean(pool, pools)}; {_there_are(pools)}")
+            raise unknown_pool("pools", pool, pools)
     return settings
-
-
-def _there_are(pools: Collection[str]) -> str:
-    shown = sorted(pools)[:POOLS_NAMED_MAX]
-    more = f" and {len(pools) - len(shown)} more" if len(pools) > len(shown) else ""
-    return f"the pools are {', '.join(shown)}{more}" if len(pools) > 1 else f"the pool is {', '.join(shown)}"
 
 
 def warnings(settings: EndpointPlacement, workers: Mapping[str, int], *, leads: bool) -> list[str]:

@@ -101,6 +101,7 @@ async def test_a_form_brings_its_config_before_or_after_the_model(
 
 async def test_config_as_a_parameter(application: Application, client: httpx2.AsyncClient, onnx: bytes) -> None:
     config = json.dumps({"rows_max": 3, "pools": ["fast"]})
+    await application.catalog.set_workers(worker(name="fast-1", pool="fast"))
     reply = await client.post(M, params={"config": config}, content=onnx)
     assert (reply.status_code, reply.json()["rows_max"], reply.json()["pools"]) == (201, 3, ["fast"])
 
@@ -114,6 +115,8 @@ async def test_config_as_a_parameter(application: Application, client: httpx2.As
         ('{"rows_max": 0}', "config.rows_max: "),
         ('{"rows": 1}', "config: there is no field 'rows'"),
         ('{"pools": ["../x"]}', "config.pools '../x'"),
+        ('{"pools": ["cpu", "tensorrt"]}', "config.pools: there is no pool 'tensorrt'; the pool is cpu"),
+        ('{"pools": ["cpu", "cpu"]}', "each pool is named once"),
         ('{"pools": ["\\ud800"]}', "config"),
     ],
 )

@@ -135,8 +135,9 @@ def test_rm_asks_on_a_terminal(millstream):
 def test_push_waits_or_not(millstream):
     pushed = millstream.ok("push", "later", DIGITS / "digits.onnx", "--no-wait")
     assert "later version 1" in pushed
-    stalled = ["push", "later", DIGITS / "digits.onnx", "--config", '{"pools": ["none"]}']
-    assert millstream.json(*stalled, "--no-wait", "--no-activate")["state"] != "ready"
+    other = ["push", "later", DIGITS / "digits.onnx", "--no-activate", "--config"]
+    refused = millstream.fails(*other, '{"pools": ["cup"]}', code=1)
+    assert "there is no pool 'cup'; did you mean 'cpu'?; the pool is cpu" in " ".join(refused.split())
     millstream.ok("rm", "later", "--force")
 
 
