@@ -40,6 +40,11 @@ INSTALLATION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _ROUTE = r"^/[A-Za-z0-9._~:@/-]*$"
 
 
+def visible_gpus() -> str | None:
+    """Return CUDA_VISIBLE_DEVICES, which says which GPUs CUDA numbers from 0; None: all."""
+    return _ENVIRONMENT.get("CUDA_VISIBLE_DEVICES")
+
+
 class Settings(BaseSettings):
     """Settings, validated when they are built: an invalid value stops the process at start and names the field."""
 

@@ -30,6 +30,8 @@ from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.cpu_share import cpus
+from millstream.services.process.device import find_device, installed_packages
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.memory_share import worker_budget
@@ -152,7 +154,8 @@ class WorkerProcess:
         self._settings = settings
         self._address = address
         self._identity = identity
-        self._threads = settings.worker_threads or os.cpu_count() or 1
+        self._threads = settings.worker_threads or cpus()
+        self._device, self._packages = find_device(settings.worker_device), installed_packages()
         self._keys = InstallationKeys(installation_name(settings)).pool(identity.pool)
         self._host = host_token(settings.shm_dir)
         self._started = time.time()  # noqa: TID251 - for people
@@ -295,6 +298,8 @@ class WorkerProcess:
             host=self._host,
             batch_formats=BATCH_FORMATS,
             formats=tuple(sorted(self._environment.backend.formats)),
+            hardware=self._device,
+            packages=self._packages,
             started=self._started,
             instances=self._models.records(),
             budget_bytes=self._budget.budget_bytes,

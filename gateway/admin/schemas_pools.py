@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from millstream.gateway.catalog.snapshot import Snapshot
-from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.services.wire.records import DeviceRecord, InstanceRecord, State, WorkerRecord
 
 
 class Pool(BaseModel):
@@ -64,6 +64,8 @@ class WorkerInfo(BaseModel):
     host: str
     started: float = Field(description="Seconds since the epoch.")
     heartbeat_age_s: float
+    hardware: DeviceRecord | None = Field(None, description="What the worker runs on.")
+    packages: dict[str, str] = Field({}, description="Inference libraries that are installed there, with versions.")
     instances: list[WorkerInstance]
 
 
@@ -114,6 +116,8 @@ def workers(snapshot: Snapshot, now: float) -> WorkerList:
                 pid=worker.pid,
                 host=worker.host,
                 started=worker.started,
+                hardware=worker.hardware,
+                packages=worker.packages,
                 heartbeat_age_s=max(0.0, now - worker.heartbeat),
                 instances=[WorkerInstance.of(instance) for instance in worker.instances],
             )

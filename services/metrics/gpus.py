@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 _LIBRARY = "libnvidia-ml.so.1"
@@ -66,6 +67,37 @@ def gpus() -> list[Gpu]:
         _shut_down()
         return []
     return list(_readable(nvml, count))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDescription:
+    """What a GPU is; "" and 0: unknown."""
+
+    name: str = ""
+    memory_bytes: int = 0
+    compute_capability: str = ""
+    driver: str = ""
+
+
+def describe_gpu(which: int | str) -> GpuDescription | None:
+    """Return what the GPU with this index or UUID is; None if the driver does not know. Never fails."""
+    nvml = _pynvml() if find_spec("pynvml") is not None else None
+    if nvml is None:
+        return None
+    try:
+        _initialize()
+        by_index = isinstance(which, int)
+        device = nvml.nvmlDeviceGetHandleByIndex(which) if by_index else nvml.nvmlDeviceGetHandleByUUID(which)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+        return GpuDescription(
+            nvml.nvmlDeviceGetName(device),
+            nvml.nvmlDeviceGetMemoryInfo(device).total,
+            f"{major}.{minor}",
+            nvml.nvmlSystemGetDriverVersion(),
+        )
+    except (nvml.NVMLError, UnicodeDecodeError):
+        _shut_down()
+        return None
 
 
 def _readable(nvml: Any, count: int) -> Iterator[Gpu]:

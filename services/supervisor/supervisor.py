@@ -20,6 +20,7 @@ from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.process.cpu_share import cores, cpus
 from millstream.services.process.logs import about
 from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.process.private_files import make_private_folder
@@ -204,12 +205,12 @@ class Supervisor:
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
             pools=worker_counts(self._settings.pools),
-            threads=plan.threads_of_pools(self._settings, machine.cpus()),
+            threads=plan.threads_of_pools(self._settings, cpus()),
         )
         self._lock.announce(running.local_url, self._control_path)
         assert self._address is not None
         settings = plan.settings_of_children(
-            self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=machine.cpus()
+            self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
         )
         self._workers = self._start_all(plan.workers(settings, self._entry, self._cores().workers))
         self._gateways = self._start_all(
@@ -254,11 +255,9 @@ class Supervisor:
         if not settings.cpu_affinity:
             return Cores()
         workers = worker_counts(settings.pools)
-        threads = sum(
-            threads * workers[pool] for pool, threads in plan.threads_of_pools(settings, machine.cpus()).items()
-        )
+        threads = sum(threads * workers[pool] for pool, threads in plan.threads_of_pools(settings, cpus()).items())
         return assign_cores(
-            machine.cores(),
+            cores(),
             gateways=settings.gateways,
             worker_threads=threads,
             embedded=settings.redis_url is None,

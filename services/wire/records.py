@@ -62,6 +62,21 @@ class RefusalRecord(BaseModel):
     until: float  # instant from which on it is worth another try, in seconds on the Redis clock
 
 
+class DeviceRecord(BaseModel):
+    """What a worker runs on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str  # "cpu" or "gpu"
+    name: str = ""  # of the processor or GPU; "": unknown
+    memory_bytes: int = 0  # of the GPU; of the machine or control group for a CPU; 0: unknown
+    cores: float = 0.0  # processors that the worker may use, as its affinity and its control groups allow
+    features: tuple[str, ...] = ()  # of the processor: flags of /proc/cpuinfo that matter for inference
+    compute_capability: str = ""  # of the GPU, like "9.0"
+    driver: str = ""  # version of the GPU's driver
+    fingerprint: str = ""  # equal for equal devices: what was compiled on one runs on the others
+
+
 class WorkerRecord(BaseModel):
     """What a worker process publishes about itself."""
 
@@ -82,6 +97,8 @@ class WorkerRecord(BaseModel):
     changed_since: int = 0  # version after which `changed` lists every change
     changed: dict[str, int] = {}  # content ids of instances that changed lately -> version of the change
     formats: tuple[str, ...] = ()  # model formats that its backend loads; empty: unknown
+    hardware: DeviceRecord | None = None  # None: a release that did not publish it
+    packages: dict[str, str] = {}  # inference libraries that are installed, with versions
     instances: tuple[InstanceRecord, ...] = ()
     budget_bytes: int = 0  # memory that the process may use, the interpreter included; 0: no limit
     used_bytes: int = 0  # in use, promised to loads in progress, or not yet free after an unload

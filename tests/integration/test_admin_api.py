@@ -272,6 +272,8 @@ async def test_workers_say_what_they_hold_and_when_they_were_heard(
         "pid": 4711,
         "host": "here",
         "started": 1.0,
+        "hardware": None,
+        "packages": {},
         "instances": [
             {
                 "model": "m",

@@ -100,3 +100,35 @@ def test_a_driver_that_fails_later_is_initialised_again(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine() -> None:
     assert all(gpu.uuid.startswith("GPU-") and gpu.memory_total_bytes for gpu in gpus())
+
+
+DEVICE = """
+import sys
+from millstream.services.process.device import find_device
+print(find_device(sys.argv[1]).model_dump_json())
+"""
+
+
+def device(folder: Path, name: str, **environment: str) -> dict[str, Any]:
+    """What a worker on the device `name` finds out, in a process of its own."""
+    output = subprocess.check_output(
+        [sys.executable, "-c", DEVICE, name],
+        env=child_environment({"LD_LIBRARY_PATH": str(folder), **environment}),
+        timeout=60,
+    )
+    found: dict[str, Any] = orjson.loads(output)
+    return found
+
+
+@pytest.mark.needs("gcc")
+def test_a_worker_on_a_gpu_finds_out_what_it_is(tmp_path: Path) -> None:
+    library = compiled(tmp_path)
+    first = device(library, "cuda")
+    assert (first["kind"], first["name"], first["memory_bytes"]) == ("gpu", "Test GPU 1", 80 << 30)
+    assert (first["compute_capability"], first["driver"]) == ("9.0", "580.1")
+    assert device(library, "tensorrt:1")["name"] == "Test GPU 2"
+    assert device(library, "cuda:0", CUDA_VISIBLE_DEVICES="1")["name"] == "Test GPU 2"
+    assert device(library, "cuda:0", CUDA_VISIBLE_DEVICES="GPU-2,GPU-1")["name"] == "Test GPU 2"
+    assert device(library, "cuda")["fingerprint"] == first["fingerprint"]
+    unknown = device(library, "cuda", FAIL="capability,")
+    assert (unknown["kind"], unknown["name"]) == ("gpu", "")

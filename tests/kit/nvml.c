@@ -31,6 +31,19 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned int length) {
     snprintf(uuid, length, fails("text") ? "\xff\xfe" : "GPU-%zu", (size_t)device);
     return fails("uuid");
 }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    *device = (void *)(size_t)(uuid[4] - '0');
+    return strncmp(uuid, "GPU-", 4) ? 2 : 0;
+}
+int nvmlDeviceGetName(void *device, char *name, unsigned int length) {
+    snprintf(name, length, "Test GPU %zu", (size_t)device);
+    return fails("name");
+}
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    *major = 9, *minor = 0;
+    return fails("capability");
+}
+int nvmlSystemGetDriverVersion(char *version, unsigned int length) { snprintf(version, length, "580.1"); return 0; }
 int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
     memory->total = 85899345920ULL, memory->used = 1ULL << 33, memory->free = memory->total - memory->used;
     return fails("memory");

@@ -35,6 +35,7 @@ def test_doctor_prints_text_and_json(tmp_path: Path) -> None:
         "Python",
         "Packages",
         "ONNX Runtime",
+        "Processor",
         "Redis",
         "Shared memory",
         "Open files",
@@ -74,3 +75,9 @@ def test_a_missing_redis_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert states(Settings())["Redis"] == "fail"
     assert states(Settings.model_validate({"redis_url": "redis://elsewhere"}))["Redis"] == "ok"
+
+
+def test_a_gpu_that_the_driver_does_not_know_is_a_warning() -> None:
+    checks = {check.name: check for check in doctor.run_checks(Settings(pools="gpu=1,device=cuda:7"))}
+    assert (checks["GPU"].state, checks["GPU"].detail) == ("warn", "cuda:7 is not known to the driver")
+    assert "GPU" not in states(Settings(pools="gpu=1,device=cpu"))

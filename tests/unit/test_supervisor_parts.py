@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ from millstream.services.supervisor import plan
 from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
-from millstream.services.supervisor.machine import cpus
 from millstream.services.supervisor.plan import EntryCommands
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 from millstream.services.supervisor.shm_cleanup import remove_segments
@@ -169,18 +166,6 @@ def test_warnings_and_whole_tracebacks_are_shown():
     ]
     alerts = Alerts()
     assert [alerts.line_to_show(line, 0.0) for line, _ in lines] == [line if worth else None for line, worth in lines]
-
-
-def test_cpus_respects_the_container_quota(tmp_path):
-    quota = tmp_path / "cpu.max"
-    quota.write_text("max 100000\n")
-    everything = cpus(quota)
-    assert everything == len(os.sched_getaffinity(0))
-    quota.write_text("100000 100000\n")
-    assert cpus(quota) == 1
-    quota.write_text("10000 100000\n")
-    assert cpus(quota) == 1
-    assert cpus(Path("/nowhere/cpu.max")) == everything
 
 
 def test_listening_beyond_loopback_needs_a_key():

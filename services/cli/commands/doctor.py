@@ -59,7 +59,8 @@ def run_checks(settings: Settings) -> list[Check]:
     """Return the results of all checks, in display order."""
     packages = _packages()
     redis = [] if missing_modules("worker") else _redis(settings)
-    return [*_python(), packages, *_runtime(), *redis, *_memory(settings), *_files(settings), *_sandbox()]
+    device = _device(settings)
+    return [*_python(), packages, *_runtime(), *device, *redis, *_memory(settings), *_files(settings), *_sandbox()]
 
 
 def _python() -> list[Check]:
@@ -93,6 +94,26 @@ def _runtime() -> list[Check]:
     if len(installed) > 1:
         return [Check("ONNX Runtime", "warn", packages, "these two overwrite each other: uninstall both, install one")]
     return [Check("ONNX Runtime", "ok", packages)]
+
+
+def _device(settings: Settings) -> list[Check]:
+    """Describe the processors and, if a pool or the settings name one, the GPUs that workers run on."""
+    from millstream.services.process.device import find_device
+    from millstream.services.supervisor.pool_specs import parse_pools
+
+    cpu = find_device("cpu")
+    features = ", ".join(cpu.features) or "no vector instructions that are known"
+    memory = f"{cpu.memory_bytes / (1 << 30):.1f} GiB"
+    checks = [Check("Processor", "ok", f"{cpu.cores:g} cores of {cpu.name}, {memory} of memory; {features}")]
+    names = {spec.device or settings.worker_device for spec in parse_pools(settings.pools).values()}
+    for name in sorted(names - {"cpu"}):
+        gpu = find_device(name)
+        if gpu.name:
+            detail = f"{name}: {gpu.name}, {gpu.memory_bytes >> 30} GiB, compute capability {gpu.compute_capability}"
+            checks.append(Check("GPU", "ok", f"{detail}, driver {gpu.driver}"))
+        else:
+            checks.append(Check("GPU", "warn", f"{name} is not known to the driver", "install the NVIDIA driver"))
+    return checks
 
 
 def _redis(settings: Settings) -> list[Check]:

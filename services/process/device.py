@@ -1,0 +1,93 @@
+"""What a worker runs on: its processors and their features, or its GPU, with a fingerprint for compiled variants.
+
+/proc/cpuinfo, control groups, NVML ─> find_device ─> DeviceRecord, which the worker publishes
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from contextlib import suppress
+from hashlib import blake2b
+from importlib import metadata
+from pathlib import Path
+
+from millstream.services.metrics.gpus import GpuDescription, describe_gpu
+from millstream.services.process.cpu_share import cpu_share
+from millstream.services.process.memory_share import total_bytes
+from millstream.services.settings import visible_gpus
+from millstream.services.wire.records import DeviceRecord
+
+CPUINFO = Path("/proc/cpuinfo")
+#: flags of /proc/cpuinfo that inference libraries choose their kernels by: x86 first, then Arm
+FEATURES = (
+    "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
+    "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "i8mm", "bf16",
+)  # fmt: skip
+#: packages of inference libraries, whose versions workers publish if they are installed
+PACKAGES = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch", "tensorrt", "tritonclient")
+_NAME = re.compile(r"^(?:model name|Model)\s*:\s*(.+)$", re.MULTILINE)
+_FLAGS = re.compile(r"^(?:flags|Features)\s*:\s*(.+)$", re.MULTILINE)
+
+
+def find_device(device: str, cpuinfo: Path = CPUINFO) -> DeviceRecord:
+    """Return what `device` (as MILLSTREAM_WORKER_DEVICE: "cpu", "cuda:0", "tensorrt") is; never fails."""
+    kind, _, number = device.partition(":")
+    text = ""
+    with suppress(OSError):
+        text = cpuinfo.read_text(errors="replace")
+    features = _features(text)
+    processor = name.group(1).strip() if (name := _NAME.search(text)) else platform.machine()
+    cores, memory_bytes = cpu_share(), total_bytes()
+    if kind == "cpu":
+        print_of = fingerprint("cpu", processor, *features)
+        return DeviceRecord(
+            kind="cpu", name=processor, memory_bytes=memory_bytes, cores=cores, features=features, fingerprint=print_of
+        )
+    gpu = describe_gpu(visible_gpu(int(number or 0), visible_gpus())) or GpuDescription()
+    return DeviceRecord(
+        kind="gpu",
+        name=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        cores=cores,
+        features=features,
+        compute_capability=gpu.compute_capability,
+        driver=gpu.driver,
+        fingerprint=fingerprint("gpu", gpu.name, gpu.compute_capability, str(gpu.memory_bytes)),
+    )
+
+
+def fingerprint(*parts: str) -> str:
+    """Return 12 hexadecimal digits that are equal on equal devices, in every process and after every restart.
+
+    Versions of drivers and libraries are no part: artifacts that depend on them name these themselves.
+    """
+    return blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def visible_gpu(number: int, visible: str | None) -> int | str:
+    """Return the driver's index, or the UUID, of the CUDA device `number`.
+
+    `visible` is CUDA_VISIBLE_DEVICES: indices or UUIDs, separated by commas; None: all GPUs. Source: CUDA C++
+    Programming Guide, "CUDA environment variables".
+    """
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    if number >= len(names):
+        return number
+    return int(names[number]) if names[number].isdecimal() else names[number]
+
+
+def installed_packages() -> dict[str, str]:
+    """Return the versions of the inference libraries that are installed."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _features(text: str) -> tuple[str, ...]:
+    """Return those flags of the first processor that FEATURES names."""
+    found = _FLAGS.search(text)
+    flags = set(found.group(1).split()) if found else set()
+    return tuple(feature for feature in FEATURES if feature in flags)
