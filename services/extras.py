@@ -41,9 +41,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "embeddings": ("tokenizers",),
     "cpu": ("onnxruntime",),
     "openvino": ("openvino",),
+    "triton": ("tritonclient",),
+    "torch": ("torch",),
 }
 #: backend of a worker -> the extra that installs its library; the others need none
-BACKEND_EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino"}
+BACKEND_EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino", "torch": "torch", "triton": "triton"}
 
 
 def missing_modules(extra: str) -> list[str]:

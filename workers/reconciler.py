@@ -14,6 +14,7 @@ from millstream.services.process.backoff import with_jitter
 from millstream.services.repository.base import Repository
 from millstream.services.wire.records import State
 from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.lost_instances import unload_lost
 from millstream.workers.residency import Residency
 from millstream.workers.unloads import PROPAGATION_S, Unloads
 from millstream.workers.version_loads import VersionLoads
@@ -74,6 +75,7 @@ class Reconciler:
                     self.sync(seen)
                     token = seen
                 self._residency.reconsider()
+                unload_lost(self._models, self._unloads, self._loads)
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
                 self._stopping.wait(with_jitter(PAUSE_S_MAX))

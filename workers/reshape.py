@@ -22,6 +22,10 @@ class Reshaped:
     def size_bytes(self) -> int:
         return self._instance.size_bytes
 
+    @property
+    def lost(self) -> str:
+        return self._instance.lost
+
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         feed = {name: self._to_model(self._inputs.get(name), array) for name, array in inputs.items()}
         outputs = self._instance.run(feed)

@@ -32,6 +32,7 @@ from millstream.workers.metrics import WorkerMetrics
 log = logging.getLogger("millstream.reconciler")
 
 PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
+LOST_RETRY_S = 2.0  # longest pause before a version whose instance was lost is loaded again, the first time
 RETRY_S = 30.0  # longest pause before a version that failed for want of a device or Redis is loaded again
 
 
@@ -138,6 +139,11 @@ class VersionLoads:
         """Forget the failed loads of a version: it is new again, or it was removed."""
         self._retry_at.pop(content_id, None)
         self._failures.pop(content_id, None)
+
+    def lose(self, manifest: Manifest, reason: str) -> None:
+        """Publish that an instance is gone for a reason that may pass, and load the version again soon."""
+        self._models.set(LoadedModel(manifest, State.FAILED, reason))
+        self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(LOST_RETRY_S)
 
     def _load(self, current: Load) -> None:
         """Load one version, in a thread of the loader."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
-from tests.kit import models
+from tests.kit import models, torch_models
+from tests.kit.stack import Stack
 
 Spec = tuple[str, str, tuple[int, ...]]
 
@@ -64,6 +65,8 @@ class Case:
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
     def load_identity(self, folder: Path, datatype: str = "FP32") -> Instance:
+        if datatype not in self.datatypes:  # the backend looks at the signature first
+            return get_backend(self.name).load(folder / "any", same(datatype), "cpu", 1)
         return get_backend(self.name).load(self.identity(folder, datatype), same(datatype), "cpu", 1)
 
 
@@ -110,4 +113,38 @@ SIMULATED = Case(
     threads=False,
     any_device=True,
 )
-CASES = [ONNXRUNTIME, OPENVINO, SIMULATED]
+TORCH = Case(
+    "torch",
+    lambda folder, datatype: torch_models.identity(folder / "identity.pt2", datatype),
+    tuple(NUMPY),
+    endless=lambda folder: torch_models.laborious(folder / "laborious.pt2", ENDLESS),
+    weighty=lambda folder, size_bytes: torch_models.weighty(folder / "weighty.pt2", size_bytes),
+    threads=False,
+    marks=(pytest.mark.needs("torch"),),
+)
+
+
+def _no_server(folder: Path, datatype: str) -> Path:
+    raise AssertionError("replaced by the server's models")
+
+
+TRITON = Case("triton", _no_server, threads=False)
+CASES = [ONNXRUNTIME, OPENVINO, SIMULATED, TORCH, TRITON]
+
+
+def remote_model(folder: Path, url: str, model: str, **others: object) -> Path:
+    """Write a model file of the Triton backend."""
+    path = folder / f"{model}.json"
+    path.write_text(json.dumps({"url": url, "model": model, **others}))
+    return path
+
+
+def push_remote_models(stack: Stack, folder: Path) -> None:
+    """Let a server have the models of `on_server`."""
+    for datatype in EVERY:
+        stack.push(f"identity-{datatype.lower()}", models.identity(folder / f"{datatype}.onnx", datatype))
+
+
+def on_server(url: str) -> Case:
+    """Return the case of the Triton backend, with the models of this server."""
+    return replace(TRITON, identity=lambda folder, datatype: remote_model(folder, url, f"identity-{datatype.lower()}"))

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,21 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.allocator import resident_bytes
 from millstream.workers.backends import BACKENDS, get_backend
 from millstream.workers.backends.base import Array, Stop, Terminated
-from tests.contract.backend_cases import CASES, ENDLESS, EVERY, Case, same, signature, some
+from tests.contract.backend_cases import (
+    CASES,
+    ENDLESS,
+    EVERY,
+    TORCH,
+    TRITON,
+    Case,
+    on_server,
+    push_remote_models,
+    same,
+    signature,
+    some,
+)
+from tests.kit import torch_library
+from tests.kit.stack import Stack, running_stack
 
 WEIGHT_BYTES = 48 * 2**20
 
@@ -24,7 +39,20 @@ WEIGHT_BYTES = 48 * 2**20
 def case(request: pytest.FixtureRequest) -> Case:
     found = request.param
     assert isinstance(found, Case)
+    if found is TRITON:
+        return on_server(request.getfixturevalue("server").grpc)
+    if found is TORCH:
+        torch_library.add()
     return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Millstream itself, which speaks Triton's protocol."""
+    folder = tmp_path_factory.mktemp("server")
+    with running_stack(folder) as stack:
+        push_remote_models(stack, folder)
+        yield stack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
@@ -244,7 +272,9 @@ def test_every_backend_is_tested() -> None:
 
 
 def test_an_unknown_backend_is_named() -> None:
-    with pytest.raises(Failure, match="unknown backend 'caffe'; known: onnxruntime, openvino, simulated"):
+    with pytest.raises(
+        Failure, match="unknown backend 'caffe'; known: onnxruntime, openvino, simulated, torch, triton"
+    ):
         get_backend("caffe")
 
 

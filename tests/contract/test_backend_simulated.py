@@ -17,7 +17,6 @@ from millstream.services.process.allocator import resident_bytes
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from tests.contract.backend_cases import same, signature
-from tests.kit import models
 
 ONE = np.array([[12.0, 14.0]], np.float32)
 BYTES = 64 * 2**20
@@ -119,9 +118,3 @@ def test_outputs_that_no_input_resembles_are_zeros(tmp_path: Path) -> None:
     assert copied.tolist() == [[1, 1]] * 5
     assert labels.tolist() == [[b""]] * 5
     assert zeros.tolist() == [[0, 0, 0]] * 5
-
-
-def test_an_onnx_file_runs_in_no_time(tmp_path: Path) -> None:
-    path = models.identity(tmp_path / "identity.onnx")
-    (taken,) = get_backend("simulated").load(path, same(), "cpu", 1).run({"x": ONE})
-    assert taken.tolist() == ONE.tolist()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit import disk
+from tests.kit import disk, torch_library
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ TOOLS = {
         Tool("promtool", "prometheus"),
         Tool("setpriv", "util-linux"),
         Tool("systemd-analyze", "systemd"),
+        Tool("torch", works=torch_library.available),
         Tool("tmpfs", advice="allow user namespaces, or run as root", works=disk.small_disk_available),
     )
 }
@@ -105,6 +106,10 @@ def notice(tools: list[Tool]) -> str:
 
 def install() -> str | None:
     """Install what is missing. Returns the reason if that failed, else None."""
+    return _install_packages() or torch_library.install()
+
+
+def _install_packages() -> str | None:
     wanted = packages(missing())
     if not wanted:
         return None

@@ -95,23 +95,38 @@ def publish_simulated(
         config: must name a pool whose workers have that backend.
     """
     content = json.dumps(behaviour or {}).encode()
+    config = config or ModelConfig(pools=("simulated",))
+    return publish_content(repository, model, content, "simulated", signature, config, version)
+
+
+def publish_content(
+    repository: Repository,
+    model: str,
+    content: bytes,
+    source_format: str,
+    signature: Signature,
+    config: ModelConfig,
+    version: int = 1,
+) -> Manifest:
+    """Publish a model file of any format, unchecked, as the active version."""
+    file = f"source/model.{ {'onnx': 'onnx', 'torch-export': 'pt2'}.get(source_format, 'json') }"
     digest = hashlib.sha256(content).hexdigest()
     manifest = Manifest(
         model=model,
         version=version,
         created=1_700_000_000.0 + version,
         digest=digest,
-        source_format="simulated",
-        served="source/model.json",
-        files=(SourceFile(path="source/model.json", size_bytes=len(content), sha256=digest),),
+        source_format=source_format,
+        served=file,
+        files=(SourceFile(path=file, size_bytes=len(content), sha256=digest),),
         signature=signature,
-        config=config or ModelConfig(pools=("simulated",)),
+        config=config,
         opset=0,
         ir_version=0,
         batching=Batching(decided="proven"),
     )
     with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
-        (staging.path / "source" / "model.json").write_bytes(content)
+        (staging.path / file).write_bytes(content)
         repository.publish(staging, manifest, activate=True)
     return manifest

@@ -21,6 +21,7 @@ def running_worker(
     *,
     index: int = 0,
     settings: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a worker of `pool`; at the end stop it, and check that it drained and ended with exit code 0.
 
@@ -28,9 +29,10 @@ def running_worker(
 
     Args:
         settings: fields of millstream.services.settings.Settings.
+        environment: further variables.
     """
     own = Settings(home=stack.home)
-    environment = {
+    variables = {
         "MILLSTREAM_HOME": str(stack.home),
         "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
         "MILLSTREAM_INSTALLATION_NAME": installation_name(own),
@@ -41,7 +43,9 @@ def running_worker(
     command += ["--pool", pool, "--index", str(index), "--backend", backend]
     log = stack.home / "logs" / f"{pool}-{index}.log"
     with log.open("ab") as output:
-        process = subprocess.Popen(command, env=child_environment(environment), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=child_environment({**variables, **(environment or {})}), stdout=output, stderr=output
+        )
         try:
             yield process
             if process.poll() is None:

@@ -20,6 +20,7 @@ class Machine:
     """An instance whose runs take `cost(rows)` seconds on its own clock, and fail where `accepts` says no."""
 
     size_bytes = 0
+    lost = ""
 
     def __init__(
         self, cost: Callable[[int], float], accepts: Callable[[Mapping[str, Array]], bool] = lambda _: True

@@ -10,11 +10,15 @@ from millstream.workers.backends.base import Backend
 from millstream.workers.backends.onnxruntime import OnnxRuntime
 from millstream.workers.backends.openvino import OpenVino
 from millstream.workers.backends.simulated import Simulated
+from millstream.workers.backends.torch import Torch
+from millstream.workers.backends.triton import Triton
 
 BACKENDS: dict[str, Callable[[Path | None], Backend]] = {
     "onnxruntime": OnnxRuntime,
     "openvino": lambda _: OpenVino(),
     "simulated": lambda _: Simulated(),
+    "torch": lambda _: Torch(),
+    "triton": lambda _: Triton(),
 }
 
 

@@ -82,6 +82,10 @@ class Instance(Protocol):
         What it takes of the worker's own memory is measured by the worker (workers.footprint_meter).
         """
 
+    @property
+    def lost(self) -> str:
+        """Why the instance cannot run any longer, such as that its server is gone; empty: it can. Cheap: polled."""
+
     def close(self) -> None:
         """Free everything."""
 

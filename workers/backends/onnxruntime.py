@@ -173,6 +173,8 @@ def _to_bytes(array: Array) -> Array:
 class OnnxRuntimeInstance:
     """An ONNX Runtime session that converts text and BF16 as its signature needs."""
 
+    lost = ""
+
     def __init__(self, runtime: Any, open_session: Callable[[], Any], signature: Signature) -> None:
         self._value = runtime.OrtValue
         self._options = runtime.RunOptions()

@@ -19,6 +19,7 @@ from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.checked_inputs import CheckedInputs
 
 MESSAGE_CHARACTERS_MAX = 1000
 BLOB_SUFFIX = ".blob"  # of a compiled model
@@ -80,12 +81,14 @@ class OpenVinoInstance:
     Raises Failure(MODEL) in its constructor if the model lacks a tensor of the signature, or has another datatype.
     """
 
+    lost = ""
+
     def __init__(self, library: Any, compile_model: Callable[[], Any], signature: Signature, file: str) -> None:
         self._library = library
         self._compile = compile_model
         self._file = file
+        self._checked = CheckedInputs("OpenVINO", signature)
         self._inputs = {spec.name: spec.datatype for spec in signature.inputs}
-        self._optional = {spec.name for spec in signature.inputs if spec.optional}
         self._outputs = [(spec.name, spec.datatype) for spec in signature.outputs]
         self._terminating = False
         self.size_bytes = 0
@@ -132,16 +135,10 @@ class OpenVinoInstance:
             raise Failure(Code.MODEL, f"OpenVINO: {reason}") from error
 
     def _check(self, inputs: Mapping[str, Array]) -> None:
-        """Raise Failure for inputs that OpenVINO would convert, or run with the values of the last run."""
-        missing = [name for name in self._inputs if name not in inputs]
-        if missing:
-            raise Failure(Code.MODEL, f"OpenVINO: required inputs {missing} are missing")
+        """Raise Failure for inputs that OpenVINO would convert, cut off, or replace by those of the last run."""
+        self._checked.check(inputs)
         for name, array in inputs.items():
-            datatype = self._inputs.get(name)
-            if datatype is None:
-                raise Failure(Code.MODEL, f"OpenVINO: the model has no input {name!r}")
-            if array.dtype != NUMPY[datatype]:
-                raise Failure(Code.MODEL, f"OpenVINO: input {name!r} is {datatype}, not {array.dtype}")
+            datatype = self._inputs[name]
             if datatype == "INT64" and array.size and not _INT32.min <= array.min() <= array.max() <= _INT32.max:
                 raise Failure(
                     Code.MODEL, f"OpenVINO computes INT64 with 32 bits, and input {name!r} has larger numbers"

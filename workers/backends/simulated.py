@@ -3,7 +3,7 @@
 {"run_s": 0.01, "row_s": 0.001, "load_s": 2, "bytes": 50000000, "allocate": true}: a model of 50 MB that takes 2 s to
 load, and 10 ms and 1 ms per row to run. {"load": "hang"}: its load never ends. {"fail_if": 13, "crash_if": 99}: a run
 fails if an element is 13 and kills the process at 99. {"endless_if": 7, "hang_if": 8}: a run with a 7 lasts until it is
-terminated, a run with an 8 cannot be terminated. An ONNX file behaves as {}.
+terminated, a run with an 8 cannot be terminated.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.checked_inputs import CheckedInputs
 
 FORMAT = "simulated"
 
@@ -70,11 +71,12 @@ def _hang() -> None:
 class SimulatedInstance:
     """Returns copies of the inputs, by position, where an output has the shape of its input; else zeros."""
 
+    lost = ""
+
     def __init__(self, behaviour: Behaviour, signature: Signature) -> None:
         self._behaviour = behaviour
         self._signature = signature
-        self._specs = {spec.name: spec for spec in signature.inputs}
-        self._names = [spec.name for spec in signature.inputs if not spec.optional]
+        self._inputs = CheckedInputs("simulated", signature)
         self._terminated = threading.Event()
         self._closed = False
         self._memory = _allocated(behaviour, behaviour.bytes)
@@ -84,7 +86,7 @@ class SimulatedInstance:
         behaviour = self._behaviour
         if self._closed:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
-        self._check(inputs)
+        self._inputs.check(inputs)
         rows = _rows(self._signature, inputs)
         if behaviour.rows_fitting and rows > behaviour.rows_fitting:
             raise OutOfMemory(f"simulated: no memory for {rows} rows")
@@ -101,24 +103,6 @@ class SimulatedInstance:
         if _contains(inputs, behaviour.fail_if):
             raise Failure(Code.MODEL, f"simulated: an element equals {behaviour.fail_if}")
         return self._outputs(inputs, rows)
-
-    def _check(self, inputs: Mapping[str, Array]) -> None:
-        missing = [name for name in self._names if name not in inputs]
-        if missing:
-            raise Failure(Code.MODEL, f"simulated: required inputs {missing} are missing")
-        for name, array in inputs.items():
-            spec = self._specs.get(name)
-            if spec is None:
-                raise Failure(Code.MODEL, f"simulated: the model has no input {name!r}")
-            fixed = len(array.shape) == len(spec.shape) and all(
-                dim in {-1, size} for dim, size in zip(spec.shape, array.shape, strict=True)
-            )
-            if array.dtype != (object if spec.datatype == BYTES else NUMPY[spec.datatype]) or not fixed:
-                raise Failure(
-                    Code.MODEL,
-                    f"simulated: input {name!r} is {spec.datatype} {list(spec.shape)}, not {array.dtype} "
-                    f"{list(array.shape)}",
-                )
 
     def _outputs(self, inputs: Mapping[str, Array], rows: int) -> list[Array]:
         given = self._signature.inputs
@@ -173,7 +157,7 @@ class Simulated:
     """Loads a behaviour; accepts any device name and any number of threads."""
 
     name = "simulated"
-    formats = frozenset({FORMAT, "onnx"})
+    formats = frozenset({FORMAT})
 
     def prepare(self, device: str) -> None:
         """Do nothing: there is no library."""
@@ -204,9 +188,6 @@ class Simulated:
 
 def _read(path: Path) -> Behaviour:
     try:
-        if path.suffix == ".onnx":
-            path.stat()
-            return Behaviour()
         return Behaviour.model_validate(json.loads(path.read_bytes()))
     except (OSError, ValueError, ValidationError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())

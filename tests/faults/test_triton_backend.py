@@ -1,0 +1,127 @@
+"""A model on another server: its server goes away and comes back, answers late, or serves another model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import Settings
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Terminated
+from tests.contract.backend_cases import remote_model, same, signature
+from tests.kit import models, v2
+from tests.kit.stack import Stack, running_stack
+from tests.kit.tcp_proxy import TcpProxy
+from tests.kit.versions import publish_content, publish_simulated
+from tests.kit.wait import wait_until
+from tests.kit.worker_process import running_worker
+
+ROW = np.array([[1.0, 2.0]], np.float32)
+FOUR = np.ones((1, 4), np.float32)
+SIMULATED = signature([("x", "FP32", (-1, 4))], [("y", "FP32", (-1, 4))])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The other server, with a model that copies and one whose runs take 3 s."""
+    folder = tmp_path_factory.mktemp("server")
+    with running_stack(folder) as stack, running_worker(stack, "simulated"):
+        stack.push("same", models.identity(folder / "same.onnx"))
+        repository = FolderRepository(Settings(home=stack.home).repository_dir)
+        publish_simulated(repository, "slow", {"run_s": 3})
+        wait_until(lambda: stack.http.get("/v2/models/slow/ready").status_code == 200, 60)
+        yield stack
+
+
+@pytest.fixture
+def proxy(server: Stack) -> Iterator[TcpProxy]:
+    proxy = TcpProxy(server.grpc)
+    yield proxy
+    proxy.close()
+
+
+def test_a_server_that_goes_away_is_noticed_without_a_run(proxy: TcpProxy, tmp_path: Path) -> None:
+    instance = get_backend("triton").load(remote_model(tmp_path, proxy.address, "same"), same(), "cpu", 1)
+    assert instance.run({"x": ROW})[0].tolist() == ROW.tolist()
+    assert instance.lost == ""
+    proxy.close()
+    assert proxy.address in wait_until(lambda: instance.lost, 60)
+    with pytest.raises(Failure) as caught:
+        instance.run({"x": ROW})
+    assert caught.value.code is Code.UNAVAILABLE
+    instance.close()
+    proxy.open()
+
+
+def test_a_server_that_cannot_be_reached_is_unavailable(proxy: TcpProxy, tmp_path: Path) -> None:
+    path = remote_model(tmp_path, proxy.address, "same")
+    proxy.close()
+    with pytest.raises(Failure, match=proxy.address) as caught:
+        get_backend("triton").load(path, same(), "cpu", 1)
+    assert caught.value.code is Code.UNAVAILABLE
+    proxy.open()
+    get_backend("triton").load(path, same(), "cpu", 1).close()
+
+
+def test_a_model_that_the_server_lacks_is_unavailable_and_another_one_is_refused(server: Stack, tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="missing") as caught:
+        get_backend("triton").load(remote_model(tmp_path, server.grpc, "missing"), same(), "cpu", 1)
+    assert caught.value.code is Code.UNAVAILABLE
+    with pytest.raises(Failure, match="'x' of the model 'same' is FP32, and the signature says INT64") as refused:
+        get_backend("triton").load(remote_model(tmp_path, server.grpc, "same"), same("INT64"), "cpu", 1)
+    assert refused.value.code is Code.MODEL
+
+
+def test_a_run_has_a_deadline_and_can_be_terminated(server: Stack, tmp_path: Path) -> None:
+    late = remote_model(tmp_path, server.grpc, "slow", timeout_s=0.2)
+    instance = get_backend("triton").load(late, SIMULATED, "cpu", 1)
+    with pytest.raises(Failure) as caught:
+        instance.run({"x": FOUR})
+    # It knows the deadline, and may say at once that it cannot meet it.
+    assert caught.value.code in {Code.EXPIRED, Code.OVERLOADED}
+    assert instance.lost == ""
+    instance.close()
+    instance = get_backend("triton").load(remote_model(tmp_path, server.grpc, "slow"), SIMULATED, "cpu", 1)
+    instance.terminate()
+    with pytest.raises(Terminated):
+        instance.run({"x": FOUR})
+    assert instance.run({"x": FOUR})[0].tolist() == FOUR.tolist()
+    instance.close()
+
+
+def test_requests_are_refused_while_the_server_is_away_and_answered_when_it_is_back(
+    proxy: TcpProxy, tmp_path: Path
+) -> None:
+    with running_stack(tmp_path / "front") as stack, running_worker(stack, "remote", "triton"):
+        publish_content(
+            FolderRepository(Settings(home=stack.home).repository_dir),
+            "forwarded",
+            json.dumps({"url": proxy.address, "model": "same"}).encode(),
+            "triton",
+            same(),
+            ModelConfig(pools=("remote",)),
+        )
+        body, headers = v2.request({"x": ROW})
+
+        def status() -> int:
+            return stack.http.post("/v2/models/forwarded/infer", content=body, headers=headers).status_code
+
+        def state() -> str:
+            instances = stack.http.get("/admin/v1/models/forwarded/versions/1").json().get("instances", [])
+            return "".join(one["state"] for one in instances)
+
+        wait_until(lambda: stack.http.get("/v2/models/forwarded/ready").status_code == 200, 60)
+        assert status() == 200
+        proxy.close()
+        wait_until(lambda: state() == "failed", 60)
+        assert status() == 503
+        proxy.open()
+        wait_until(lambda: state() == "ready", 90)
+        assert status() == 200
