@@ -30,6 +30,7 @@ from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.allocator import use_one_arena
 from millstream.services.process.cpu_share import cpus
 from millstream.services.process.device import find_device, installed_packages
 from millstream.services.process.gc_tuning import freeze_gc
@@ -137,6 +138,7 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
     workers = sum(worker_counts(settings.pools).values())
     budget_bytes = worker_budget(settings.worker_memory, identity.pool, workers)
     prefer_for_oom_kill()
+    use_one_arena()
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
     process = WorkerProcess(settings, address, identity, budget_bytes)
     process.start()

@@ -13,6 +13,7 @@ GROWN_BYTES_MIN = 32 << 20
 CHECKS_IDLE = 2
 CHECKS_QUIET = 20
 RETRIES = 3  # further trims after a burst
+_M_ARENA_MAX = -8
 RETRY_CHECKS = 4  # checks before the first further trim
 
 
@@ -44,6 +45,17 @@ def resident_bytes() -> int:
     except OSError:  # not Linux
         return 0
     return pages * mmap.PAGESIZE
+
+
+def use_one_arena() -> None:
+    """Let all threads allocate from the main arena; to be called before any thread is started.
+
+    The top of every other arena stays resident when it is freed, which malloc_trim does not change: each load, in a
+    thread of its own, would leave up to 64 MB behind. Source: mallopt(3), M_ARENA_MAX; glibc, malloc.c, mtrim.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc only
+        mallopt(_M_ARENA_MAX, 1)
 
 
 class IdleTrim:
