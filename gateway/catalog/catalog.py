@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
@@ -29,6 +30,7 @@ from millstream.services.wire.records import State, WorkerRecord
 log = logging.getLogger("millstream.catalog")
 
 POLL_S = 1.0
+PAUSE_S_MAX = 0.1  # longest pause after a refresh, which takes at most half of the time
 AGREE_S_MAX = 2.0  # longest wait for other gateways; a slower one sees the change at its next refresh
 AGREE_PAUSE_S = 0.01
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
@@ -239,12 +241,15 @@ class Catalog:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_S)
             self._wake.clear()
+            began = time.monotonic()
             try:
                 await self.refresh()
             except Failure as failure:
                 log.warning("%s", failure.message)
             except Exception:
                 log.exception("refreshing the catalog failed; trying again")
+            # Events come in bursts, for example when many models are registered: one refresh serves several.
+            await asyncio.sleep(min(PAUSE_S_MAX, time.monotonic() - began))
 
     async def _listen(self) -> None:
         while True:

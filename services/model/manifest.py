@@ -6,6 +6,8 @@ models/<model>/<version>/manifest.json   Manifest: immutable
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -199,10 +201,16 @@ class Manifest(BaseModel):
     trial: TrialInputs | None = None
     triton: dict[str, Any] = {}
 
-    @property
+    @cached_property
     def content_id(self) -> str:
         """Identifies this version's content and names its lane. Differs when a deleted version number is used again."""
         return f"{self.model}:{self.version}:{self.digest[:8]}{int(self.created * 1000) & 0xFFFFFF:06x}"
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other fields, as pydantic does; its content id is computed anew."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("content_id", None)
+        return copied
 
 
 class EndpointPlacement(BaseModel):

@@ -27,6 +27,8 @@ log = logging.getLogger("millstream.cluster_state")
 
 #: How long an upload is listed after its gateway last reported it.
 UPLOAD_LIFE_S = 5.0
+#: How long the difference to the Redis clock is taken as it was measured.
+CLOCK_S = 1.0
 #: How long a gateway is listed after its last report.
 GATEWAY_LIFE_S = 3.0
 
@@ -54,6 +56,8 @@ class ClusterState:
         self.unreadable: frozenset[str] = frozenset()  # workers whose records `workers` could not parse last time
         self._records = RecordCache()
         self._redis: Any = async_client(address)
+        self._clock_ahead_s = 0.0  # the Redis clock minus the monotonic clock
+        self._clock_until = 0.0  # monotonic; until then it counts
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         """Return the records of all live workers, ordered by pool and id, without those that cannot be parsed."""
@@ -192,9 +196,13 @@ class ClusterState:
             raise _unreachable(error) from error
 
     async def _now(self) -> float:
-        """Return seconds since the epoch on the Redis clock: the clocks of machines differ."""
-        seconds, microseconds = await self._redis.time()
-        return int(seconds) + int(microseconds) / 1e6
+        """Return seconds since the epoch on the Redis clock: the clocks of machines differ. Asked once a second."""
+        now = time.monotonic()
+        if now >= self._clock_until:
+            seconds, microseconds = await self._redis.time()
+            self._clock_ahead_s = int(seconds) + int(microseconds) / 1e6 - now
+            self._clock_until = now + CLOCK_S
+        return now + self._clock_ahead_s
 
     async def order(self, pool: str, worker: str, order: Order) -> bool:
         """Give a live worker an order that is not the controller's; returns False if it is gone."""

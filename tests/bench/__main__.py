@@ -1,6 +1,7 @@
 """Measure how fast Millstream is on this machine and print it; nothing is asserted.
 
 python -m tests.bench [--seconds 5] [--rounds 3] [--json] [--write docs/benchmarks.md]
+python -m tests.bench --many 10,100,1000
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import figures, report
+from tests.bench import figures, many, report
 from tests.bench.errors import LoadError
 from tests.bench.grpc_load import require_h2load
 from tests.bench.load import require_wrk
@@ -28,6 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="how often each is made; the median counts (default: 3)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the page for the documentation")
+    parser.add_argument("--many", metavar="SIZES", help="measure only what many models cost, with so many: 10,100,1000")
     return parser.parse_args()
 
 
@@ -39,6 +41,8 @@ def main() -> int:
     try:
         if len(cores) < CORES_MIN:
             raise LoadError("the benchmarks need two cores: one for what is measured, one for the load")
+        if arguments.many:
+            return _many([int(size) for size in arguments.many.split(",")], progress)
         require_wrk()
         require_h2load()
         with progress.status("starting") as status:
@@ -53,6 +57,14 @@ def main() -> int:
         Console().print(report.figures_table(result))
     if arguments.write:
         arguments.write.write_text(report.page(result, machine, arguments.rounds, arguments.seconds))
+    return 0
+
+
+def _many(sizes: list[int], progress: Console) -> int:
+    with progress.status("starting") as status:
+        found = many.run(sizes, status.update)
+    for table in many.tables(found):
+        Console().print(table)
     return 0
 
 

@@ -1,0 +1,258 @@
+"""Measure what models cost that are registered and not called, and what calls cost among many models.
+
+python -m tests.bench --many 10,100,1000     (make bench ARGS="--many 10,100,1000")
+registered -> idle: CPU, memory, Redis, pages -> started again -> hot calls -> cold calls
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+import redis as redis_py
+from rich.table import Table
+
+from millstream.services.queue.server import socket_path
+from tests.bench.errors import LoadError
+from tests.bench.processes import GATEWAY, WORKER, cpu_s, memory, running_module
+from tests.bench.servers import Server, millstream_up
+from tests.kit.many_models import many_scales, write_repository
+
+IDLE_S = 10.0
+HOT = 50
+CALLS = 2000
+COLD_CALLS = 30
+READY_S_MAX = 600.0
+#: of a worker in which part of 1,000 small models fits: the interpreter and its libraries take 100 MiB of it
+SMALL_MEMORY = "192MiB"
+_BODY = orjson.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]})
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An installation of one gateway and one worker with this many models, of which none is called."""
+
+    models: int
+    register_s: float  # from the start until all models of a repository are served
+    start_s: float  # of the same installation again
+    gateway_cpu: float  # seconds of CPU per second
+    worker_cpu: float
+    redis_cpu: float
+    gateway_mib: float
+    worker_mib: float
+    redis_keys: int
+    redis_kib: float
+    record_bytes: int  # of the worker, which it writes with every heartbeat
+    metrics_ms: float
+    metrics_kib: float
+    index_ms: float  # POST /v2/repository/index
+    models_ms: float  # GET /v2/models
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of one row, one after the other."""
+
+    models: int
+    called: int  # models that are called in turn
+    p50_us: float
+    p99_us: float
+    cpu_us: float  # of all processes, per call
+
+
+def _get(connection: HTTPConnection, method: str, path: str, body: bytes | None = None) -> bytes:
+    connection.request(method, path, body)
+    reply = connection.getresponse()
+    content = reply.read()
+    if reply.status >= 300:
+        raise LoadError(f"{method} {path} answered {reply.status}: {content[:200]!r}")
+    return content
+
+
+@contextmanager
+def _connection(server: Server) -> Iterator[HTTPConnection]:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = HTTPConnection(host, int(port), timeout=120)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _milliseconds(work: Callable[[], object], times: int = 5) -> float:
+    """Return the median time of `work`, after one run that is not measured."""
+    work()
+    spans = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        spans.append(time.perf_counter() - began)
+    return statistics.median(spans) * 1e3
+
+
+def idle(folder: Path, models: int) -> Idle:
+    """Measure an installation with `models` models that nobody calls."""
+    repository = write_repository(folder / f"repository-{models}", models)
+    arguments = ["--triton-repository", str(repository)]
+    began = time.monotonic()
+    with millstream_up(folder, f"many-{models}", arguments):
+        register_s = time.monotonic() - began
+    began = time.monotonic()
+    with millstream_up(folder, f"many-{models}", arguments) as server, _connection(server) as connection:
+        start_s = time.monotonic() - began
+        _wait_until_served(connection, models)
+        gateway, worker = running_module(server.pid, GATEWAY)[0], running_module(server.pid, WORKER)[0]
+        redis = redis_py.Redis(unix_socket_path=str(socket_path(folder / f"many-{models}" / "run")))
+        server_of_redis = int(redis.info("server")["process_id"])
+        time.sleep(IDLE_S / 2)
+        pids = (gateway, worker, server_of_redis)
+        before = [cpu_s(pid) for pid in pids]
+        time.sleep(IDLE_S)
+        of_gateway, of_worker, of_redis = ((cpu_s(pid) - at) / IDLE_S for pid, at in zip(pids, before, strict=True))
+        page = _get(connection, "GET", "/metrics")
+        record = next(redis.scan_iter("*:record:*"))
+        return Idle(
+            models=models,
+            register_s=register_s,
+            start_s=start_s,
+            gateway_cpu=of_gateway,
+            worker_cpu=of_worker,
+            redis_cpu=of_redis,
+            gateway_mib=memory(gateway).rss_bytes / (1 << 20),
+            worker_mib=memory(worker).rss_bytes / (1 << 20),
+            redis_keys=redis.dbsize(),
+            redis_kib=redis.info("memory")["used_memory"] / 1024,
+            record_bytes=len(redis.get(record) or b""),
+            metrics_ms=_milliseconds(lambda: _get(connection, "GET", "/metrics")),
+            metrics_kib=len(page) / 1024,
+            index_ms=_milliseconds(lambda: _get(connection, "POST", "/v2/repository/index", b"{}")),
+            models_ms=_milliseconds(lambda: _get(connection, "GET", "/v2/models")),
+        )
+
+
+def _wait_until_served(connection: HTTPConnection, models: int) -> None:
+    """Return when all models answer, on standby or ready."""
+    deadline = time.monotonic() + READY_S_MAX
+    while time.monotonic() < deadline:
+        listed = orjson.loads(_get(connection, "POST", "/v2/repository/index", b"{}"))
+        if sum(entry.get("state") == "READY" for entry in listed) == models:
+            return
+        time.sleep(0.5)
+    raise LoadError(f"{models} models were not served after {READY_S_MAX:g} s")
+
+
+def calls(server: Server, names: Sequence[str], models: int, count: int = CALLS) -> Calls:
+    """Call `names` in turn over one connection."""
+    with _connection(server) as connection:
+        for name in names:
+            _get(connection, "POST", f"/v2/models/{name}/infer", _BODY)
+        before, spans = cpu_s(server.pid), []
+        for number in range(count):
+            began = time.perf_counter()
+            _get(connection, "POST", f"/v2/models/{names[number % len(names)]}/infer", _BODY)
+            spans.append(time.perf_counter() - began)
+        cpu = cpu_s(server.pid) - before
+    spans.sort()
+    return Calls(models, len(names), spans[count // 2] * 1e6, spans[count * 99 // 100] * 1e6, cpu / count * 1e6)
+
+
+def hot(folder: Path, models: int) -> list[Calls]:
+    """Measure calls of one model alone, and of HOT among `models`, all in the same minutes."""
+    one = write_repository(folder / "one", 1)
+    many = write_repository(folder / "hot", models)
+    names = [name for name, _ in many_scales(HOT)]
+    found = []
+    with (
+        millstream_up(folder, "one-home", ["--triton-repository", str(one)]) as alone,
+        millstream_up(folder, "hot-home", ["--triton-repository", str(many)]) as among,
+    ):
+        with _connection(among) as connection:
+            _wait_until_served(connection, models)
+        for _ in range(3):
+            found += [calls(alone, names[:1], 1), calls(among, names, models)]
+    return found
+
+
+@dataclass(frozen=True)
+class Cold:
+    """First calls of models that no worker holds, one after the other."""
+
+    models: int
+    cold_ms: float  # median of the calls
+    load_ms: float  # median of what the worker says that their loads took
+    run_ms: float  # median of the next call of each
+
+    @property
+    def ratio(self) -> float:
+        return self.cold_ms / (self.load_ms + self.run_ms)
+
+
+def cold(folder: Path, models: int) -> Cold:
+    """Measure first calls among `models` in a worker whose memory holds only part of them."""
+    repository = write_repository(folder / "cold", models)
+    arguments = ["--triton-repository", str(repository), "--memory", SMALL_MEMORY]
+    spans: list[float] = []
+    runs: list[float] = []
+    with millstream_up(folder, "cold-home", arguments) as server, _connection(server) as connection:
+        _wait_until_served(connection, models)
+        standby = _on_standby(connection)[:COLD_CALLS]
+        if not standby:
+            raise LoadError(f"{SMALL_MEMORY} hold all {models} models: none is on standby")
+        for name in standby:
+            for found in (spans, runs):
+                began = time.perf_counter()
+                _get(connection, "POST", f"/v2/models/{name}/infer", _BODY)
+                found.append(time.perf_counter() - began)
+        held = {one["model"]: one for one in _instances(connection)}
+        loads = [held[name]["load_s"] for name in standby if name in held]
+    cold_ms, load_ms, run_ms = (statistics.median(found) * 1e3 for found in (spans, loads, runs))
+    return Cold(models, cold_ms, load_ms, run_ms)
+
+
+def _on_standby(connection: HTTPConnection) -> list[str]:
+    listed = orjson.loads(_get(connection, "POST", "/v2/repository/index", b"{}"))
+    return [entry["name"] for entry in listed if "standby" in entry.get("reason", "")]
+
+
+def _instances(connection: HTTPConnection) -> list[dict[str, Any]]:
+    document = orjson.loads(_get(connection, "GET", "/admin/v1/workers"))
+    workers = document if isinstance(document, list) else next(iter(document.values()))
+    return [instance for worker in workers for instance in worker["instances"]]
+
+
+def run(sizes: Sequence[int], status: Callable[[str], None]) -> list[Any]:
+    """Make all measurements and return them."""
+    found: list[Any] = []
+    with TemporaryDirectory(prefix="millstream-many-") as name:
+        folder = Path(name)
+        for models in sizes:
+            status(f"{models} models, idle")
+            found.append(idle(folder, models))
+        status(f"hot calls among {max(sizes)} models")
+        found += hot(folder, max(sizes))
+        status(f"cold calls among {max(sizes)} models")
+        found.append(cold(folder, max(sizes)))
+    return found
+
+
+def tables(found: Sequence[Any]) -> Iterator[Table]:
+    """Yield a table for each kind of measurement: a row for each field, a column for each measurement."""
+    for kind in dict.fromkeys(type(one) for one in found):
+        rows = [one for one in found if type(one) is kind]
+        table = Table(title=re.split(r"[.,]", kind.__doc__ or "")[0])
+        table.add_column("")
+        for _ in rows:
+            table.add_column(justify="right")
+        for field in fields(kind):
+            values = [getattr(one, field.name) for one in rows]
+            table.add_row(field.name, *(f"{value:,.4g}" if value < 10 else f"{value:,.0f}" for value in values))
+        yield table
