@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 
-from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.manifest import EndpointPlacement, Manifest, ModelConfig
 from millstream.services.queue.consumer_link import ConsumerLink
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
@@ -22,6 +24,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 from tests.kit import v2
+from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
@@ -32,6 +35,7 @@ MODEL_BYTES = 200 * MIB
 BUDGET_BYTES = 800 * MIB  # three models and the interpreter
 ROW = np.ones((1, 4), np.float32)
 LIFE_MS = 600_000
+LEASE_S = 5.0  # no supervisor tells of the death of these workers
 
 
 class Shop:
@@ -51,12 +55,12 @@ class Shop:
         for name in ("demand", "end_demand"):
             self._link.call("SCRIPT", "LOAD", script(name).text)
 
-    def start(self) -> None:
+    def start(self, index: int = 0) -> None:
         """Start the worker, and wait for its first record."""
-        settings = {"worker_memory": f"{BUDGET_BYTES >> 20}MiB"}
-        self.worker = self._exits.enter_context(running_worker(self.stack, self.pool, settings=settings))
+        settings = {"queue_lease_s": LEASE_S, "worker_memory": f"{BUDGET_BYTES >> 20}MiB"}
+        self.worker = self._exits.enter_context(running_worker(self.stack, self.pool, index=index, settings=settings))
         pid = self.worker.pid
-        wait_until(lambda: self.records and self.record.pid == pid and self.record.token, what="its record")
+        wait_until(lambda: any(one.pid == pid and one.token for one in self.records), what="its record")
 
     def close(self) -> None:
         self._exits.close()
@@ -80,7 +84,8 @@ class Shop:
 
     @property
     def record(self) -> WorkerRecord:
-        [record] = self.records
+        assert self.worker is not None
+        [record] = [one for one in self.records if one.pid == self.worker.pid]
         return record
 
     def instance(self, manifest: Manifest) -> InstanceRecord | None:
@@ -97,8 +102,24 @@ class Shop:
     def until_ready(self, manifest: Manifest) -> None:
         wait_until(lambda: self.is_ready(manifest), what=f"{manifest.model} is ready")
 
+    def until_known(self, name: str) -> None:
+        """Wait until the gateway knows a model, and the worker has seen it."""
+        wait_until(lambda: self.stack.http.get(f"/v2/models/{name}").status_code == 200, what=f"{name} is known")
+        wait_until(lambda: self.record.token == self.repository.token(), what="the worker has seen it")
+
+    @property
+    def log(self) -> str:
+        return "".join(path.read_text() for path in (self.stack.home / "logs").glob(f"{self.pool}-*.log"))
+
     def until_answers(self, name: str) -> None:
-        wait_until(lambda: self.call(name) == 200, what=f"{name} answers")
+        """Call a model until it answers; it may be refused for a while, but only with a time to try again."""
+
+        def answers() -> bool:
+            reply = self.infer(name)
+            assert reply.status_code == 200 or float(reply.headers["retry-after"]) > 0, reply.text
+            return reply.status_code == 200
+
+        wait_until(answers, what=f"{name} answers")
 
     def ready(self) -> set[str]:
         return {instance.model for instance in self.record.instances if instance.state is State.READY}
@@ -135,14 +156,23 @@ class Shop:
     def no_demands(self) -> bool:
         return not self.stack.redis.exists(self.keys.demands)
 
-    def call(self, name: str) -> int:
+    def infer(self, name: str) -> httpx2.Response:
         body, headers = v2.request({"x": ROW})
-        return int(self.stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers).status_code)
+        return self.stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+
+    def call(self, name: str) -> int:
+        return self.infer(name).status_code
+
+    def place(self, manifest: Manifest, **fields: Any) -> None:
+        """Change where and how often a model is loaded."""
+        endpoint = self.repository.endpoint(manifest.model)
+        self.repository.replace_endpoint(endpoint.model_copy(update={"placement": EndpointPlacement(**fields)}))
+        wait_until(lambda: self.record.token == self.repository.token(), what="the worker knows")
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("residency")) as stack:
+    with running_stack(tmp_path_factory.mktemp("residency"), settings={"queue_lease_s": LEASE_S}) as stack:
         yield stack
 
 
@@ -198,3 +228,132 @@ def test_two_orders_cause_one_load(shop: Shop) -> None:
     wait_until(lambda: not shop.stack.redis.exists(shop.keys.orders(shop.record.id)), what="all orders are taken")
     text = (shop.stack.home / "logs" / f"{shop.pool}-0.log").read_text()
     assert text.count("loading: slow version 1") == 1
+
+
+def test_a_cold_call_waits_for_its_load_and_is_answered(shop: Shop) -> None:
+    names = ("j", "k", "l", "m", "n")
+    for name in names:
+        shop.publish(name)
+    shop.start()
+    shop.settled()
+    for name in names:
+        shop.until_known(name)
+        shop.until_answers(name)
+    for name in names[:2]:  # the worker may have unloaded them meanwhile
+        shop.until_answers(name)
+    wait_until(lambda: shop.record.used_bytes <= BUDGET_BYTES, what="within the budget")
+    wait_until(shop.no_demands, what="all demands are met")
+
+
+def test_nothing_in_use_is_unloaded(shop: Shop) -> None:
+    busy = [shop.publish(name, run_s=0.05) for name in ("busy-1", "busy-2", "busy-3")]
+    cold = [shop.publish(name) for name in ("cold-1", "cold-2")]
+    shop.start()
+    shop.settled()
+    for manifest in (*cold, *busy):  # so that all of them were measured
+        shop.until_known(manifest.model)
+        shop.until_answers(manifest.model)
+    wait_until(lambda: shop.ready() == {one.model for one in busy}, what="the last ones are there")
+    request = v2.request({"x": ROW})
+    with ExitStack() as loads:
+        running = [
+            loads.enter_context(constant_load(shop.stack.port, f"/v2/models/{one.model}/infer", [request], 4))
+            for one in busy
+        ]
+        for load in running:
+            load.more(5)
+        for manifest in cold:
+            assert shop.order(manifest)
+        wait_until(lambda: len(shop.record.refusals) == len(cold), what="both are refused")
+        assert {one.kind for one in shop.record.refusals} <= {"nothing_evictable", "thrashing"}
+        assert shop.ready() == {one.model for one in busy}
+        for load in running:
+            load.more(5)
+    for load in running:
+        assert {answer.status for answer in load.answers} == {200}
+    wait_until(shop.no_demands, what="refused demands have ended")
+    wait_until(lambda: not shop.record.refusals, what="refusals are over")
+
+
+def test_a_worker_that_is_killed_during_a_demanded_load(shop: Shop) -> None:
+    others = [shop.publish(name) for name in ("o", "p", "q")]
+    shop.start()
+    for manifest in others:
+        shop.order(manifest)
+        shop.until_ready(manifest)
+    slow = shop.publish("slow-one", load_s=2.0)
+    shop.until_known("slow-one")
+    with ThreadPoolExecutor(1) as caller:
+        call = caller.submit(shop.infer, "slow-one")
+        wait_until(lambda: shop.instance(slow), what="its load has begun")
+        assert shop.worker is not None
+        shop.worker.kill()
+        shop.worker.wait()
+        shop.start(index=1)
+        reply = call.result()
+    assert reply.status_code == 200, reply.text
+    wait_until(shop.no_demands, what="all demands are met")
+
+
+def test_a_version_that_is_deleted_during_its_demanded_load(shop: Shop) -> None:
+    steady = shop.publish("steady")
+    shop.start()
+    shop.settled()
+    used_bytes = shop.record.used_bytes
+    gone = shop.publish("gone", load_s=60.0)
+    shop.order(gone)
+    wait_until(lambda: shop.instance(gone), what="its load has begun")
+    shop.repository.delete_model("gone")
+    wait_until(lambda: shop.instance(gone) is None, what="it is gone")
+    wait_until(shop.no_demands, what="its demand has ended")
+    wait_until(lambda: shop.record.used_bytes <= used_bytes + 16 * MIB, what="its memory is free")
+    assert shop.is_ready(steady)
+
+
+def test_a_redis_that_loses_its_data_during_a_demanded_load(shop: Shop) -> None:
+    shop.start()
+    slow = shop.publish("slow-too", load_s=2.0)
+    shop.until_known("slow-too")
+    with ThreadPoolExecutor(1) as caller:
+        call = caller.submit(shop.infer, "slow-too")
+        wait_until(lambda: shop.instance(slow), what="its load has begun")
+        shop.stack.redis.flushall()
+        reply = call.result()
+    assert reply.status_code == 200, reply.text
+    wait_until(shop.no_demands, what="all demands are met")
+
+
+def test_orders_to_unload(shop: Shop) -> None:
+    pinned, plain, idle = shop.publish("pinned"), shop.publish("plain"), shop.publish("idle")
+    shop.start()
+    for manifest in (pinned, plain, idle):
+        shop.until_ready(manifest)
+    shop.place(pinned, pin=True)
+    shop.place(idle, idle_s=0.1)
+    wait_until(lambda: shop.instance(idle) is None, what="it was idle for too long")
+    shop.push(Order(do="unload", content_id=pinned.content_id, why="idle", token=7))
+    shop.push(Order(do="unload", content_id=plain.content_id, why="idle", token=6))
+    shop.push(Order(do="load", content_id="unknown:1:00", why="of another controller", token=8))
+    wait_until(lambda: "its controller was replaced" in shop.log, what="the old token is ignored")
+    shop.push(Order(do="unload", content_id=plain.content_id, why="idle", token=8))
+    shop.stack.redis.rpush(shop.keys.orders(shop.record.id), b"no order")
+    wait_until(lambda: shop.instance(plain) is None, what="it is unloaded")
+    wait_until(lambda: "an order cannot be read" in shop.log, what="the order that is none is ignored")
+    assert shop.ready() == {"pinned"}
+    shop.until_answers("plain")
+
+
+def test_a_version_that_takes_more_memory_than_there_is(shop: Shop) -> None:
+    shop.start()
+    huge = shop.publish("huge", bytes=4 * BUDGET_BYTES, allocate=True)
+    shop.until_known("huge")
+    wait_until(lambda: shop.instance(huge), what="it was tried")
+    wait_until(lambda: {one.state for one in shop.record.instances} == {State.FAILED}, what="it has failed")
+    shop.order(huge)
+    wait_until(lambda: shop.record.refusals, what="it is refused")
+    [refusal] = shop.record.refusals
+    assert (refusal.content_id, refusal.kind) == (huge.content_id, "too_large")
+    assert "it takes " in refusal.reason
+    wait_until(shop.no_demands, what="its demand has ended")
+    small = shop.publish("small")
+    shop.until_ready(small)
