@@ -79,6 +79,7 @@ class Residency:
         self._wanted: dict[str, Wanted] = {}
         self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
         self._put_away: set[str] = set()  # unloaded, or not loaded, for want of memory or of calls: not preloaded
+        self._needs: dict[str, Footprint] = {}  # what the versions take, as of the last load
         self._whole = True  # whether all versions fit together
         self._learnt = False  # whether a load ended since preloads were last chosen
         self._measured = False  # whether a load ended since it was last checked that the budget holds
@@ -101,6 +102,8 @@ class Residency:
             self._wanted = wanted
             self._put_away &= wanted.keys()
             self._retried &= wanted.keys()
+            for content_id in removed:
+                self._needs.pop(content_id, None)
             self._choose()
             for content_id in removed:
                 self._forget(content_id)
@@ -124,37 +127,41 @@ class Residency:
                 self._choose()
 
     def _choose(self) -> None:
-        self._learnt = False
-        active = self._loads.active()
-        loadable = [one for one in self._wanted.values() if self._may_load(one)]
-        needs = {one.content_id: self._need(one.manifest) for one in loadable}
-        too_large = [one for one in loadable if needs[one.content_id].load_bytes > self._budget.room_bytes]
-        fitting = [one for one in loadable if needs[one.content_id].load_bytes <= self._budget.room_bytes]
-        chosen = preloads(
-            self._view(active),
-            [self._candidate(one, needs[one.content_id]) for one in fitting],
-            self._budget.base_bytes,
-        )
+        if self._learnt:
+            self._learnt = False
+            self._needs.clear()  # predictions have changed
+        active, models = self._loads.active(), self._models.all()
+        fitting: list[Wanted] = []
+        candidates: list[Candidate] = []
+        too_large: list[str] = []
+        for content_id, one in self._wanted.items():
+            model = models.get(content_id)
+            if not self._may_load(one, model):
+                continue
+            need = self._needs.get(content_id)
+            if need is None:
+                need = self._needs[content_id] = self._need(one.manifest)
+            if need.load_bytes <= self._budget.room_bytes:
+                fitting.append(one)
+                candidates.append(self._candidate(one, need))
+            elif not _is_held(model, content_id in active):
+                too_large.append(content_id)
+        chosen = preloads(self._view(active), candidates, self._budget.base_bytes)
         self._whole = chosen.whole
-        queued = [*chosen.content_ids, *(one.content_id for one in too_large if not self._is_held(one, active))]
-        if chosen.whole:
-            self._list(queued)
-        else:
-            self._list([one.content_id for one in too_large if not self._is_held(one, active)])
-            self._unlist(active, {one.content_id for one in too_large})
-        kept = {one.content_id for one in loadable if one.content_id in active}
-        requests = [self._request(self._wanted[content_id]) for content_id in queued]
-        self._loads.want(requests, kept)
+        queued = [*chosen.content_ids, *too_large]
+        self._list(queued if chosen.whole else too_large)
         if not chosen.whole:
+            self._unlist(active, too_large)
             for one in fitting:
-                if one.staged and not self._is_held(one, active):
-                    order = Order(do="load", content_id=one.content_id, why="its load is staged", evict=True)
-                    self.again.append(order)
+                if one.staged and not _is_held(models.get(one.content_id), one.content_id in active):
+                    why = "its load is staged"
+                    self.again.append(Order(do="load", content_id=one.content_id, why=why, evict=True))
+        kept = {one.content_id for one in fitting if one.content_id in active}
+        self._loads.want([self._request(self._wanted[content_id]) for content_id in queued], kept)
 
-    def _may_load(self, one: Wanted) -> bool:
+    def _may_load(self, one: Wanted, model: LoadedModel | None) -> bool:
         """Return whether a version is held or may be loaded; publish it as failed if its verdict says so."""
         content_id = one.content_id
-        model = self._models.get(content_id)
         self._batching.apply(content_id, one.verdict)
         if one.verdict.failed:
             if model is None or model.state in {*_LOADS, State.FAILED}:
@@ -169,10 +176,6 @@ class Residency:
             self._models.remove(content_id)
         self._by_verdict.discard(content_id)
         return True
-
-    def _is_held(self, one: Wanted, active: Collection[str]) -> bool:
-        model = self._models.get(one.content_id)
-        return one.content_id in active or (model is not None and model.state in {State.READY, State.DRAINING})
 
     def _candidate(self, one: Wanted, need: Footprint) -> Candidate:
         waits = one.content_id in self._put_away or bool(one.instances_max and self._number >= one.instances_max)
@@ -450,3 +453,8 @@ class Residency:
         wanted = self._wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
         return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)
+
+
+def _is_held(model: LoadedModel | None, active: bool) -> bool:
+    """Return whether a version is loaded, or is being loaded or demanded (`active`)."""
+    return active or (model is not None and model.state in {State.READY, State.DRAINING})

@@ -5,35 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement.pools import serves
 from millstream.services.repository.base import Repository
-from millstream.services.repository.stored_models import StoredModels
+from millstream.services.repository.stored_models import StoredModel, StoredModels
 from millstream.services.repository.verdicts import Verdict
 
 log = logging.getLogger("millstream.reconciler")
 
 
-class Wanted(NamedTuple):
-    """A version that workers of this pool may load."""
+@dataclass(slots=True)
+class Wanted:
+    """A version that workers of this pool may load. Do not change it.
+
+    Args:
+        staged: whether it is tried before it is published.
+    """
 
     manifest: Manifest
     verdict: Verdict
     placement: EndpointPlacement
-    staged: bool = False  # tried before it is published
+    staged: bool = False
+    content_id: str = field(init=False)
+    instances_max: int = field(init=False)  # most instances in the pool; 0: no limit
 
-    @property
-    def content_id(self) -> str:
-        return self.manifest.content_id
-
-    @property
-    def instances_max(self) -> int:
-        """Most instances in the pool; 0: no limit."""
+    def __post_init__(self) -> None:
+        self.content_id = self.manifest.content_id
         limits = [limit for limit in (self.manifest.config.instances_max, self.placement.instances_max) if limit]
-        return min(limits, default=0)
+        self.instances_max = min(limits, default=0)
 
 
 class WantedVersions:
@@ -48,18 +50,22 @@ class WantedVersions:
         self._pool = pool
         self._formats = formats
         self._stored = StoredModels(repository)
+        self._of_model: dict[str, list[Wanted]] = {}
         self._with_staged: set[str] = set()  # models that had staged versions at the last read
 
     def read(self) -> dict[str, Wanted]:
         """Return the versions by content id. Raises Failure if the repository cannot be listed."""
-        self._stored.read()
-        return {wanted.content_id: wanted for wanted in (*self._published(), *self._staged())}
+        for name in self._stored.read():
+            self._of_model.pop(name, None)
+            if name in self._stored.models:
+                self._of_model[name] = list(self._published(self._stored.models[name]))
+        published = {one.content_id: one for versions in self._of_model.values() for one in versions}
+        return published | {one.content_id: one for one in self._staged()}
 
-    def _published(self) -> Iterator[Wanted]:
-        for endpoint, versions in self._stored.models.values():
-            for version, (manifest, verdict) in versions.items():
-                if endpoint.serves(version) and self._serves(manifest, endpoint.placement):
-                    yield Wanted(manifest, verdict, endpoint.placement_of(version))
+    def _published(self, model: StoredModel) -> Iterator[Wanted]:
+        for version, (manifest, verdict) in model.versions.items():
+            if model.endpoint.serves(version) and self._serves(manifest, model.endpoint.placement):
+                yield Wanted(manifest, verdict, model.endpoint.placement_of(version))
 
     def _staged(self) -> Iterator[Wanted]:
         """Yield versions that are tried before they are published; they are loaded besides those that serve."""

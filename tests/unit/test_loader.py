@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.workers.loader import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loader, LoadRequest
+from millstream.workers.loader import (
+    DEMAND_WAITS_S,
+    GRACE_S,
+    LOADS_MAX,
+    NOT_WANTED,
+    SET_ASIDE_S,
+    Limits,
+    Load,
+    Loader,
+    LoadRequest,
+)
 from tests.contract.repositories import manifest
 from tests.kit.wait import wait_until
 
@@ -147,3 +157,59 @@ def test_the_same_wish_again_changes_nothing(bench: Bench) -> None:
     bench.until_begun("a", "b")
     bench.end("b")
     assert bench.began == ["a", "b"]
+
+
+def test_a_demanded_version_comes_first_and_waits_little_for_another(bench: Bench) -> None:
+    bench.want("a", "b", "c")
+    bench.until_begun("a")
+    assert bench.loads.demand(LoadRequest(manifest("c"), demanded=True))
+    assert bench.loads.active() == {manifest("a").content_id, manifest("c").content_id}
+    bench.now += DEMAND_WAITS_S
+    bench.until_begun("a", "c")
+    assert not bench.loads.demand(LoadRequest(manifest("c"), demanded=True)), "it is being loaded"
+    bench.end("a")
+    bench.end("c")
+    bench.until_begun("a", "c", "b")
+    bench.end("b")
+    wait_until(lambda: not bench.loads.pending)
+
+
+def test_a_demanded_version_waits_for_one_that_calls_wait_for(bench: Bench) -> None:
+    bench.loads.demand(LoadRequest(manifest("a"), demanded=True))
+    bench.until_begun("a")
+    bench.loads.demand(LoadRequest(manifest("b"), demanded=True))
+    bench.loads.demand(LoadRequest(manifest("c"), demanded=True))
+    bench.now += DEMAND_WAITS_S
+    bench.end("a")
+    bench.until_begun("a", "b")
+    bench.now += SET_ASIDE_S
+    bench.until_begun("a", "b", "c")
+
+
+def test_demanded_versions_are_kept_if_they_are_still_there(bench: Bench) -> None:
+    bench.want("a")
+    bench.until_begun("a")
+    for name in ("b", "c"):
+        bench.loads.demand(LoadRequest(manifest(name), demanded=True))
+    bench.loads.want([], kept=[manifest("b").content_id, manifest("d").content_id])
+    bench.until_begun("a", "b")
+    assert bench.reasons["a"] == NOT_WANTED
+    bench.end("b")
+    wait_until(lambda: not bench.loads.pending)
+    assert bench.began == ["a", "b"]
+
+
+def test_a_load_that_is_not_admitted_does_not_begin(bench: Bench) -> None:
+    asked: list[str] = []
+    ended: list[str] = []
+
+    def admit(request: LoadRequest) -> bool:
+        asked.append(request.manifest.model)
+        return request.manifest.model != "a"
+
+    bench.loads.admit, bench.loads.on_end = admit, ended.append
+    bench.want("a", "b")
+    bench.until_begun("b")
+    bench.end("b")
+    wait_until(lambda: ended == [manifest("b").content_id], what="its end is noticed")
+    assert asked == ["a", "b"]

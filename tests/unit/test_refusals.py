@@ -1,0 +1,47 @@
+"""Refusals in a worker's record: replaced, removed, over after a time, bounded."""
+
+from __future__ import annotations
+
+from millstream.services.placement.views import Refusal, RefusalKind
+from millstream.workers.refusals import REFUSALS_MAX, RETRY_S_MIN, Refusals
+
+FULL = Refusal(RefusalKind.NOTHING_EVICTABLE, "all others are in use", 0.1)
+FAILED = Refusal(RefusalKind.FAILED, "it failed", 30.0)
+
+
+class Time:
+    now = 1000.0
+
+
+def test_a_refusal_is_there_until_its_time_has_passed() -> None:
+    changes: list[float] = []
+    refusals = Refusals(lambda: Time.now)
+    refusals.on_change = lambda: changes.append(Time.now)
+    refusals.add("m", FULL)
+    [record] = refusals.records()
+    assert (record.kind, record.until) == ("nothing_evictable", 1000.0 + RETRY_S_MIN)
+    refusals.add("m", FAILED)
+    [record] = refusals.records()
+    assert (record.kind, record.reason, record.until) == ("failed", "it failed", 1030.0)
+    assert refusals.of("m") == record
+    Time.now = 1030.0
+    assert refusals.of("m") is None
+    assert refusals.records() == ()
+    refusals.remove("m")
+    assert len(changes) == 2
+    Time.now = 1000.0
+
+
+def test_a_version_that_is_loaded_or_removed_is_no_longer_refused() -> None:
+    refusals = Refusals(lambda: Time.now)
+    refusals.add("m", FULL)
+    refusals.remove("m")
+    assert refusals.records() == ()
+
+
+def test_refusals_are_bounded() -> None:
+    refusals = Refusals(lambda: Time.now)
+    for i in range(REFUSALS_MAX + 5):
+        refusals.add(f"m{i}", FULL)
+    assert len(refusals.records()) == REFUSALS_MAX
+    assert refusals.of("m0") is None
