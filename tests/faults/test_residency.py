@@ -119,7 +119,7 @@ class Shop:
             assert reply.status_code == 200 or float(reply.headers["retry-after"]) > 0, reply.text
             return reply.status_code == 200
 
-        wait_until(answers, what=f"{name} answers")
+        wait_until(answers, 90, what=f"{name} answers")
 
     def ready(self) -> set[str]:
         return {instance.model for instance in self.record.instances if instance.state is State.READY}
@@ -148,6 +148,14 @@ class Shop:
             self.record.id,
         )
         return bool(self._link.call(*call)[1])
+
+    def load(self, manifest: Manifest) -> None:
+        """Order the worker to load a version until it has: it refuses while all others are too young to be unloaded."""
+
+        def loaded() -> bool:
+            return self.is_ready(manifest) or (self.order(manifest) and False)
+
+        wait_until(loaded, 90, what=f"{manifest.model} is ready")
 
     def push(self, order: Order) -> None:
         """Give the worker an order as the controller does."""
@@ -193,8 +201,7 @@ def test_a_worker_holds_what_fits_and_loads_what_is_called(shop: Shop) -> None:
     assert {instance.model for instance in shop.record.instances} == held, "the others are on standby"
 
     for name in sorted(manifests.keys() - held):
-        assert shop.order(manifests[name])
-        shop.until_ready(manifests[name])
+        shop.load(manifests[name])
         wait_until(lambda: shop.record.used_bytes <= BUDGET_BYTES, what="what was not known before its load is repaid")
         shop.until_answers(name)
         instance = shop.instance(manifests[name])
@@ -208,13 +215,10 @@ def test_what_is_called_stays(shop: Shop) -> None:
     shop.start()
     shop.settled()
     for name in ("f", "g"):
-        shop.order(manifests[name])
-        shop.until_ready(manifests[name])
+        shop.load(manifests[name])
         shop.until_answers(name)
-    for name in ("h", "i"):
-        if not shop.is_ready(manifests[name]):
-            assert shop.order(manifests[name])
-            shop.until_ready(manifests[name])
+    missing = next(name for name in ("h", "i") if name not in shop.ready())
+    shop.load(manifests[missing])
     assert {"f", "g"} <= shop.ready(), "what was never called was unloaded first"
 
 
@@ -279,8 +283,7 @@ def test_a_worker_that_is_killed_during_a_demanded_load(shop: Shop) -> None:
     others = [shop.publish(name) for name in ("o", "p", "q")]
     shop.start()
     for manifest in others:
-        shop.order(manifest)
-        shop.until_ready(manifest)
+        shop.load(manifest)
     slow = shop.publish("slow-one", load_s=2.0)
     shop.until_known("slow-one")
     with ThreadPoolExecutor(1) as caller:
