@@ -75,15 +75,16 @@ class LoadMemory:
         content_id = manifest.content_id
         if self.budget.footprint(content_id) is None:
             return
-        if isinstance(error, OutOfMemory):
-            known = self.need(manifest)
-            need = larger(known, known.load_bytes)
-            self._keep(
-                manifest, Measured(resident_bytes=need.resident_bytes, peak_bytes=need.peak_bytes, measured=False)
-            )
+        known = self.need(manifest)
         self.budget.begin_unload(content_id)
         return_freed()
         self.budget.freed(content_id)
+        if isinstance(error, OutOfMemory):
+            # The limit is that of the process: the load has taken all that others had left, not only its own part.
+            need = larger(known, self.budget.free_bytes if self.budget.budget_bytes else 0)
+            self._keep(
+                manifest, Measured(resident_bytes=need.resident_bytes, peak_bytes=need.peak_bytes, measured=False)
+            )
 
     def _keep(self, manifest: Manifest, measured: Measured) -> None:
         try:

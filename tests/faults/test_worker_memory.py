@@ -19,6 +19,12 @@ LIMIT_BYTES = 768 * MIB
 ALONE = json.dumps({"batching": False})
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory of a process since its last load was measured."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
+
+
 def ask(stack: Stack, model: str, **inputs: v2.Array) -> httpx2.Response:
     body, headers = v2.request(inputs)
     return stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
@@ -43,6 +49,8 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
         assert ask(stack, "blank", count=np.array([MIB], np.int64)).status_code == 200
         assert stack.metrics().value("millstream_runs_out_of_memory_total", model="blank") >= 3
 
+        assert peak_bytes(worker) <= LIMIT_BYTES + 8 * MIB  # the interpreter and the libraries included
+
         reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
         assert reply.json()["state"] == "standby", "it does not fit beside the others"
         refused = ask(stack, "heavy", x=row[:, :1])
@@ -50,6 +58,7 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
         assert "it takes" in refused.json()["error"]
         assert ask(stack, "steady", x=row).status_code == 200
         assert stack.pids()["cpu-0"] == worker
+        assert peak_bytes(worker) <= LIMIT_BYTES + 8 * MIB  # the interpreter and the libraries included
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,22 @@ def test_a_prediction_is_tried_with_all_memory_there_is_and_corrected_until_it_i
     assert caught.value.code is Code.MODEL
 
 
-def test_a_load_that_found_too_little_reserves_more(worker: Worker) -> None:
-    small = version(MIB)
-    before = worker.memory.need(small).load_bytes
+def test_a_load_that_found_too_little_reserves_all_that_was_free_the_next_time(worker: Worker) -> None:
+    small, other = version(MIB), Footprint(150 * MIB)
+    worker.budget.settle("other", other)
     worker.memory.reserve(small)
     worker.memory.failed(small, OutOfMemory("no memory"))
     worker.memory.failed(small, OutOfMemory("its memory was returned already"))
-    assert worker.memory.need(small).load_bytes == int(1.25 * before)
+    needed = worker.memory.need(small).load_bytes
+    assert needed == ROOM - 150 * MIB + 1
+    with pytest.raises(Failure) as caught:
+        worker.memory.reserve(small)
+    assert caught.value.code is Code.UNAVAILABLE  # the other must go first
+    worker.budget.begin_unload("other")
+    worker.budget.freed("other")
     worker.memory.reserve(small)
     worker.memory.failed(small, Failure(Code.MODEL, "another error"))
-    assert worker.memory.need(small).load_bytes == int(1.25 * before)
+    assert worker.memory.need(small).load_bytes == needed
     worker.memory.reserve(small)
     assert worker.memory.loaded(small, Measurement(2 * MIB, MIB, disturbed=False), 0.5) == Footprint(
         2 * MIB, MIB, 0.5, measured=True
