@@ -38,7 +38,7 @@ class ReadinessProbe:
     """The readiness probe of one gateway.
 
     Args:
-        lanes: returns the lanes of the serving versions.
+        lanes: returns the lanes of the serving versions, another list when they are others.
         connected: returns whether Redis takes batches.
         workers: returns the number of live workers.
         drain: tells whether the gateway is draining.
@@ -51,6 +51,9 @@ class ReadinessProbe:
         self._connected = connected
         self._workers = workers
         self._small: WeakKeyDictionary[Lane, bool] = WeakKeyDictionary()
+        self._taking_turns = 0  # lanes that were probed, or need not be, in the last round
+        self._indexed: list[Lane] | None = None
+        self._index: dict[str, list[Lane]] = {}
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
         self._empty_at = float("-inf")  # instant at which there was last no model
@@ -62,26 +65,35 @@ class ReadinessProbe:
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
-        lanes = [
-            lane
-            for lane in self._lanes()
-            if lane.failed is None and not lane.circuit.open_until and not lane.standby  # a probe loads nothing
-        ]
-        if not lanes or self._empty_at > time.monotonic() - FRESH_S:
+        if self._empty_at > time.monotonic() - FRESH_S:
             return True
-        return any(self._fresh(lane, len(lanes)) for lane in lanes)
+        lanes, probed = self._lanes(), False
+        for lane in lanes:  # among many the first is usually fresh
+            if lane.failed is None and not lane.circuit.open_until and not lane.standby:  # a probe loads nothing
+                if self._fresh(lane):
+                    return True
+                probed = True
+        return not probed
 
     def answering(self, content_id: str) -> bool:
         """Whether a serving version answers. Others, and versions without a reply yet, are as ready as the gateway."""
         if not self.ready():
             return False
         lanes = self._lanes()
-        mine = [lane for lane in lanes if lane.content_id == content_id]
+        mine = self._of(content_id, lanes)
         closed = [lane for lane in mine if not lane.circuit.open_until]
         if mine and not closed:
             return False
-        answering = [lane for lane in closed if lane.standby or self._fresh(lane, len(lanes))]
+        answering = [lane for lane in closed if lane.standby or self._fresh(lane)]
         return bool(answering) or not any(lane.replied_at for lane in closed)
+
+    def _of(self, content_id: str, lanes: list[Lane]) -> list[Lane]:
+        """Return the lanes of a content id. They are indexed once for each list of lanes, which is never changed."""
+        if lanes is not self._indexed:
+            self._indexed, self._index = lanes, {}
+            for lane in lanes:
+                self._index.setdefault(lane.content_id, []).append(lane)
+        return self._index.get(content_id, [])
 
     def _probed(self, lane: Lane) -> bool:
         """Whether a probe of the lane is small enough to be sent regularly."""
@@ -90,10 +102,10 @@ class ReadinessProbe:
             small = self._small[lane] = probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
         return small
 
-    def _fresh(self, lane: Lane, lanes: int) -> bool:
+    def _fresh(self, lane: Lane) -> bool:
         if not self._probed(lane):
             return lane.ready
-        turns = 1 + (lanes - 1) // AT_ONCE_MAX
+        turns = 1 + max(0, self._taking_turns - 1) // AT_ONCE_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
         return lane.replied_at > time.monotonic() - longest_s
 
@@ -117,14 +129,9 @@ class ReadinessProbe:
         now, lanes = time.monotonic(), self._lanes()
         if not lanes and self.ready():
             self._empty_at = now
-        idle = [
-            lane
-            for lane in lanes
-            if lane.ready
-            and not lane.circuit.open_until
-            and lane.replied_at <= now - max(EVERY_S, PAUSE_RUNS * lane.run_s)
-            and self._probed(lane)
-        ]
+        probed = [lane for lane in lanes if lane.ready and not lane.circuit.open_until and self._probed(lane)]
+        self._taking_turns = len(probed)
+        idle = [lane for lane in probed if lane.replied_at <= now - max(EVERY_S, PAUSE_RUNS * lane.run_s)]
         idle.sort(key=lambda lane: lane.replied_at)  # the longest without a reply comes first
         for lane in idle[:AT_ONCE_MAX]:
             request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)
