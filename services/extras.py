@@ -54,7 +54,16 @@ def missing_modules(extra: str) -> list[str]:
 
 
 def require(*extras: str) -> None:
-    """Raise Failure(UNAVAILABLE) with the command that installs those of `extras` that are missing."""
+    """Raise Failure(UNAVAILABLE) with the command that installs those of `extras` that are missing.
+
+    Also if both packages of ONNX Runtime are there: they install the same files, the last one over the other's.
+    """
+    if "cpu" in extras and all(map(_has_distribution, ("onnxruntime", "onnxruntime-gpu"))):
+        raise Failure(
+            Code.UNAVAILABLE,
+            "onnxruntime and onnxruntime-gpu are both installed, and overwrite each other's files: pip uninstall "
+            "onnxruntime onnxruntime-gpu, then pip install 'millstream[gpu]' (for a GPU) or 'millstream[cpu]'",
+        )
     missing = {extra: modules for extra in extras if (modules := missing_modules(extra))}
     if missing:
         names = ", ".join(sorted({module for modules in missing.values() for module in modules}))
@@ -103,6 +112,14 @@ def exit_unfit(*modules: str) -> None:
             import_module(module).check_parts()
     except Failure as failure:
         sys.exit(f"error: {failure.message}")
+
+
+def _has_distribution(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _is_installed(module: str) -> bool:

@@ -276,6 +276,7 @@ class WorkerProcess:
             self._threads,
             self._budget,
             lambda: self.loop.runs,
+            FolderRepository(settings.repository_dir).variants,
         )
 
     def _connect(self) -> Consumer:

@@ -6,6 +6,7 @@ A suspect version is loaded in a process of its own first (millstream.workers.tr
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from millstream.services.model.profile import Profile
 from millstream.services.model.version_files import describe_file
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.low_priority import at_low_priority, lower_priority
+from millstream.services.repository.variants import Variants
 from millstream.services.settings import child_environment
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
@@ -30,7 +32,11 @@ from millstream.workers.profiler import measure
 from millstream.workers.reshape import Reshaped
 from millstream.workers.warmup import warm_up
 
+log = logging.getLogger("millstream.variants")
+
 MEASURE_S_MAX = 2.0
+COMPILE_BYTES_MIN = 64 << 20  # of a version's files; smaller ones load in less than 0.1 s
+COMPILE_BYTES_MAX = 3 << 29  # 1.5 GiB: an optimised model is one file, of which protobuf takes 2 GiB at most
 REFUSED = 1  # exit code of a trial load that fails with an error instead of a crash
 
 
@@ -40,6 +46,7 @@ class LoadedVersion(NamedTuple):
     instance: Instance
     profile: Profile
     measurement: Measurement
+    compiled: bool = False  # its variant was loaded
 
 
 class LoadEnvironment(NamedTuple):
@@ -49,6 +56,7 @@ class LoadEnvironment(NamedTuple):
         backend_name: by which the process of a trial load finds the same backend.
         budget: the memory of the worker; None: there is no limit.
         runs: returns the number of runs of the main loop so far.
+        variants: what was compiled before; None: it is not used.
     """
 
     backend: Backend
@@ -57,6 +65,7 @@ class LoadEnvironment(NamedTuple):
     threads: int
     budget: MemoryBudget | None = None
     runs: Callable[[], int] = lambda: 0
+    variants: Variants | None = None
 
 
 def load(
@@ -76,14 +85,15 @@ def load(
             f"the backend {at.backend.name} loads {' and '.join(sorted(at.backend.formats))}, and this version is "
             f"{manifest.source_format}: serve it in a pool with a backend that does",
         )
-    at_low_priority(lambda: verify(folder, manifest))
     at.backend.prepare(at.device)
+    compiled = at_low_priority(lambda: _variant(manifest, at))
+    at_low_priority(lambda: verify(folder, manifest, without=manifest.served if compiled is not None else ""))
     budget = at.budget or MemoryBudget(0)
     if at.budget is not None and budget.base_grew():
         freeze_gc()  # the library's objects, which stay
     try:
         with budget.measuring() as measuring:
-            loaded = _load_and_measure(manifest, folder, at, stop, warming)
+            loaded = _load_and_measure(manifest, (folder, compiled), at, stop, warming)
     except OutOfMemory as error:
         reserved = budget.footprint(manifest.content_id)
         if not budget.budget_bytes or reserved is None:
@@ -96,10 +106,16 @@ def load(
 
 
 def _load_and_measure(
-    manifest: Manifest, folder: Path, at: LoadEnvironment, stop: Stop, warming: Callable[[Instance], None]
+    manifest: Manifest,
+    files: tuple[Path, Path | None],
+    at: LoadEnvironment,
+    stop: Stop,
+    warming: Callable[[Instance], None],
 ) -> LoadedVersion:
+    """Load the variant, if there is one, or the version's own file. `files`: the version's folder, the variant."""
+    folder, compiled = files
     meter = FootprintMeter(at.runs, folder)
-    instance = at.backend.load(folder / manifest.served, manifest.signature, at.device, at.threads, stop)
+    instance = _open(manifest, folder, compiled, at, stop)
     try:
         if manifest.signature.reshaped:
             instance = Reshaped(instance, manifest.signature)
@@ -116,7 +132,39 @@ def _load_and_measure(
         instance.close()
         raise
     resident_bytes = max(measurement.resident_bytes, instance.size_bytes)
-    return LoadedVersion(instance, profile, measurement._replace(resident_bytes=resident_bytes))
+    measurement = measurement._replace(resident_bytes=resident_bytes)
+    return LoadedVersion(instance, profile, measurement, compiled is not None)
+
+
+def pays_to_compile(manifest: Manifest) -> bool:
+    """Return whether a version is large enough for a variant to save time and memory, and not too large for one."""
+    size = sum(file.size_bytes for file in manifest.files)
+    return manifest.source_format == "onnx" and COMPILE_BYTES_MIN <= size <= COMPILE_BYTES_MAX
+
+
+def _variant(manifest: Manifest, at: LoadEnvironment) -> Path | None:
+    """Return the file of the variant for this device, if there is one and it is not damaged."""
+    target = at.backend.target(at.device) if at.variants is not None and pays_to_compile(manifest) else None
+    return at.variants.find(manifest, target) if at.variants is not None and target is not None else None
+
+
+def _open(manifest: Manifest, folder: Path, compiled: Path | None, at: LoadEnvironment, stop: Stop) -> Instance:
+    """Load the variant; if that fails, delete it and load the version's own file."""
+    path, signature = folder / manifest.served, manifest.signature
+    if compiled is None or at.variants is None:
+        return at.backend.load(path, signature, at.device, at.threads, stop)
+    log.info("%s is loaded from its variant %s", manifest.content_id, compiled.parent.name)
+    try:
+        return at.backend.load(compiled, signature, at.device, at.threads, stop)
+    except OutOfMemory:
+        raise
+    except Failure as failure:
+        target = at.backend.target(at.device)
+        if stop.reason or target is None:
+            raise
+        at.variants.discard(manifest, target, failure.message)
+        verify(folder, manifest)
+        return at.backend.load(path, signature, at.device, at.threads, stop)
 
 
 def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:
@@ -159,9 +207,11 @@ def took_too_long(what: str, seconds: float) -> str:
     return f"{what} took longer than {seconds:g} s"
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Raise Failure(MODEL) if a file of the version is not the file that was published."""
+def verify(folder: Path, manifest: Manifest, without: str = "") -> None:
+    """Raise Failure(MODEL) if a file of the version, `without` one, is not the file that was published."""
     for file in manifest.files:
+        if file.path == without:
+            continue
         try:
             found = describe_file(folder, file.path)
         except OSError as error:

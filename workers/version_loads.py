@@ -28,6 +28,7 @@ from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.variant_compiles import VariantCompiles
 
 log = logging.getLogger("millstream.reconciler")
 
@@ -72,6 +73,7 @@ class VersionLoads:
         self._retry_at: dict[str, float] = {}  # content id -> monotonic time at which a failed load is tried again
         self._failures: dict[str, tuple[int, float]] = {}  # content id -> failed loads, time of the last (monotonic)
         self.memory = LoadMemory(repository, at)
+        self._compiles = VariantCompiles(at, at.variants) if at.variants is not None else None
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loader = Loader(self._load, self._on_stuck, guard.limits)
 
@@ -91,6 +93,8 @@ class VersionLoads:
         """Begin no further load. A load in progress that cannot be ended ends with the process."""
         self._stopping = True
         self._loader.stop()
+        if self._compiles is not None:
+            self._compiles.stop()
         self._guard.marks.close()
 
     @property
@@ -217,6 +221,8 @@ class VersionLoads:
         self._failures.pop(manifest.content_id, None)
         self._metrics.bytes_of(ready, loaded.measurement.resident_bytes)
         self._metrics.loaded(manifest, seconds)
+        if not loaded.compiled and self._compiles is not None:
+            self._compiles.want(manifest)
         log.info("ready: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
         if current.wanted.suspect:
             self._change_verdict(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))

@@ -44,6 +44,7 @@ from millstream.services.repository.documents import content_of, read_document, 
 from millstream.services.repository.footprints import Footprints
 from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
+from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import FolderVerdicts
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class FolderRepository:
         self._settle_token()
         self.staged = FolderStagedVersions(self._root, self._changing)
         self.verdicts = FolderVerdicts(self._root, self._changing)
+        self.variants = Variants(self._models)
         self.footprints = Footprints(self._root)
 
     def open_staging(self) -> FolderStaging:

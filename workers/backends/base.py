@@ -14,6 +14,7 @@ import numpy as np
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
+from millstream.services.repository.variants import Target
 
 Array = np.ndarray[Any, Any]
 
@@ -100,6 +101,14 @@ class Backend(Protocol):
         """Import the library and start what all its instances share, so that the first load does not count it.
 
         Raises Failure(UNAVAILABLE) if the library is not installed.
+        """
+
+    def target(self, device: str) -> Target | None:
+        """Return what `compile` compiles for; None: it compiles nothing for this device."""
+
+    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> Sequence[str]:
+        """Write a compiled form of the model at `path` to `folder`; return the names of its files, the one to load
+        first. Raises Failure.
         """
 
     def load(self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None) -> Instance:

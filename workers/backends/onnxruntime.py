@@ -18,15 +18,28 @@ from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import return_freed
+from millstream.services.process.cpu_fingerprint import cpu_fingerprint
 from millstream.services.process.low_priority import lower_priority
+from millstream.services.repository.variants import Target
 from millstream.services.settings import disable_library_telemetry
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.workers.backends.device_buffers import DeviceBuffers
+from millstream.workers.backends.gpu import (
+    CPU,
+    GraphTrial,
+    describe_gpu,
+    engines_key,
+    parse_device,
+    providers,
+    tensorrt_version,
+)
 
 MESSAGE_CHARACTERS_MAX = 1000
 
-_DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
 #: Messages of ONNX Runtime and its providers for a failed allocation.
 _NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
+#: File name of a model as ONNX Runtime optimised it: a variant.
+OPTIMISED = "optimised.variant.onnx"
 #: TensorProto.BFLOAT16; a number, because the onnx package is not needed to serve.
 _BFLOAT16 = 16
 
@@ -34,29 +47,6 @@ _BFLOAT16 = 16
 def _reason(error: Exception, path: Path | None = None) -> str:
     """Return the library's own message on one line, without its prefix and the server's folders."""
     return library_message(error, path, MESSAGE_CHARACTERS_MAX) or type(error).__name__
-
-
-def _providers(device: str, engines: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return execution providers, the device's own first. Raises Failure(UNAVAILABLE) for an unknown device."""
-    match = _DEVICE.fullmatch(device)
-    if match is None or device.startswith("cpu:"):
-        raise Failure(Code.UNAVAILABLE, f"unknown device {device!r}; known: cpu, cuda[:N], tensorrt[:N]")
-    kind, number = match[1], int(match[2] or 0)
-    cpu: tuple[str, dict[str, Any]] = ("CPUExecutionProvider", {})
-    if kind == "cpu":
-        return [cpu]
-    # The default, EXHAUSTIVE, tries every algorithm at the first run of each batch size, while a caller waits.
-    cuda = ("CUDAExecutionProvider", {"device_id": number, "cudnn_conv_algo_search": "HEURISTIC"})
-    if kind == "cuda":
-        return [cuda, cpu]
-    cache = {
-        "device_id": number,
-        "trt_engine_cache_enable": True,
-        "trt_engine_cache_path": str(engines),
-        "trt_timing_cache_enable": True,
-        "trt_timing_cache_path": str(engines),
-    }
-    return [("TensorrtExecutionProvider", cache), cuda, cpu]
 
 
 def _options(runtime: Any, signature: Signature, threads: int) -> Any:
@@ -110,6 +100,17 @@ class _LowerPriority:
         return iter(())
 
 
+def check_available(runtime: Any, device: str, wanted: Sequence[str]) -> None:
+    """Raise Failure(UNAVAILABLE) if the installed package lacks an execution provider of a device."""
+    absent = [name for name in wanted if name not in runtime.get_available_providers()]
+    if absent:
+        raise Failure(
+            Code.UNAVAILABLE,
+            f"device {device!r} needs {absent[0]}, which the installed onnxruntime does not have: "
+            "install millstream[gpu] in place of millstream[cpu]",
+        )
+
+
 def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
     """Return a session on `device`, or raise Failure; ONNX Runtime itself would silently use the CPU instead.
 
@@ -121,13 +122,7 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
     session.disable_cpu_ep_fallback stays off; the device's provider must be active.
     """
     wanted = [name for name, _ in providers]
-    absent = [name for name in wanted if name not in runtime.get_available_providers()]
-    if absent:
-        raise Failure(
-            Code.UNAVAILABLE,
-            f"device {device!r} needs {absent[0]}, which the installed onnxruntime does not have: "
-            "install millstream[gpu] in place of millstream[cpu]",
-        )
+    check_available(runtime, device, wanted)
     state = runtime.capi.onnxruntime_pybind11_state
     try:
         session = runtime.InferenceSession(
@@ -175,24 +170,40 @@ class OnnxRuntimeInstance:
 
     lost = ""
 
-    def __init__(self, runtime: Any, open_session: Callable[[], Any], signature: Signature) -> None:
+    def __init__(
+        self,
+        runtime: Any,
+        open_session: Callable[[], Any],
+        signature: Signature,
+        make_buffers: Callable[[Any], DeviceBuffers] | None = None,
+    ) -> None:
         self._value = runtime.OrtValue
         self._options = runtime.RunOptions()
         self._options.log_severity_level = 4  # as for the session
         self._open = open_session
-        self._session = open_session()
+        self._make_buffers = make_buffers
+        self._buffers: DeviceBuffers | None = None
         self.size_bytes = 0
         self._datatypes = {spec.name: spec.datatype for spec in signature.inputs}
         self._outputs = [spec.name for spec in signature.outputs]
         self._output_datatypes = [spec.datatype for spec in signature.outputs]
         converted = {BYTES, "BF16"}
         self._plain = converted.isdisjoint([*self._datatypes.values(), *self._output_datatypes])
+        self._session: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        self._session = self._open()
+        if self._make_buffers is not None and self._plain:
+            self._buffers = self._make_buffers(self._session)
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         session = self._session
         if session is None:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
         try:
+            if self._buffers is not None and self._buffers.takes(inputs):
+                return self._buffers.run(inputs, self._options)
             if self._plain:
                 outputs: Sequence[Array] = session.run(self._outputs, inputs, self._options)
                 return outputs
@@ -239,10 +250,12 @@ class OnnxRuntimeInstance:
 
     def rebuild(self) -> None:
         self.close()
-        self._session = self._open()
+        self._start()
 
     def close(self) -> None:
         self._session = None
+        if self._buffers is not None:
+            self._buffers.close()
         return_freed()
 
 
@@ -270,24 +283,62 @@ class OnnxRuntime:
         """Open a session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
         onnxruntime = _library()
         _check_readable(path)  # first: a version may be deleted while it is loaded
-        engines = self._engines(path) / f"tensorrt-ort{onnxruntime.__version__}"
-        providers = _providers(device, engines)
+        kind, _ = parse_device(device)
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
         if BYTES in datatypes and any(spec.datatype == "BF16" for spec in signature.outputs):
             raise Failure(Code.MODEL, "ONNX Runtime cannot return BF16 from a model that also has text tensors")
-        if len(providers) > 1:
-            onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
-        if providers[0][0] == "TensorrtExecutionProvider":
-            engines.mkdir(parents=True, exist_ok=True)
         options = _options(onnxruntime, signature, threads)
+        if path.name == OPTIMISED:  # all optimisations are in the file, those for this processor included
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if stop is not None:
             stop.on_request(lambda: options.set_load_cancellation_flag(True))
-        return OnnxRuntimeInstance(onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature)
+        if kind == "cpu":
+            return OnnxRuntimeInstance(onnxruntime, lambda: _open(onnxruntime, path, options, device, [CPU]), signature)
+        return self._load_on_gpu(onnxruntime, path, signature, device, options)
+
+    def _load_on_gpu(
+        self, onnxruntime: Any, path: Path, signature: Signature, device: str, options: Any
+    ) -> OnnxRuntimeInstance:
+        kind, number = parse_device(device)
+        check_available(onnxruntime, device, [name for name, _ in providers(kind, number, path, graphs=False)])
+        onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
+        engines = self._engines(path)
+        if kind == "tensorrt":
+            engines /= engines_key(onnxruntime.__version__, tensorrt_version(), describe_gpu(device, number))
+            engines.mkdir(parents=True, exist_ok=True)
+        graphs = GraphTrial(signature)
+
+        def open_session() -> Any:
+            wanted = providers(kind, number, engines, graphs=graphs.on)
+            session = _open(onnxruntime, path, options, device, wanted)
+            if graphs.on and not graphs.works(lambda: buffers(session)):
+                session = _open(onnxruntime, path, options, device, providers(kind, number, engines, graphs=False))
+            return session
+
+        def buffers(session: Any) -> DeviceBuffers:
+            return DeviceBuffers(onnxruntime, session, signature, "cuda", number, graphs=graphs.on)
+
+        return OnnxRuntimeInstance(onnxruntime, open_session, signature, buffers)
+
+    def target(self, device: str) -> Target | None:
+        """Return what an optimised model is for; None for a GPU: TensorRT keeps its engines itself."""
+        if device != "cpu":
+            return None
+        return Target("onnxruntime-cpu", f"onnxruntime {_library().__version__}", cpu_fingerprint())
+
+    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
+        """Write the model as ONNX Runtime optimises it for this processor."""
+        runtime = _library()
+        options = _options(runtime, signature, threads)
+        options.optimized_model_filepath = str(folder / OPTIMISED)
+        _open(runtime, path, options, device, [CPU])
+        return [OPTIMISED]
 
     def _engines(self, path: Path) -> Path:
         """Return the folder for engines of the model at `path`: never a folder that Millstream does not own."""
         if self._home is None or self._home in path.absolute().parents:
-            return path.parent.parent / "compiled"
+            version = path.parent.parent
+            return version if version.name == "compiled" else version / "compiled"
         status = path.stat()
         name = hashlib.sha256(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         return self._home / "engines" / name[:16]

@@ -18,11 +18,13 @@ from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
+from millstream.services.process.cpu_fingerprint import cpu_fingerprint
+from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 
 MESSAGE_CHARACTERS_MAX = 1000
-BLOB_SUFFIX = ".blob"  # of a compiled model
+BLOB = "compiled.variant.blob"  # file name of a compiled model: a variant
 
 #: Datatypes whose values OpenVINO's CPU plug-in keeps. It computes INT64 with 32 bits (larger inputs are refused), and
 #: would round FP64 to FP32 and cut UINT64 off at 32 bits without an error; text ends its process.
@@ -65,7 +67,7 @@ def _options(threads: int) -> dict[str, Any]:
 def _compile(library: Any, path: Path, threads: int, check: Callable[[], None]) -> Any:
     """Return the compiled model of an ONNX file or a blob; `check` raises Failure between two steps."""
     core = library.Core()
-    if path.suffix == BLOB_SUFFIX:
+    if path.name == BLOB:
         with path.open("rb") as file:
             return core.import_model(file.read(), "CPU", _options(threads))
     # `read_model` asks every front end, also those that read other formats.
@@ -159,6 +161,11 @@ class OpenVinoInstance:
             raise Failure(Code.MODEL, f"OpenVINO: output {name!r} is {found.dtype}, not {datatype}")
         return found
 
+    def exported(self) -> bytes:
+        """Return the compiled model in a form that `load` takes."""
+        content: bytes = self._model.export_model().getvalue()
+        return content
+
     def terminate(self) -> None:
         request = self._request
         if request is not None:
@@ -190,6 +197,17 @@ class OpenVino:
     def prepare(self, device: str) -> None:
         """Import openvino. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
+
+    def target(self, device: str) -> Target | None:
+        """Return what a blob is for."""
+        return Target("openvino-cpu", f"openvino {_library().get_version()}", cpu_fingerprint())
+
+    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
+        """Write the model as OpenVINO compiles it for this processor."""
+        instance = self.load(path, signature, device, threads)
+        (folder / BLOB).write_bytes(instance.exported())
+        instance.close()
+        return [BLOB]
 
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None

@@ -162,6 +162,13 @@ class Simulated:
     def prepare(self, device: str) -> None:
         """Do nothing: there is no library."""
 
+    def target(self, device: str) -> None:
+        """Return None: nothing is compiled."""
+
+    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
+        """Raise Failure(UNSUPPORTED)."""
+        raise Failure(Code.UNSUPPORTED, f"the backend {self.name} compiles nothing")
+
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> SimulatedInstance:

@@ -175,6 +175,13 @@ class Torch:
         """Import torch. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
+    def target(self, device: str) -> None:
+        """Return None: nothing is compiled."""
+
+    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
+        """Raise Failure(UNSUPPORTED)."""
+        raise Failure(Code.UNSUPPORTED, f"the backend {self.name} compiles nothing")
+
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> TorchInstance:

@@ -1,0 +1,147 @@
+"""What the ONNX Runtime backend asks of an NVIDIA GPU: options of the execution providers, keys of compiled engines.
+
+Nothing here imports ONNX Runtime or reaches a device except `describe_gpu`: the rest is tested without one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.signature import Signature
+from millstream.workers.backends.device_buffers import DeviceBuffers
+
+log = logging.getLogger("millstream.gpu")
+
+TRIAL_RUNS = 3  # one that allocates, one that records, one that replays
+DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
+Provider = tuple[str, dict[str, Any]]
+CPU: Provider = ("CPUExecutionProvider", {})
+
+_CUDA_NAME_BYTES = 128
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+class Gpu(NamedTuple):
+    """What an engine was compiled for: TensorRT refuses one of another compute capability, and is slower with one of
+    another model.
+    """
+
+    name: str
+    compute_capability: str  # like "9.0"
+
+
+def parse_device(device: str) -> tuple[str, int]:
+    """Return the kind (cpu, cuda or tensorrt) and number of a device. Raises Failure(UNAVAILABLE) if unknown."""
+    match = DEVICE.fullmatch(device)
+    if match is None or device.startswith("cpu:"):
+        raise Failure(Code.UNAVAILABLE, f"unknown device {device!r}; known: cpu, cuda[:N], tensorrt[:N]")
+    return match[1], int(match[2] or 0)
+
+
+def providers(kind: str, number: int, engines: Path, *, graphs: bool) -> list[Provider]:
+    """Return execution providers for a device, its own first.
+
+    Args:
+        kind: cpu, cuda or tensorrt.
+        number: of the GPU.
+        engines: folder of TensorRT's engines and timings.
+        graphs: capture CUDA graphs: the shapes of runs repeat, and inputs and outputs stay at the same addresses.
+    """
+    if kind == "cpu":
+        return [CPU]
+    # The default, EXHAUSTIVE, tries every algorithm at the first run of each batch size, while a caller waits.
+    cuda: dict[str, Any] = {"device_id": number, "cudnn_conv_algo_search": "HEURISTIC"}
+    if kind == "cuda":
+        if graphs:
+            cuda["enable_cuda_graph"] = "1"
+        return [("CUDAExecutionProvider", cuda), CPU]
+    tensorrt: dict[str, Any] = {
+        "device_id": number,
+        "trt_engine_cache_enable": True,
+        "trt_engine_cache_path": str(engines),
+        "trt_timing_cache_enable": True,
+        "trt_timing_cache_path": str(engines),
+    }
+    if graphs:
+        tensorrt["trt_cuda_graph_enable"] = True
+    return [("TensorrtExecutionProvider", tensorrt), ("CUDAExecutionProvider", cuda), CPU]
+
+
+def engines_key(runtime_version: str, tensorrt_version: str, gpu: Gpu) -> str:
+    """Return the name of the folder for engines: they are for one library, one compiler and one model of GPU."""
+    made_for = "\0".join((runtime_version, tensorrt_version, *gpu))
+    return f"tensorrt-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}"
+
+
+def tensorrt_version(version_of: Callable[[str], str] = metadata.version) -> str:
+    """Return the version of TensorRT that pip installed; "unknown" if it came in another way."""
+    for package in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"):
+        try:
+            return version_of(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+class GraphTrial:
+    """Decides whether a session records CUDA graphs: if all shapes are fixed, so that they repeat, and a trial works.
+
+    A graph cannot contain operators that run on the CPU or wait for the device.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.on = not signature.batching and all(
+            -1 not in spec.shape for spec in (*signature.inputs, *signature.outputs)
+        )
+        self._inputs = {spec.name: (spec.shape, spec.datatype) for spec in signature.inputs}
+        if any(datatype in {BYTES, "BF16"} for _, datatype in self._inputs.values()):
+            self.on = False
+
+    def works(self, buffers: Callable[[], DeviceBuffers]) -> bool:
+        """Record a graph and replay it, with zeros; if that fails, `on` is False from now on."""
+        zeros = {name: np.zeros(shape, NUMPY[datatype]) for name, (shape, datatype) in self._inputs.items()}
+        try:
+            trial = buffers()
+            for _ in range(TRIAL_RUNS):
+                trial.run(zeros, None)
+        except Exception as error:
+            log.info("no CUDA graphs: %s", " ".join(str(error).split())[:200])
+            self.on = False
+        return self.on
+
+
+def describe_gpu(device: str, number: int, open_library: Callable[[str], Any] = ctypes.CDLL) -> Gpu:
+    """Return name and compute capability from the CUDA driver. Raises Failure(UNAVAILABLE) without it or the GPU.
+
+    Source: CUDA Driver API, device management.
+    """
+    try:
+        driver = open_library("libcuda.so.1")
+    except OSError as error:
+        raise Failure(
+            Code.UNAVAILABLE, f"device {device!r} cannot be used: there is no CUDA driver ({error})"
+        ) from error
+    handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(_CUDA_NAME_BYTES)
+    steps: tuple[Callable[[], int], ...] = (
+        lambda: driver.cuInit(0),
+        lambda: driver.cuDeviceGet(ctypes.byref(handle), number),
+        lambda: driver.cuDeviceGetName(name, _CUDA_NAME_BYTES, handle),
+        lambda: driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle),
+        lambda: driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle),
+    )
+    for step in steps:
+        if status := step():
+            raise Failure(Code.UNAVAILABLE, f"device {device!r} cannot be used: the CUDA driver says {status}")
+    return Gpu(name.value.decode(errors="replace"), f"{major.value}.{minor.value}")

@@ -1,0 +1,109 @@
+"""variant_compiles: has processes compile the versions that this worker loaded, one after the other, while they serve.
+
+loaded, large, no variant yet ─> queue ─(enough memory is free)─> python -m millstream.workers.compile_variant ─> kept
+The next load of the version takes the variant. Outputs are equal bit by bit, so that a loaded instance need not change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.footprints import file_bytes
+from millstream.services.repository.variants import Variants
+from millstream.services.settings import child_environment
+from millstream.workers.load_version import LoadEnvironment, pays_to_compile
+
+log = logging.getLogger("millstream.variants")
+
+QUEUE_MAX = 64  # versions that wait; further ones are compiled after their next load
+COMPILE_S_MAX = 900.0
+#: Memory that compiling takes for each byte of the files, as measured with ONNX Runtime (3.0) and OpenVINO (2.2).
+MEMORY_RATIO = 4
+REPORT_CHARACTERS_MAX = 500
+
+
+class VariantCompiles:
+    """Compiles versions in the background. Safe for several threads."""
+
+    def __init__(self, at: LoadEnvironment, variants: Variants) -> None:
+        self._at = at
+        self._variants = variants
+        self._lock = threading.Lock()
+        self._queue: dict[str, Manifest] = {}
+        self._running = False
+        self._stopping = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def want(self, manifest: Manifest) -> None:
+        """Compile a version that was loaded from its own files, if that pays and was not done."""
+        if not pays_to_compile(manifest):
+            return
+        with self._lock:
+            if self._stopping or len(self._queue) >= QUEUE_MAX:
+                return
+            self._queue[manifest.content_id] = manifest
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="variants", daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin no further compilation and kill the one in progress."""
+        with self._lock:
+            self._stopping = True
+            self._queue.clear()
+            if self._process is not None:
+                self._process.kill()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._running = False
+                    return
+                manifest = self._queue.pop(next(iter(self._queue)))
+            try:
+                self._compile(manifest)
+            except Exception:
+                log.exception("compiling %s failed", manifest.content_id)
+
+    def _compile(self, manifest: Manifest) -> None:
+        target = self._at.backend.target(self._at.device)
+        if target is None or self._variants.report(manifest, target) is not None:
+            return
+        budget = self._at.budget
+        needed = MEMORY_RATIO * file_bytes(manifest)
+        if budget is not None and budget.free_bytes < needed:
+            log.info("%s is not compiled: that takes %d bytes of memory", manifest.content_id, needed)
+            return
+        command = [sys.executable, "-P", "-m", "millstream.workers.compile_variant", "--parent", str(os.getpid())]
+        command += ["--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"]
+        with self._lock:
+            if self._stopping:
+                return
+            self._process = process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=child_environment({}),
+            )
+        try:
+            _, said = process.communicate(manifest.model_dump_json().encode(), COMPILE_S_MAX)
+        except subprocess.TimeoutExpired:
+            said = f"it took longer than {COMPILE_S_MAX:g} s".encode()
+        finally:
+            process.kill()
+            process.wait()
+            with self._lock:
+                self._process = None
+        report = self._variants.report(manifest, target)
+        if report is not None and report.files:
+            log.info("compiled: %s for %s in %.1f s", manifest.content_id, target.name, report.seconds)
+        elif not self._stopping:
+            why = report.refused if report is not None else said.decode(errors="replace")[-REPORT_CHARACTERS_MAX:]
+            log.warning("%s is not compiled for %s: %s", manifest.content_id, target.name, why or "its process died")
