@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from millstream.gateway.placement.decision import WAIT, ColdVersion, decide
+from millstream.gateway.placement.decision import ColdVersion, Waiting, decide
 from millstream.gateway.placement.refusals import failure_of, too_slow
 from millstream.gateway.placement.usage_memory import UsageMemory
 from millstream.gateway.placement.worker_views import WorkerViews
@@ -236,8 +236,8 @@ class Demands:
             demand.loading_since = self._clock()
         return cold
 
-    def _look(self, demand: _Demand) -> None:
-        """Decide what to do for a lane, and do it."""
+    def _look(self, demand: _Demand, *, again: bool = False) -> None:
+        """Decide what to do for a lane, and do it. `again`: repeat an order that is not being carried out."""
         demand.looked_at = self._snapshot()
         demand.refusal = None
         cold = self._find_out(demand)
@@ -250,8 +250,11 @@ class Demands:
             demand.refusal_until = self._clock() + min(REFUSAL_S_MAX, decision.retry_after_s)
             demand.ordered = ""
             demand.lane.refuse_cold(failure_of(demand.lane.manifest.model, decision))
-        elif decision is not WAIT and demand.ordering is None:
-            demand.ordering = asyncio.create_task(self._order(demand, list(decision)))
+            return
+        repeated = [demand.ordered] if again and demand.ordered and not cold.loading else []
+        workers = repeated if isinstance(decision, Waiting) else list(decision)
+        if workers and demand.ordering is None:
+            demand.ordering = asyncio.create_task(self._order(demand, workers))
 
     async def _order(self, demand: _Demand, workers: list[str]) -> None:
         lane = demand.lane
@@ -295,8 +298,7 @@ class Demands:
         """Order again what is not being loaded: the script tells if the order is still known."""
         for demand in list(self._demands.values()):
             if not self._ended(demand):
-                demand.ordered = ""
-                self._look(demand)
+                self._look(demand, again=True)
 
 
 def _awaited(model: ModelView) -> VersionView | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from millstream.gateway.catalog.snapshot import ModelView
 from millstream.services.placement.usage import NO_USAGE, Usage
@@ -17,13 +18,20 @@ from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 _BEING_LOADED = frozenset({State.LOADING, State.WARMING})
 
 
+class _Placed(NamedTuple):
+    """The instances of a worker, and what they were made from."""
+
+    records: tuple[InstanceRecord, ...]
+    models: Mapping[str, ModelView]
+    instances: dict[str, PlacedInstance]  # by content id
+    of_record: dict[int, tuple[InstanceRecord, PlacedInstance]]  # by the id of the record
+
+
 class WorkerViews:
     """Makes views of workers, and keeps those of instances that did not change."""
 
     def __init__(self) -> None:
-        self._placed: dict[
-            str, tuple[tuple[InstanceRecord, ...], Mapping[str, ModelView], dict[str, PlacedInstance]]
-        ] = {}
+        self._placed: dict[str, _Placed] = {}  # by worker
 
     def of(self, workers: Iterable[WorkerRecord], models: Mapping[str, ModelView]) -> list[WorkerView]:
         """Return the views of `workers`. `models` say which instances are pinned."""
@@ -47,15 +55,21 @@ class WorkerViews:
 
     def _instances(self, worker: WorkerRecord, models: Mapping[str, ModelView]) -> dict[str, PlacedInstance]:
         known = self._placed.get(worker.id)
-        if known is not None and known[0] is worker.instances and known[1] is models:
-            return known[2]
-        placed = {
-            one.content_id: placed_instance(one, pinned=_is_pinned(one, models))
-            for one in worker.instances
-            if one.state is not State.FAILED
-        }
-        self._placed[worker.id] = (worker.instances, models, placed)
-        return placed
+        if known is not None and known.records is worker.instances and known.models is models:
+            return known.instances
+        before = {} if known is None else known.of_record
+        of_record: dict[int, tuple[InstanceRecord, PlacedInstance]] = {}
+        for one in worker.instances:
+            if one.state is State.FAILED:
+                continue
+            pinned = _is_pinned(one, models)
+            kept = before.get(id(one))  # its record is kept beside it, so that the id is not used again
+            if kept is None or kept[1].pinned is not pinned:
+                kept = (one, placed_instance(one, pinned=pinned))
+            of_record[id(one)] = kept
+        instances = {one.content_id: placed for one, placed in of_record.values()}
+        self._placed[worker.id] = _Placed(worker.instances, models, instances, of_record)
+        return instances
 
 
 def placed_instance(one: InstanceRecord, *, pinned: bool) -> PlacedInstance:

@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,10 @@ from tests.kit.worker_process import running_worker
 MIB = 1 << 20
 MODELS = ("red", "green", "blue")
 MODEL_BYTES = 200 * MIB
-BUDGET_BYTES = 450 * MIB  # one model and the interpreter
+MEMORY = "350MiB"  # one model and the interpreter
 CALLERS = 6
-ANSWERS_EACH = 8  # of each model, before and after each death of the worker
-DEATHS = 2
+ANSWERS_EACH = 3  # of each model, before and after each death of the worker
+DEATHS = 1
 REFUSALS = {429, 503, 504}
 
 
@@ -54,11 +55,12 @@ def is_on_standby(gateway: httpx2.Client, name: str) -> bool:
     return bool(gateway.get(f"/admin/v1/models/{name}/versions/1").json()["state"] == "standby")
 
 
-def put_on_standby(stack: Stack, name: str) -> None:
+def put_on_standby(stack: Stack, name: str, pool: str = "cpu") -> None:
     """Have the worker unload a model, as the controller does with one that idles."""
-    [worker] = stack.http.get("/admin/v1/workers").json()["workers"]
+    workers = stack.http.get("/admin/v1/workers").json()["workers"]
+    worker = next(one for one in workers if one["pool"] == pool)
     order = Order(do="unload", content_id=content_id(stack, name), why="a test", token=1)
-    keys = InstallationKeys(stack.installation).pool("cpu")
+    keys = InstallationKeys(stack.installation).pool(pool)
 
     def unloaded() -> bool:
         stack.redis.rpush(keys.orders(worker["id"]), order.model_dump_json())  # again if it was in use
@@ -209,7 +211,7 @@ def test_memory_for_one_model_of_three_loses_no_call(stack: Stack, tmp_path: Pat
         publish_simulated(
             repository, name, {"bytes": MODEL_BYTES, "load_s": 0.01}, config=ModelConfig(pools=("tight",))
         )
-    settings = {"worker_memory_bytes_max": BUDGET_BYTES}
+    settings = {"worker_memory": MEMORY}
     callers = Callers(stack)
     try:
         for death in range(DEATHS + 1):
@@ -226,3 +228,53 @@ def test_memory_for_one_model_of_three_loses_no_call(stack: Stack, tmp_path: Pat
     assert callers.calls == callers.replies
     for name in MODELS:
         assert stack.http.delete(f"/admin/v1/models/{name}").status_code == 204
+
+
+def publish(stack: Stack, name: str, pool: str, **behaviour: Any) -> None:
+    repository = FolderRepository(stack.home / "repository")
+    publish_simulated(repository, name, {"bytes": MODEL_BYTES} | behaviour, config=ModelConfig(pools=(pool,)))
+
+
+def call(stack: Stack, name: str, timeout_s: float = 60.0) -> httpx2.Response:
+    body, headers = v2.request({"x": np.ones((1, 4), np.float32)}, parameters={"timeout": round(timeout_s * 1e6)})
+    return stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+
+
+def status(stack: Stack, name: str, wanted: int, timeout_s: float = 5.0) -> httpx2.Response | None:
+    """Call a model; return the reply if it has the `wanted` status."""
+    reply = call(stack, name, timeout_s)
+    return reply if reply.status_code == wanted else None
+
+
+def test_a_load_longer_than_the_deadline_is_refused_with_the_time_and_goes_on(stack: Stack) -> None:
+    publish(stack, "slow", "slow", load_s=0.6)
+    with running_worker(stack, "slow"):
+        wait_until(partial(status, stack, "slow", 200), 60, "it answers")  # now it is known what it takes
+        put_on_standby(stack, "slow", "slow")
+        refused = call(stack, "slow", 0.2)
+        assert refused.status_code == 429, refused.text
+        assert "is loading, about" in refused.json()["error"]
+        assert int(refused.headers["retry-after"]) >= 1
+        wait_until(lambda: state(stack, "slow") == "ready", what="it is loaded all the same")
+    stack.http.delete("/admin/v1/models/slow")
+
+
+def test_a_model_that_fails_to_load_is_refused_with_the_reason(stack: Stack) -> None:
+    publish(stack, "broken", "small", load="fail")
+    publish(stack, "usual", "small")
+    with running_worker(stack, "small"):
+        reply = wait_until(partial(status, stack, "broken", 503), 60, "it is refused")
+        assert "the load fails" in reply.json()["error"]
+        assert int(reply.headers["retry-after"]) >= 1
+        wait_until(partial(status, stack, "usual", 200), 60, "its neighbour answers")
+    for name in ("broken", "usual"):
+        stack.http.delete(f"/admin/v1/models/{name}")
+
+
+def test_a_redis_that_lost_everything_gets_the_demand_again(stack: Stack) -> None:
+    put_on_standby(stack, "scale")
+    with ThreadPoolExecutor(4) as callers:
+        calls = [callers.submit(rest, stack) for _ in range(4)]
+        stack.redis.flushall()
+        for one in calls:
+            one.result()
