@@ -178,8 +178,9 @@ def _unload_copy(current: PlanningRound, version: ServedVersion, holders: Sequen
     if version.calls_per_s * version.run_s > LOAD_LOW * others:
         return
     busiest = max(current.utilisation(worker) for worker, _ in holders)
-    # Two instances where one is enough survive the loss of a worker, so they stay unless something is short.
-    if others > 1 or busiest > UTILISATION_HIGH or current.is_short(holders):
+    # Two instances where one is enough survive the loss of a worker, so they stay unless something is short. More stay
+    # while memory is plentiful: workers load by themselves what fits.
+    if (others > 1 and not current.is_plentiful(holders)) or busiest > UTILISATION_HIGH or current.is_short(holders):
         current.unload_busiest(holders, version, f"{others} instance(s) can run its calls")
 
 

@@ -22,7 +22,8 @@ Holder = tuple[str, PlacedInstance]  # a worker's id, and its instance of the ve
 ORDERS_MAX = 100  # of a round; the next one follows in seconds
 WORKER_LOADS_MAX = 2  # loads that a worker has begun or been ordered: more would wait behind each other
 ORDER_LIFE_S = 60.0  # within which a worker shows what became of an order; then the order may be repeated
-SPARE_SHARE = 0.25  # of a worker's budget that stays free beside a copy that is not needed but nice to have
+#: Share of a budget that stays free beside a copy that is not needed but nice to have; with less, surplus copies go.
+SPARE_SHARE = 0.25
 SHORT_SHARE = 0.05  # of the budgets of a pool: with less free memory, copies that are nice to have are unloaded
 
 
@@ -98,6 +99,10 @@ class PlanningRound:
     def is_short(self, holders: Sequence[Holder]) -> bool:
         """Whether memory is short in a pool of one of these workers."""
         return any(self._free_shares[self.pool_of(worker)] < SHORT_SHARE for worker, _ in holders)
+
+    def is_plentiful(self, holders: Sequence[Holder]) -> bool:
+        """Whether every pool of these workers has memory to spare."""
+        return all(self._free_shares[self.pool_of(worker)] >= SPARE_SHARE for worker, _ in holders)
 
     @cached_property
     def busy(self) -> list[ServedVersion]:

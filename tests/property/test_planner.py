@@ -215,7 +215,10 @@ def test_a_number_of_instances_between_the_two_bounds_stays():
     for load in (0.81, 1.2, 2.0):
         version = _version("m", calls_per_s=load * 10, run_s=0.1)
         assert _orders(workers, [version]) == [], load
-    assert _orders(workers, [_version("m", calls_per_s=0.1, run_s=0.1)])[0][0::3] == ("unload", OrderReason.SURPLUS)
+    seldom = _version("m", calls_per_s=0.1, run_s=0.1)
+    assert _orders(workers, [seldom]) == []  # memory is plentiful: its workers loaded what fits
+    fuller = [replace(worker, used_bytes=800) for worker in workers]
+    assert _orders(fuller, [seldom])[0][0::3] == ("unload", OrderReason.SURPLUS)
 
 
 def test_what_a_draining_worker_has_is_loaded_elsewhere_first_and_unloaded_there_afterwards():
