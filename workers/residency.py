@@ -237,6 +237,9 @@ class Residency:
                 return
             model = self._models.get(content_id)
             if model is not None and model.state is State.READY:
+                self._usage_of(order)
+                if not model.demanded:  # from now on it is one for which a call is on its way
+                    self._models.set(replace(model, demanded=True))
                 self.ended.append(content_id)
                 return
             if content_id in self._loads.active():

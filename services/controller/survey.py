@@ -24,7 +24,8 @@ from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 #: versions whose usage is remembered after their unload; beyond, the one that was called longest ago is forgotten
 REMEMBERED_MAX = 20_000
-RATE_S = 60.0  # time constant of the mean of calls a second
+RATE_S = 20.0  # time constant of the mean of calls a second
+RATE_S_MIN = 5.0  # over which the mean of a version is formed at least that was just called first
 #: Instances count as in use for this time after their last request: records show requests up to 5 s late.
 USED_S = 6.0
 RATE_MIN = 1e-4  # less counts as none
@@ -144,6 +145,14 @@ class _Counted(NamedTuple):
     busy_s: float
 
 
+class _Rate(NamedTuple):
+    """A mean that began at 0."""
+
+    calls_per_s: float
+    run_s: float
+    since: float
+
+
 class Rates:
     """Runs a second of each version and the seconds that one keeps a worker busy, from the counts of instances.
 
@@ -152,12 +161,16 @@ class Rates:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Counted] = {}  # worker, content id
-        self._rates: dict[str, tuple[float, float]] = {}
+        self._rates: dict[str, _Rate] = {}
         self._at = 0.0
 
     def of(self, content_id: str) -> tuple[float, float]:
-        """Return calls a second in the last minute, and seconds of one call; 0: not known."""
-        return self._rates.get(content_id, (0.0, 0.0))
+        """Return calls a second in the last half minute, and seconds of one call; 0: not known."""
+        rate = self._rates.get(content_id)
+        if rate is None:
+            return 0.0, 0.0
+        weight = 1 - math.exp(-max(RATE_S_MIN, self._at - rate.since) / RATE_S)  # of what was counted so far
+        return rate.calls_per_s / weight, rate.run_s
 
     def update(self, workers: Sequence[WorkerRecord], now: float) -> None:
         """Add what was counted since the last update."""
@@ -180,13 +193,13 @@ class Rates:
         if first or elapsed_s <= 0:
             return
         weight = 1 - math.exp(-elapsed_s / RATE_S)
-        rates: dict[str, tuple[float, float]] = {}
+        rates: dict[str, _Rate] = {}
         for content_id in self._rates.keys() | new.keys():
             runs, busy_s = new.get(content_id, _Counted(0, 0.0))
-            calls_per_s, run_s = self.of(content_id)
-            calls_per_s += weight * (runs / elapsed_s - calls_per_s)
+            mean = self._rates.get(content_id, _Rate(0.0, 0.0, now - elapsed_s))
+            calls_per_s = mean.calls_per_s + weight * (runs / elapsed_s - mean.calls_per_s)
             if calls_per_s >= RATE_MIN:
-                rates[content_id] = calls_per_s, busy_s / runs if runs else run_s
+                rates[content_id] = _Rate(calls_per_s, busy_s / runs if runs else mean.run_s, mean.since)
         self._rates = rates
 
 

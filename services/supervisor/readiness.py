@@ -20,7 +20,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.supervisor.child import Child
 from millstream.services.wire.orders import Order
-from millstream.services.wire.records import State, WorkerRecord
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 from millstream.services.wire.worker_id import worker_id
 
 POLL_S = 0.1
@@ -48,14 +48,18 @@ async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> 
     previous: frozenset[str] | None = None
     since = time.monotonic()
     ordered: set[str] = set()
+    settled: set[str] = set()  # that the new worker had ready once, or found no memory for
     while True:
         records = await _records(cluster_state)
         missing = missing_versions(records, _id(old), _id(new))
-        if missing is not None and not missing:
-            return
-        for content_id in unordered(records, _id(new), missing or frozenset(), ordered):
-            if await _order(cluster_state, records, _id(new), content_id):
-                ordered.add(content_id)
+        if missing is not None:
+            settled |= {one.content_id for one in _instances(records, _id(old))} - missing
+            missing -= settled
+            if not missing:
+                return
+        for instance in unordered(records, _id(old), _id(new), missing or frozenset(), ordered):
+            if await _order(cluster_state, records, _id(new), instance):
+                ordered.add(instance.content_id)
         if missing != previous:
             previous, since = missing, time.monotonic()
         elif time.monotonic() > since + LOAD_S_MAX:
@@ -65,20 +69,43 @@ async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> 
 
 
 def unordered(
-    workers: Sequence[WorkerRecord], new: str, missing: frozenset[str], ordered: AbstractSet[str]
-) -> list[str]:
-    """Return the content ids that worker `new` is to be ordered to load now: `missing`, and not begun by itself."""
+    workers: Sequence[WorkerRecord], old: str, new: str, missing: frozenset[str], ordered: AbstractSet[str]
+) -> list[InstanceRecord]:
+    """Return the instances of worker `old` that worker `new` is to be ordered to load now.
+
+    Those are `missing` and not begun by itself. If there are any, what it has ready already is ordered first, so that
+    it does not unload that for them: it knows of no calls yet.
+    """
     record = next((worker for worker in workers if worker.id == new), None)
     if record is None or not record.token:  # it has not decided yet what it loads by itself
         return []
-    begun = {instance.content_id for instance in record.instances}
-    waiting = len((ordered & missing) - begun)
-    return sorted(missing - begun - ordered)[: max(0, ORDERS_MAX - waiting)]
+    begun = {instance.content_id: instance.state for instance in record.instances}
+    lacking = missing - begun.keys()
+    waiting = len(lacking & ordered)
+    instances = [one for one in _instances(workers, old) if one.content_id not in ordered]
+    new_orders = [one for one in instances if one.content_id in lacking][: max(0, ORDERS_MAX - waiting)]
+    if not new_orders:
+        return []
+    return [one for one in instances if begun.get(one.content_id) is State.READY] + new_orders
 
 
-async def _order(cluster_state: ClusterState, workers: Sequence[WorkerRecord], new: str, content_id: str) -> bool:
+def _instances(workers: Sequence[WorkerRecord], worker: str) -> list[InstanceRecord]:
+    """Return the instances that a worker can run, by content id."""
+    found = next((record.instances for record in workers if record.id == worker), ())
+    return sorted((one for one in found if one.state is State.READY), key=lambda one: one.content_id)
+
+
+async def _order(
+    cluster_state: ClusterState, workers: Sequence[WorkerRecord], new: str, instance: InstanceRecord
+) -> bool:
     pool = next(worker.pool for worker in workers if worker.id == new)
-    order = Order(do="load", content_id=content_id, why="the worker that had it is replaced")
+    order = Order(
+        do="load",
+        content_id=instance.content_id,
+        why="the worker that had it is replaced",
+        evict=True,
+        usage=instance.usage,
+    )
     with suppress(Failure):  # Redis is unavailable: try again
         return await cluster_state.order(pool, new, order)
     return False
@@ -106,9 +133,8 @@ def missing_versions(workers: Sequence[WorkerRecord], old: str, new: str) -> fro
         return None
     instances = {instance.content_id: instance for instance in records[new].instances}
     ready = {content_id for content_id, instance in instances.items() if instance.state is State.READY}
-    instances_of_old = records[old].instances if old in records else ()
     refused = {refusal.content_id for refusal in records[new].refusals if refusal.kind != RefusalKind.FAILED}
-    can_run = frozenset(instance.content_id for instance in instances_of_old if instance.state is State.READY)
+    can_run = frozenset(instance.content_id for instance in _instances(workers, old))
     missing = can_run - ready - refused
     for content_id in sorted(missing & instances.keys()):
         failed = instances[content_id]

@@ -258,15 +258,22 @@ def test_a_worker_is_ready_when_it_has_loaded_the_versions_of_the_old_one():
 
 
 def test_a_new_worker_is_ordered_to_load_what_it_does_not_load_by_itself():
-    new = worker("new", a=State.LOADING)
+    old = worker("old", **dict.fromkeys("abcdefgh", State.READY), x=State.FAILED)
     missing = frozenset("abcdefgh")
-    assert unordered([new], "new", missing, set()) == []  # it follows no state of the repository yet
-    new = new.model_copy(update={"token": "t"})
-    assert unordered([new], "new", missing, set()) == ["b", "c", "d", "e"]
-    assert unordered([new], "new", missing, set("bcde")) == []
-    more = worker("new", a=State.READY, b=State.LOADING, c=State.WARMING).model_copy(update={"token": "t"})
-    assert unordered([more], "new", missing - {"a"}, set("bcde")) == ["f", "g"]
-    assert unordered([], "new", missing, set()) == []
+
+    def orders(new: WorkerRecord, missing: frozenset[str], ordered: str = "", token: str = "t") -> str:
+        found = unordered([old, new.model_copy(update={"token": token})], "old", "new", missing, set(ordered))
+        return "".join(one.content_id for one in found)
+
+    new = worker("new", a=State.LOADING)
+    assert orders(new, missing, token="") == ""  # it follows no state of the repository yet
+    assert orders(new, missing) == "bcde"
+    assert orders(new, missing, "bcde") == ""
+    more = worker("new", a=State.READY, b=State.LOADING, c=State.WARMING)
+    assert orders(more, missing - {"a"}, "bcde") == "afg"  # what is ready is not unloaded for others
+    assert orders(more, missing - {"a"}, "abcde") == "fg"
+    assert orders(worker("new", **dict.fromkeys("abcdefgh", State.LOADING)), missing) == ""
+    assert unordered([], "old", "new", missing, set()) == []
 
 
 def test_a_new_worker_without_memory_for_a_version_is_ready_without_it():

@@ -1,0 +1,203 @@
+"""What the controller does to real workers with memory for three models of six: minimum, copies, idle, restarts.
+
+Models are those of the simulated backend, which claim their bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.wire.orders import Order
+from tests.kit import v2
+from tests.kit.stack import Stack, running_stack, sigstopped
+from tests.kit.versions import publish_simulated
+from tests.kit.wait import wait_until
+
+MIB = 1 << 20
+MODEL_BYTES = 200 * MIB
+MODELS = ("a", "b", "c", "d", "e", "f")
+POOLS = "sim=2,backend=simulated,memory=800MiB"
+ROW = np.ones((1, 4), np.float32)
+WAIT_S = 90
+_MILLSTREAM = (sys.executable, "-P", "-m", "millstream.services.cli")
+
+
+class Fleet:
+    """A running stack with a controller and two workers with the simulated backend."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.repository = FolderRepository(stack.home / "repository")
+        self.keys = InstallationKeys(stack.installation).pool("sim")
+
+    def publish(self, name: str, **behaviour: Any) -> Manifest:
+        behaviour.setdefault("bytes", MODEL_BYTES)
+        manifest = publish_simulated(self.repository, name, behaviour, config=ModelConfig(pools=("sim",)))
+        wait_until(lambda: self._is_known(name), what=f"{name} is known")
+        return manifest
+
+    def _is_known(self, name: str) -> bool:
+        reply = self.stack.http.get(f"/admin/v1/models/{name}/versions/1")
+        return reply.status_code == 200 and reply.json()["state"] in {"ready", "standby"}
+
+    def placement(self, name: str | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = self.stack.http.get(
+            "/admin/v1/placement", params={"model": name} if name else {}
+        ).json()
+        return found
+
+    def holders(self, name: str, state: str = "ready") -> list[dict[str, Any]]:
+        """The instances of a model in a state, each with the id of its worker."""
+        return [
+            one | {"worker": worker["id"]}
+            for worker in self.placement(name)["workers"]
+            for one in worker["instances"]
+            if one["state"] == state
+        ]
+
+    def until_held(self, name: str, number: int) -> list[dict[str, Any]]:
+        """Wait until so many workers have a model ready, and none loads or unloads it."""
+
+        def held() -> list[dict[str, Any]] | None:
+            all_of = [one for worker in self.placement(name)["workers"] for one in worker["instances"]]
+            ready = self.holders(name)
+            return ready or [{}] if len(ready) == len(all_of) == number else None
+
+        return wait_until(held, WAIT_S, f"{name} in {number} workers")
+
+    def configure(self, name: str, **settings: Any) -> None:
+        reply = self.stack.http.patch(f"/admin/v1/models/{name}", json=settings)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["warnings"] == []
+
+    def call(self, name: str) -> None:
+        body, headers = v2.request({"x": ROW})
+        reply = self.stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+
+    def order(self, worker: str, order: Order) -> None:
+        self.stack.redis.rpush(self.keys.orders(worker), order.model_dump_json())
+
+    def orders_of(self, do: str, reason: str) -> float:
+        """How many orders controllers gave for a reason."""
+        return self.stack.metrics().value("millstream_controller_orders_total", order=do, reason=reason)
+
+    @contextmanager
+    def called(self, name: str, callers: int) -> Iterator[None]:
+        """Call a model without a pause while the block runs."""
+        stopping = threading.Event()
+
+        def work() -> None:
+            while not stopping.is_set():
+                self.call(name)
+
+        threads = [threading.Thread(target=work) for _ in range(callers)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_stack(tmp_path_factory.mktemp("orders"), pools=POOLS, controller=True) as stack:
+        fleet = Fleet(stack)
+        for name in MODELS:
+            fleet.publish(name)
+        wait_until(lambda: stack.metrics().value("millstream_controller_leads") == 1, what="leads")
+        yield fleet
+
+
+def test_the_minimum_is_loaded_and_held_after_the_death_of_a_worker(fleet):
+    fleet.configure("a", instances_min=2)
+    fleet.until_held("a", 2)
+    fleet.configure("a", instances_min=1)
+    worker = fleet.holders("a")[0]["worker"]
+    os.kill(fleet.stack.pids()[worker.rpartition("-")[0]], signal.SIGKILL)
+    wait_until(lambda: worker not in [one["id"] for one in fleet.placement()["workers"]], what="gone")
+    wait_until(lambda: fleet.holders("a"), WAIT_S, "held")
+    wait_until(lambda: len(fleet.placement()["workers"]) == 2, what="both are back")
+    fleet.configure("a", instances_min=0)
+
+
+def test_idle_versions_are_unloaded_and_answer_again(fleet):
+    fleet.call("b")
+    fleet.configure("b", idle_s=1)
+    fleet.until_held("b", 0)
+    assert wait_until(lambda: fleet.placement("b")["models"][0]["standby"], what="on standby")
+    fleet.configure("b", idle_s=0)
+    fleet.call("b")
+
+
+def test_calls_that_keep_one_instance_busy_get_another(fleet):
+    busy = fleet.publish("busy", run_s=0.05, bytes=MIB)
+    fleet.call("busy")
+    for one in fleet.holders("busy")[1:]:  # as if it had been called once
+        fleet.order(one["worker"], Order(do="unload", content_id=busy.content_id, why="a test"))
+    before = fleet.orders_of("load", "load")
+    with fleet.called("busy", 4):
+        wait_until(
+            lambda: fleet.orders_of("load", "load") > before or len(fleet.holders("busy")) == 2, WAIT_S, "ordered"
+        )
+        wait_until(lambda: len(fleet.holders("busy")) == 2, WAIT_S, "two instances")
+
+
+def test_orders_of_an_earlier_leader_are_ignored(fleet):
+    fleet.configure("c", instances_min=1)
+    [one, *_] = wait_until(lambda: fleet.holders("c"), WAIT_S, "held")
+    stale = Order(
+        do="load", content_id=fleet.repository.manifest("d", 1).content_id, why="a leader that slept", token=5
+    )
+    fleet.configure("c", instances_min=2)  # both workers have seen the leader's token
+    fleet.until_held("c", 2)
+    fleet.order(one["worker"], stale)
+    wait_until(lambda: "is ignored: its controller was replaced" in fleet.stack.logs(), what="ignored")
+    assert "a leader that slept" not in [one["why"] for one in fleet.holders("d")]
+    fleet.configure("c", instances_min=0)
+
+
+def test_everything_serves_on_without_a_controller(fleet):
+    with sigstopped(fleet.stack.pids()["controller"]):
+        wait_until(lambda: fleet.placement()["leader"] is None, what="no leader")
+        for name in MODELS:
+            fleet.call(name)
+        reply = fleet.stack.http.patch("/admin/v1/models/e", json={"instances_min": 1})
+        assert reply.json()["warnings"] == [
+            "no controller runs: instances_min and idle_s have no effect until one does"
+        ]
+    wait_until(lambda: fleet.placement()["leader"], what="it leads again")
+    wait_until(lambda: fleet.holders("e"), WAIT_S, "held")
+    fleet.configure("e", instances_min=0)
+
+
+def test_a_rolling_restart_moves_what_its_worker_holds(fleet):
+    for name in ("d", "e", "f"):
+        fleet.call(name)
+    names = [one["model"] for one in fleet.placement()["models"]]
+    before = {name for name in names if fleet.holders(name)}
+    assert {"d", "e", "f"} <= before
+    done = subprocess.run(
+        [*_MILLSTREAM, "restart", "workers", "--home", str(fleet.stack.home)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {name for name in before if fleet.holders(name)} == before
