@@ -119,6 +119,7 @@ class Gateway:
         self.producer.lanes = self.router.all
         self.demands = Demands(lambda: self.catalog.snapshot, self.router.lane_of, self._footprint)
         self.router.demands = self.demands
+        self.demands.displaced = self.router.displaced
         events = ClusterEvents(self.producer, self.router.quarantine, self.cluster_state)
         self.catalog = Catalog(self.name, self.repository, self.cluster_state, self._apply, events.handlers)
         self.readiness_probe = ReadinessProbe(

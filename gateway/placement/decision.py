@@ -15,6 +15,8 @@ from millstream.services.placement.views import Footprint, Refusal, RefusalKind,
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 FAILED_RETRY_S = 10.0  # hint to clients of a version that workers failed to load: operators take longer to mend it
+NO_WORKER_S = 30.0  # requests wait this long for a pool's next worker: its last one may be restarted
+NO_WORKER_RETRY_S = 5.0  # hint to clients of a version whose pools have no worker
 #: which refusal is reported if several workers refuse: the one that a retry can most likely mend
 _RETRY_FIRST = (
     RefusalKind.TOO_SLOW,
@@ -47,6 +49,7 @@ class ColdVersion:
         ordered: the worker that was ordered to load it; "": none, or it is to be asked again.
         need: what the version takes on those workers.
         now: the current instant, in seconds on the Redis clock.
+        unstaffed_s: seconds since the pool had a worker; 0: it has.
     """
 
     version: VersionView
@@ -55,6 +58,7 @@ class ColdVersion:
     ordered: str
     need: Footprint
     now: float
+    unstaffed_s: float = 0.0
 
     @property
     def replicas(self) -> list[Replica]:
@@ -75,6 +79,8 @@ def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[Wor
     """
     if cold.version.verdict.failed:
         return Refusal(RefusalKind.FAILED, cold.version.verdict.failed, FAILED_RETRY_S)
+    if not cold.workers:
+        return _without_workers(cold)
     if cold.loading or cold.version.state is State.PENDING:
         return WAIT
     refusals = _refusals(cold)
@@ -92,6 +98,13 @@ def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[Wor
     if not refusals:
         return WAIT  # a worker may start before the deadline
     return min(refusals.values(), key=lambda refusal: _RETRY_FIRST.index(refusal.kind))
+
+
+def _without_workers(cold: ColdVersion) -> Decision:
+    if cold.unstaffed_s < NO_WORKER_S:
+        return WAIT  # a worker may start before the deadline
+    reason = f"pool {cold.pool} has had no worker for {cold.unstaffed_s:.0f} s"
+    return Refusal(RefusalKind.NO_WORKER, reason, NO_WORKER_RETRY_S)
 
 
 def _loads(instance: InstanceRecord) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,6 +83,7 @@ class _Demand:
 
     lane: ColdLane
     active: bool = False  # it is loaded because it was activated, also without a request
+    displaced: bool = False  # it is loaded because another pool answers its requests
     deadline: float = 0.0  # latest deadline of its requests (monotonic); infinity: one that is to come again
     ordered: str = ""  # worker
     kept_until: float = 0.0  # a request that was refused because the load takes too long may come again (monotonic)
@@ -92,6 +93,13 @@ class _Demand:
     refusal: Refusal | None = None
     refusal_until: float = 0.0
     ordering: asyncio.Task[None] | None = None
+
+    @property
+    def why(self) -> str:
+        """Why it is loaded, for people."""
+        if self.lane.awaited:
+            return "a call"
+        return "it was activated" if self.active else "another pool answers its calls" if self.displaced else "a call"
 
 
 class Demands:
@@ -118,6 +126,9 @@ class Demands:
         self._clock = clock
         self._views = WorkerViews()
         self._demands: dict[tuple[str, str], _Demand] = {}  # by pool and content id
+        self._staffed_at: dict[str, float] = {}  # when each pool last had a worker
+        #: returns cold lanes of preferred pools, while another pool answered requests since the last call
+        self.displaced: Callable[[], Sequence[ColdLane]] = tuple
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -177,6 +188,8 @@ class Demands:
         """Follow the workers' records: order other workers, refuse requests, demand versions that were activated."""
         self.usage.update(snapshot.workers)
         self._views.keep_only(snapshot.workers)
+        now = self._clock()
+        self._staffed_at |= dict.fromkeys((worker.pool for worker in snapshot.workers), now)
         for name in changed:
             model = snapshot.models.get(name)
             version = None if model is None else _awaited(model)
@@ -229,7 +242,10 @@ class Demands:
         workers = [worker for worker in snapshot.workers if worker.pool == lane.pool]
         if workers:
             demand.need = self._footprint_of(lane.manifest, workers[0])
-        cold = ColdVersion(version, lane.pool, workers, demand.ordered, demand.need, lane.link.clock.now_ms() / 1000)
+        now = self._clock()
+        unstaffed_s = 0.0 if workers else now - self._staffed_at.setdefault(lane.pool, now)
+        redis_s = lane.link.clock.now_ms() / 1000
+        cold = ColdVersion(version, lane.pool, workers, demand.ordered, demand.need, redis_s, unstaffed_s)
         if not cold.loading:
             demand.loading_since = 0.0
         elif not demand.loading_since:
@@ -263,7 +279,7 @@ class Demands:
             order = Order(
                 do="load",
                 content_id=lane.content_id,
-                why="a call" if not demand.active else "it was activated",
+                why=demand.why,
                 evict=True,
                 deadline=0.0 if demand.active else self._on_redis_clock(lane, demand.deadline),
                 usage=self.usage.packed(lane.content_id),
@@ -295,7 +311,14 @@ class Demands:
                 log.exception("demands could not be repeated")
 
     def repeat(self) -> None:
-        """Order again what is not being loaded: the script tells if the order is still known."""
+        """Order again what is not being loaded: the script tells if the order is still known.
+
+        Versions in use whose preferred pool does not have them are loaded there.
+        """
+        for lane in self.displaced():
+            demand = self._demand(lane)
+            demand.displaced, demand.deadline = True, math.inf
+            demand.kept_until = max(demand.kept_until, self._clock() + RETRIED_WITHIN_S)
         for demand in list(self._demands.values()):
             if not self._ended(demand):
                 self._look(demand, again=True)

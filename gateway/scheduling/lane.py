@@ -44,6 +44,9 @@ class OtherLanes(Protocol):
     def overflow(self, refused_by: Lane, request: Request, size_bytes: int, refusal: Failure) -> None:
         """Add a request to one of them, or raise the best refusal."""
 
+    def pass_on(self, refused_by: Lane, requests: Sequence[Request]) -> list[Request]:
+        """Move waiting requests to them; return those that none takes."""
+
     def choose(self) -> None:
         """Move requests if this lane cannot answer them any more, or can again."""
 
@@ -115,6 +118,16 @@ class Lane:
     def staffed(self) -> bool:
         """Whether its pool has a worker, which may load the version."""
         return self._context.staffed()
+
+    @property
+    def loads(self) -> bool:
+        """Whether its pool has the version, or has a worker that may load it."""
+        return self.staffed and not self.refuses
+
+    @property
+    def answered(self) -> float:
+        """How many requests of the version were answered, by its lanes in all pools."""
+        return self._metrics.answered_requests
 
     @property
     def refuses(self) -> bool:
@@ -255,11 +268,14 @@ class Lane:
 
     def take(self, request: Request, size_bytes: int) -> None:
         """Admit a request that the lane of another pool refused. Raises Failure as `add` does."""
-        self._context.ticking.add(self)
+        self.check(request)
+        self._context.admission.admit(request, size_bytes)
+        self.receive((request,))
+
+    def check(self, request: Request) -> None:
+        """Raise Failure if this lane refuses the request, as `add` does; a version that is not loaded is loaded."""
         self._admission.check(request, self._batcher.rows, self._in_flight.count)
         self._check_refused(request)
-        self._context.admission.admit(request, size_bytes)
-        self._enter((request,))
 
     def move_to(self, other: Lane) -> int:
         """Move the requests of this lane, which cannot answer them, to the lane of another pool. Return how many.
@@ -471,19 +487,16 @@ class Lane:
         self._context.ticking.add(self)
 
     def refuse_cold(self, failure: Failure) -> None:
-        """Fail the waiting requests that came while no instance was ready.
+        """Fail the waiting requests that came while no instance was ready and that no other pool takes.
 
         Earlier ones were accepted by a version that was ready: they wait until it is loaded again.
         """
         waiting = self._batcher.drain()
         if self._rules is not None:
             self._rules.leave(waiting)
-        for request in waiting:
-            if request.arrival < self._cold_since:
-                request.taken = False
-                if self._rules is not None:
-                    self._rules.enter(request)
-                self._batcher.add(request, None if self._uniform else self._shape(request))
+        if self.others is not None:
+            waiting = self.others.pass_on(self, waiting)
+        self._enter([request for request in waiting if request.arrival < self._cold_since])
         self._answers.fail([one for one in waiting if one.arrival >= self._cold_since], failure)
 
     def abandon(self, failure: Failure) -> None:

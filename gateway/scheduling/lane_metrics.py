@@ -87,6 +87,11 @@ class LaneMetrics:
             registry.counter(catalogue.REQUESTS, *self._version, protocol, "ok"),
         )
 
+    @property
+    def answered_requests(self) -> float:
+        """Requests of the version that were answered, by all its lanes."""
+        return self._sums.values[self._sums.slot + Field.SUCCESS]
+
     def batching_off(self, off: bool) -> None:
         """Show whether each request runs alone although the version's signature allows batching."""
         if off is not self._off:

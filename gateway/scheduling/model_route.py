@@ -96,13 +96,29 @@ class ModelRoute:
                 return
         raise refusal
 
+    def pass_on(self, refused_by: Lane, requests: Sequence[Request]) -> list[Request]:
+        """Move requests that waited in a lane to the next one that takes them; return those that none takes."""
+        left: list[Request] = []
+        for request in requests:
+            for lane in self._after(refused_by):
+                try:
+                    lane.check(request)
+                except Failure:
+                    continue
+                lane.receive((request,))
+                refused_by.overflowed(1)
+                break
+            else:
+                left.append(request)
+        return left
+
     def _first(self) -> Lane:
         """Return the first lane that can answer now, else the first whose pool has workers to load the version."""
         able = next((lane for lane in self.lanes if lane.able), None)
         if able is not None:
             return able
-        waits = [lane for lane in self.lanes if not lane.refuses] or self.lanes
-        return next((lane for lane in waits if lane.staffed), waits[0])
+        loads = next((lane for lane in self.lanes if lane.loads), None)
+        return loads or next((lane for lane in self.lanes if not lane.refuses), self.lanes[0])
 
     def _after(self, refused_by: Lane) -> Iterator[Lane]:
         """Yield the other lanes: those that can answer now before those whose version must be loaded first."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -105,6 +106,7 @@ class Router:
         self._unservable: dict[str, str] = {}  # content id -> why its codec cannot serve it
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
+        self._answered: dict[str, float] = {}  # requests by content id that other pools than the preferred one answered
         self._staffed: frozenset[str] = frozenset()  # pools with live workers
 
     def all(self) -> list[Lane]:
@@ -113,9 +115,23 @@ class Router:
         return [lane for route in self._by_content_id.values() for lane in route.lanes] + self._closed
 
     def lane_of(self, content_id: str) -> Lane | None:
-        """Return the lane of a version."""
+        """Return the lane of a version in the first of its pools that can load it."""
         route = self._by_content_id.get(content_id)
-        return None if route is None else route.lane
+        return None if route is None else next((lane for lane in route.lanes if lane.loads), route.lane)
+
+    def displaced(self) -> list[Lane]:
+        """Return the lanes of preferred pools that could load a version which another pool answered since last time."""
+        found: list[Lane] = []
+        answered: dict[str, float] = {}
+        for content_id, route in self._by_content_id.items():
+            preferred = next((lane for lane in route.lanes if lane.loads), None)
+            if preferred is None or preferred is route.lane or preferred.ready:
+                continue
+            answered[content_id] = route.lane.answered
+            if self._answered.get(content_id, math.inf) < answered[content_id]:
+                found.append(preferred)
+        self._answered = answered
+        return found
 
     async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Open, update and close lanes of the `changed` models, so that they match the snapshot."""
