@@ -37,8 +37,8 @@ ROWS_WAITING_MAX = 1000
 class HeldLink(LoopbackLink):
     """Keeps the batches that are put; `up` says whether Redis is reachable."""
 
-    def __init__(self, producer: Producer) -> None:
-        super().__init__(producer)
+    def __init__(self, producer: Producer, pool: str = "cpu") -> None:
+        super().__init__(producer, pool)
         self.held = self.up = True
 
     @property
@@ -70,9 +70,9 @@ class LaneBench:
         self.now = 0.0
         tally = MetricsRegistry(None, "gateway")
         refused = tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full")
-        producer = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
-        self.link = HeldLink(producer)
-        self.pending = producer.pending
+        self.producer = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
+        self.link = HeldLink(self.producer)
+        self.pending = self.producer.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)
         self._soon: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[int], None], int]] = []

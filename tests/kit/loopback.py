@@ -41,8 +41,8 @@ NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # no test connects to it
 class LoopbackLink(ProducerLink):
     """Runs each batch one turn of the event loop after it was put; while `held` is set, only in `run_held`."""
 
-    def __init__(self, producer: Producer) -> None:
-        keys = InstallationKeys("test").pool("cpu")
+    def __init__(self, producer: Producer, pool: str = "cpu") -> None:
+        keys = InstallationKeys("test").pool(pool)
         super().__init__(NOWHERE, keys, "loopback", producer._on_reply, lambda _: None, lambda *_: None)
         self.held = False
         self.waiting: list[tuple[bytes, bytes]] = []
