@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from millstream.gateway.placement.demands import Demands
+from millstream.gateway.placement.decision import NO_WORKER_S
+from millstream.gateway.placement.demands import RETRIED_WITHIN_S, Demands
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement.views import Footprint
@@ -386,5 +387,39 @@ def test_the_usage_of_an_unloaded_version_goes_with_its_next_order(tmp_path):
         [(_, order)] = bench.link.orders
         assert order["usage"] == {"12": 3.0}
         assert bench.demands.usage.last_used(bench.manifest.content_id) == 990.0
+
+    run(test, tmp_path)
+
+
+def test_a_pool_without_workers_refuses_after_a_while_with_the_reason(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.set_workers(state=State.PENDING)
+        bench.call()  # its last worker may be restarted
+        bench.now += NO_WORKER_S
+        bench.demands.repeat()
+        [failure] = bench.lane.refused
+        assert failure.code is Code.UNAVAILABLE
+        assert f"pool cpu has had no worker for {NO_WORKER_S:.0f} s" in failure.message
+        with pytest.raises(Failure, match="has had no worker"):
+            bench.call()
+        bench.set_workers(bench.worker("w3"))
+        bench.call()
+        await bench.turn()
+        assert bench.ordered[-1] == "w3"
+
+    run(test, tmp_path)
+
+
+def test_a_version_in_use_is_loaded_in_its_preferred_pool_in_the_background(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.demands.displaced = lambda: [bench.lane]
+        bench.demands.repeat()
+        await bench.turn()
+        [(_, order)] = bench.link.orders
+        assert (order["do"], order["why"], order["deadline"]) == ("load", "another pool answers its calls", 0)
+        bench.demands.displaced = list
+        bench.now += RETRIED_WITHIN_S + 1
+        bench.demands.repeat()
+        assert bench.demands.count == 0  # it is not used any more
 
     run(test, tmp_path)
