@@ -275,7 +275,7 @@ class WorkerProcess:
             settings.worker_device,
             self._threads,
             self._budget,
-            lambda: self.loop.runs,
+            lambda: self.loop.runs if self.loop.waiting else None,
             FolderRepository(settings.repository_dir).variants,
         )
 

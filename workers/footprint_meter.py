@@ -38,11 +38,11 @@ class FootprintMeter:
     """Measures one load.
 
     Args:
-        runs: returns the number of runs of the main loop so far, probes included.
+        runs: returns the number of runs of the main loop so far; None during a run.
         folder: the version's files; pages of these that are mapped belong to the instance.
     """
 
-    def __init__(self, runs: Callable[[], int], folder: Path) -> None:
+    def __init__(self, runs: Callable[[], int | None], folder: Path) -> None:
         self._runs = runs
         self._folder = folder
         return_freed()
@@ -58,14 +58,16 @@ class FootprintMeter:
         resident = max(0, after.anonymous + after.swapped - self._before.anonymous - self._before.swapped)
         resident += mapped_bytes(self._folder)
         beyond = peak - _resident(self._before) - resident
-        return Measurement(resident, max(0, beyond), self._runs() != self._runs_before)
+        runs = self._runs()
+        disturbed = runs is None or runs != self._runs_before
+        return Measurement(resident, max(0, beyond), disturbed)
 
 
-def _least(runs: Callable[[], int]) -> MemoryUse:
+def _least(runs: Callable[[], int | None]) -> MemoryUse:
     before, samples = runs(), [memory_use()]
     while len(samples) < SAMPLES:
         time.sleep(SAMPLE_S)
-        if runs() == before:  # nothing allocates: the next sample would be the same
+        if before is not None and runs() == before:  # nothing allocates: the next sample would be the same
             break
         samples.append(memory_use())
     return min(samples, key=lambda use: use.anonymous + use.swapped)

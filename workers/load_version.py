@@ -55,7 +55,7 @@ class LoadEnvironment(NamedTuple):
     Args:
         backend_name: by which the process of a trial load finds the same backend.
         budget: the memory of the worker; None: there is no limit.
-        runs: returns the number of runs of the main loop so far.
+        runs: returns the number of runs of the main loop so far; None during a run.
         variants: what was compiled before; None: it is not used.
     """
 
@@ -64,7 +64,7 @@ class LoadEnvironment(NamedTuple):
     device: str
     threads: int
     budget: MemoryBudget | None = None
-    runs: Callable[[], int] = lambda: 0
+    runs: Callable[[], int | None] = lambda: 0
     variants: Variants | None = None
 
 

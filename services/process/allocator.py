@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+from functools import lru_cache
 from pathlib import Path
 
 #: Least growth since the last trim: less is not worth the time of a trim.
@@ -33,9 +34,14 @@ def return_freed() -> None:
 
     Beside traffic this is to be used instead of `trim`: collecting cycles stops all threads for milliseconds.
     """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    malloc_trim = getattr(_library(), "malloc_trim", None)
     if malloc_trim is not None:  # glibc only
         malloc_trim(0)
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def resident_bytes() -> int:
@@ -53,7 +59,7 @@ def use_one_arena() -> None:
     The top of every other arena stays resident when it is freed, which malloc_trim does not change: each load, in a
     thread of its own, would leave up to 64 MB behind. Source: mallopt(3), M_ARENA_MAX; glibc, malloc.c, mtrim.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_library(), "mallopt", None)
     if mallopt is not None:  # glibc only
         mallopt(_M_ARENA_MAX, 1)
 

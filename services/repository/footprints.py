@@ -22,7 +22,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.placement.prediction import MEASURED_MAX, Ratios
 from millstream.services.placement.views import Footprint
-from millstream.services.repository.disk import locked, replace_file, storage_errors
+from millstream.services.repository.disk import locked, storage_errors
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.footprints")
@@ -33,6 +33,8 @@ KINDS_MAX = 16  # of one version; beyond, the oldest is deleted
 VERSIONS_MAX = 65_536  # in the memory of one process; beyond, all are read again
 #: The clock of a file system ticks every few milliseconds: two changes within one tick have the same time.
 _SETTLED_NS = 50_000_000
+#: Part of a measurement by which the next may differ without being written.
+ALIKE = 0.2
 #: Further measurements after which the ratios for unknown versions are learnt again.
 LEARN_EVERY = 1.25
 
@@ -127,7 +129,10 @@ class Footprints:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self._folder / ".lock"):
                 document = _read(path)
-                kept = _merged(document.pop(kind, None), measured)
+                before = document.pop(kind, None)
+                kept = _merged(before, measured)
+                if before is not None and _alike(before, kept):
+                    return before
                 if not (self._root / "models" / manifest.model).is_dir():  # deleted in between
                     rmtree(folder, ignore_errors=True)
                     return kept
@@ -135,7 +140,10 @@ class Footprints:
                 for oldest in list(document)[:-KINDS_MAX]:
                     del document[oldest]
                 _forget_oldest(folder, path)
-                replace_file(path, _DOCUMENT.dump_json(document))
+                # Not fsynced, which takes longer than the load of a small version: a lost file is measured again.
+                temporary = path.with_name(path.name + ".new")
+                temporary.write_bytes(_DOCUMENT.dump_json(document))
+                temporary.replace(path)
         with self._lock:
             self._known.pop(manifest.content_id, None)
             self._sample(manifest, kind, kept)
@@ -179,6 +187,18 @@ def _merged(before: Measured | None, now: Measured) -> Measured:
             "peak_bytes": min(before.peak_bytes, now.peak_bytes),
         }
     )
+
+
+def _alike(before: Measured, now: Measured) -> bool:
+    """Return whether a measurement differs too little from the one before it to be written."""
+    if (before.measured, before.disturbed) != (now.measured, now.disturbed):
+        return False
+    pairs = (
+        (before.resident_bytes, now.resident_bytes),
+        (before.peak_bytes, now.peak_bytes),
+        (before.load_s, now.load_s),
+    )
+    return all(abs(one - other) <= ALIKE * max(one, other) for one, other in pairs)
 
 
 def _name(manifest: Manifest) -> str:

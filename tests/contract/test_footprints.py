@@ -68,11 +68,11 @@ def test_nothing_is_read_again_because_of_it(repository: FolderRepository) -> No
 
 def test_runs_of_others_only_add(repository: FolderRepository) -> None:
     manifest, footprints = known(repository), repository.footprints
-    footprints.write(manifest, CPU, took(9 * MIB, 5 * MIB, disturbed=True))
+    footprints.write(manifest, CPU, took(12 * MIB, 5 * MIB, disturbed=True))
     footprints.write(manifest, CPU, took(8 * MIB, 6 * MIB, disturbed=True))
     assert footprints.of(manifest, CPU) == Footprint(8 * MIB, 5 * MIB, 0.5, measured=True)
     footprints.write(manifest, CPU, took(10 * MIB, 6 * MIB))
-    assert footprints.of(manifest, CPU).resident_bytes == 10 * MIB
+    assert footprints.of(manifest, CPU).resident_bytes == 10 * MIB  # measured without them
     footprints.write(manifest, CPU, took(3 * MIB, 30 * MIB, disturbed=True))
     assert footprints.of(manifest, CPU) == Footprint(10 * MIB, 6 * MIB, 0.5, measured=True)
 
@@ -83,6 +83,17 @@ def test_after_a_load_without_memory_the_next_reserves_more(repository: FolderRe
     assert footprints.of(manifest, CPU) == Footprint(100 * MIB, 50 * MIB, 0.5)
     footprints.write(manifest, CPU, took(1, measured=False))
     assert footprints.of(manifest, CPU).load_bytes > 1  # not below the prediction
+
+
+def test_alike_measurements_are_not_written_again(repository: FolderRepository) -> None:
+    manifest, footprints = known(repository), repository.footprints
+    footprints.write(manifest, CPU, took(100 * MIB, 50 * MIB))
+    before = file_of(repository).stat()
+    assert footprints.write(manifest, CPU, took(110 * MIB, 45 * MIB)).resident_bytes == 100 * MIB
+    assert file_of(repository).stat() == before
+    footprints.write(manifest, CPU, took(150 * MIB, 50 * MIB))
+    assert footprints.of(manifest, CPU).resident_bytes == 150 * MIB
+    assert len(list(file_of(repository).parent.iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"onnxruntime.cpu": {"resident_bytes": -1}}', b" " * (1 << 20)])
