@@ -27,7 +27,8 @@ class Machine:
         self.folder = folder
         self.home = folder / "home"
         self.libraries = folder / "libraries"
-        for path in (self.home, self.libraries):
+        self.torch = folder / "torch-library"
+        for path in (self.home, self.libraries, self.torch / "torch"):
             path.mkdir(parents=True)
         # The loader stops at a file of that name, and cannot load this one.
         (self.libraries / "libb64.so.0d").touch()
@@ -44,6 +45,7 @@ class Machine:
 
     def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"HOME": str(self.home), "PATH": str(self.folder), "LD_LIBRARY_PATH": str(self.libraries)}
+        environment["TORCH_FOLDER"] = str(self.torch)
         return subprocess.run(
             command,
             cwd=ROOT,
@@ -84,6 +86,23 @@ def test_ci_fails_where_something_would_be_left_out(machine: Machine) -> None:
     assert done.returncode != 0
     assert "CI runs every test, and this one needs promtool" in done.stdout
     assert "1 passed, 2 errors" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("obtainable", [True, False])
+def test_without_torch_exactly_its_tests_are_left_out_by_ci_only_if_it_cannot_be_had(
+    machine: Machine, obtainable: bool
+) -> None:
+    shutil.rmtree(machine.torch)
+    if not obtainable:
+        machine.torch.with_name("torch-library-none").write_text("No matching distribution found")
+    chosen = "tests/contract/test_backend.py -k 'missing_input and (torch or openvino)'"
+    done = machine.make("test", f"ARGS={chosen}", CI="true")
+    assert (done.returncode == 0) == (not obtainable), done.stdout
+    if obtainable:
+        assert "CI runs every test, and this one needs torch" in done.stdout
+    else:
+        assert "torch is missing" in done.stdout
+        assert "1 passed, 1 skipped" in done.stdout.splitlines()[-1]
 
 
 def test_all_tests_run_where_their_tool_is_there(machine: Machine) -> None:

@@ -73,7 +73,7 @@ TOOLS = {
         Tool("promtool", "prometheus"),
         Tool("setpriv", "util-linux"),
         Tool("systemd-analyze", "systemd"),
-        Tool("torch", works=torch_library.available),
+        Tool("torch", works=torch_library.available, obtainable=torch_library.obtainable()),
         Tool("tmpfs", advice="allow user namespaces, or run as root", works=disk.small_disk_available),
     )
 }

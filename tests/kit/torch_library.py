@@ -6,12 +6,13 @@ test-tools` installs the CPU build; tests that need it are marked `needs("torch"
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / ".venv" / "torch"
+FOLDER = Path(os.environ.get("TORCH_FOLDER", Path(__file__).parents[2] / ".venv" / "torch"))
 VERSION = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -19,6 +20,16 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 def available() -> bool:
     """Return whether PyTorch can be imported here, after `add`."""
     return (FOLDER / "torch").is_dir() or find_spec("torch") is not None
+
+
+def obtainable() -> bool:
+    """Return whether this machine's index may have a CPU build; False if `install` found none."""
+    return available() or not _none_found().exists()
+
+
+def _none_found() -> Path:
+    """Return the file that says that there was no CPU build."""
+    return FOLDER.with_name(f"{FOLDER.name}-none")
 
 
 def add() -> None:
@@ -33,9 +44,13 @@ def environment() -> dict[str, str]:
 
 
 def install() -> str | None:
-    """Install the CPU build. Returns the reason if that failed, else None."""
+    """Install the CPU build. Returns the reason if that failed, else None.
+
+    Where no index has one, as for a platform without wheels, its tests are left out, also by CI.
+    """
     if available():
         return None
+    _none_found().unlink(missing_ok=True)
     quiet = ["--disable-pip-version-check", "--no-input", "--quiet", "--only-binary", ":all:"]
     command = [sys.executable, "-m", "pip", "install", *quiet, "--target", str(FOLDER), f"torch=={VERSION}+cpu"]
     said = ""
@@ -44,4 +59,9 @@ def install() -> str | None:
         if not done.returncode:
             return None
         said = said or done.stderr.strip()[-500:]
+    if "No matching distribution found" in said:
+        FOLDER.parent.mkdir(exist_ok=True)
+        _none_found().write_text(said)
+        print(f"There is no CPU build of torch {VERSION} here; its tests are left out.", file=sys.stderr)
+        return None
     return f"pip could not install torch {VERSION} for the CPU: {said}"

@@ -24,6 +24,7 @@ from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminate
 from millstream.workers.backends.checked_inputs import CheckedInputs
 
 MESSAGE_CHARACTERS_MAX = 1000
+SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again
 BLOB = "compiled.variant.blob"  # file name of a compiled model: a variant
 
 #: Datatypes whose values OpenVINO's CPU plug-in keeps. It computes INT64 with 32 bits (larger inputs are refused), and
@@ -59,6 +60,8 @@ def _options(threads: int) -> dict[str, Any]:
         "NUM_STREAMS": 1,
         # Else it computes in BF16 on CPUs that have it, and answers differ from one machine to the next.
         "INFERENCE_PRECISION_HINT": "f32",
+        # It keeps code for each operator and each combination of shapes, by default until 5000 of them take gigabytes.
+        "CPU_RUNTIME_CACHE_CAPACITY": SHAPES_MAX,
         # Pinned threads of several workers share the same cores.
         "ENABLE_CPU_PINNING": False,
     }
