@@ -18,7 +18,7 @@ from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import return_freed
-from millstream.services.process.cpu_fingerprint import cpu_fingerprint
+from millstream.services.process.device import find_device
 from millstream.services.process.low_priority import lower_priority
 from millstream.services.repository.variants import Target
 from millstream.services.settings import disable_library_telemetry
@@ -324,7 +324,7 @@ class OnnxRuntime:
         """Return what an optimised model is for; None for a GPU: TensorRT keeps its engines itself."""
         if device != "cpu":
             return None
-        return Target("onnxruntime-cpu", f"onnxruntime {_library().__version__}", cpu_fingerprint())
+        return Target("onnxruntime-cpu", f"onnxruntime {_library().__version__}", find_device(device).fingerprint)
 
     def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
         """Write the model as ONNX Runtime optimises it for this processor."""

@@ -18,7 +18,7 @@ from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
-from millstream.services.process.cpu_fingerprint import cpu_fingerprint
+from millstream.services.process.device import find_device
 from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
@@ -203,7 +203,7 @@ class OpenVino:
 
     def target(self, device: str) -> Target | None:
         """Return what a blob is for."""
-        return Target("openvino-cpu", f"openvino {_library().get_version()}", cpu_fingerprint())
+        return Target("openvino-cpu", f"openvino {_library().get_version()}", find_device(device).fingerprint)
 
     def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
         """Write the model as OpenVINO compiles it for this processor."""
