@@ -227,6 +227,7 @@ class Gateway:
             start=self.start,
             stop=self.stop,
             version=VERSION,
+            load_s=self.demands.load_s,
         )
 
 

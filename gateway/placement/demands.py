@@ -165,6 +165,16 @@ class Demands:
         if late:
             raise too_slow(lane.manifest.model, load_s)
 
+    def load_s(self, version: VersionView) -> float:
+        """Return the predicted seconds until a version that is not ready is loaded; 0: unknown."""
+        content_id = version.manifest.content_id
+        worker = next((one for one in self._snapshot().workers if one.pool in version.pools), None)
+        demands = (self._demands.get((pool, content_id)) for pool in version.pools)
+        loading = next((one for one in demands if one is not None and one.loading_since), None)
+        if loading is not None:
+            return self._remaining_s(loading, self._clock())
+        return 0.0 if worker is None else self._footprint_of(version.manifest, worker).load_s
+
     def load(self, content_id: str, until: float) -> Refusal | None:
         """Have a version loaded without a request for it, until an instant (monotonic). Returns why it is refused."""
         lane = self._lane_of(content_id)

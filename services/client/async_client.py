@@ -143,6 +143,9 @@ class AsyncClient:
     async def ready(self, model: str | None = None, version: int | None = None) -> bool:
         return await self._run(models.ready(model, version))
 
+    async def load_s(self, model: str, version: int | None = None) -> float:
+        return await self._run(models.load_s(model, version))
+
     async def server_version(self) -> str:
         return await self._run(models.server_version())
 

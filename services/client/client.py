@@ -229,6 +229,10 @@ class Client:
         """Return whether the server, a model or a version answers inference requests."""
         return self._run(models.ready(model, version))
 
+    def load_s(self, model: str, version: int | None = None) -> float:
+        """Return the predicted seconds that a request would wait for the load of the model; 0: it is loaded."""
+        return self._run(models.load_s(model, version))
+
     def server_version(self) -> str:
         """Return the server's version of Millstream."""
         return self._run(models.server_version())

@@ -147,6 +147,15 @@ def ready(name: str | None, number: int | None) -> Steps[bool]:
     return (yield from _is("/v2/health/ready" if name is None else v2_path(name, number) + "/ready"))
 
 
+def load_s(name: str, number: int | None) -> Steps[float]:
+    """Return for how many seconds a request would wait for the model's load, by the server's prediction; 0: not."""
+    try:
+        reply = yield from send(Call("GET", v2_path(name, number) + "/ready", once=True))
+    except ServerError:
+        return 0.0
+    return float(document_of(reply).get("load_s", 0.0))
+
+
 def _is(path: str) -> Steps[bool]:
     try:
         yield from send(Call("GET", path, once=True))

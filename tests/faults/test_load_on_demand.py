@@ -13,16 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc as grpc_library
 import httpx2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
 from tests.kit import models, v2
+from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
@@ -256,7 +260,38 @@ def test_a_load_longer_than_the_deadline_is_refused_with_the_time_and_goes_on(st
         assert "is loading, about" in refused.json()["error"]
         assert int(refused.headers["retry-after"]) >= 1
         wait_until(lambda: state(stack, "slow") == "ready", what="it is loaded all the same")
+        put_on_standby(stack, "slow", "slow")
+        raw = np.ones((1, 4), np.float32).tobytes()
+        request = pb.ModelInferRequest(
+            model_name="slow",
+            inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])],
+            raw_input_contents=[raw],
+            parameters={"timeout": pb.InferParameter(int64_param=200_000)},
+        )
+        with grpc_library.insecure_channel(stack.grpc) as channel, pytest.raises(grpc_library.RpcError) as failed:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+        assert failed.value.code() is grpc_library.StatusCode.RESOURCE_EXHAUSTED
+        metadata = dict(failed.value.trailing_metadata())
+        assert int(metadata["retry-after"]) >= 1
+        assert int(metadata["grpc-retry-pushback-ms"]) >= 600
+        wait_until(lambda: state(stack, "slow") == "ready", what="it is loaded all the same")
     stack.http.delete("/admin/v1/models/slow")
+
+
+def test_the_command_says_that_a_model_is_being_loaded(stack: Stack) -> None:
+    publish(stack, "long", "long", load_s=1.0)
+    with running_worker(stack, "long"):
+        wait_until(partial(status, stack, "long", 200), 60, "it answers")
+        put_on_standby(stack, "long", "long")
+        document = stack.http.get("/v2/models/long/ready").json()
+        assert document["ready"]
+        assert document["load_s"] >= 1.0
+        command = ["predict", "long", "--example", "--endpoint", stack.url]
+        code, shown = Millstream(stack.home).in_terminal(command, 100)
+        assert code == 0, shown
+        assert "waiting for long (loading, about 1" in shown
+        assert "load_s" not in stack.http.get("/v2/models/long/ready").json()
+    stack.http.delete("/admin/v1/models/long")
 
 
 def test_a_model_that_fails_to_load_is_refused_with_the_reason(stack: Stack) -> None:

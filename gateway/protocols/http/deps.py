@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
@@ -51,3 +52,4 @@ class Deps:
     start: Callable[[], Awaitable[None]]  # awaited when the application starts
     stop: Callable[[], Awaitable[None]]  # awaited when the application stops
     version: str  # Millstream's version
+    load_s: Callable[[VersionView], float] = lambda _: 0.0  # predicted seconds of a version's load; 0: unknown

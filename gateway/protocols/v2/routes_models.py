@@ -74,7 +74,9 @@ async def model_ready(model: str, version: str | None, deps: DepsOf, response: R
     _, view = _find(deps, model, version)
     name = view.manifest.model
     if view.available and deps.answering(view.manifest.content_id):
-        return {"name": name, "ready": True}
+        if view.ready:
+            return {"name": name, "ready": True}
+        return {"name": name, "ready": True, "load_s": round(deps.load_s(view), 3)}
     response.status_code = 503
     return {
         "name": name,

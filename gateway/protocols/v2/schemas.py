@@ -166,11 +166,12 @@ class ServerReady(TypedDict):
 
 
 class ModelReady(TypedDict):
-    """Whether a version answers requests, and why not."""
+    """Whether a version answers requests, and why not. `load_s`: a request waits for its load about so many seconds."""
 
     name: str
     ready: bool
     error: NotRequired[str]
+    load_s: NotRequired[float]
 
 
 # --- configuration and repository ---

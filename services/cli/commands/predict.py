@@ -72,13 +72,18 @@ def _predict(
 ) -> None:
     """Send one request and print the reply; `source` None: an example."""
     from millstream.services.cli.inputs import read
+    from millstream.services.cli.terminal import duration, notices, working
     from millstream.services.client.client import Client
     from millstream.services.client.inference import decode
 
     content = None if source is None else read(source)
     with Client(server, retries=0) as client:
         request = _request(client.metadata(name, version), content, binary_outputs=not json_output)
-        reply = client.infer(name, request.encoded, version=version)
+        with working(f"waiting for {name}", quiet=json_output) as more:
+            load_s = client.load_s(name, version) if notices().is_interactive else 0.0
+            if load_s:
+                more(f"(loading, about {duration(load_s)})")
+            reply = client.infer(name, request.encoded, version=version)
     answer = decode(reply) if output is not None or not json_output else None
     if output is not None and answer is not None:
         _save(output, answer)
