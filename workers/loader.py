@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from millstream.services.model.manifest import Manifest
@@ -26,6 +27,7 @@ SET_ASIDE_S = 3.0
 #: A demanded load waits only for this time for one that no call waits for.
 DEMAND_WAITS_S = 0.5
 LOADS_MAX = 8  # in progress at once; beyond it the next waits until one ends or reaches its limit
+STACK_BYTES = 8 << 20  # of a load's thread: libraries descend into nested models
 GRACE_S = 5.0  # for a load to end after its end was requested
 CHECK_S = 0.05  # interval of the checks
 NOT_WANTED = "it is no longer wanted"
@@ -97,10 +99,20 @@ class Loader:
         self._queue: list[LoadRequest] = []
         self._loads: list[Load] = []  # in progress
         self._stopping = False
-        self._thread = threading.Thread(target=self._watch, name="loads", daemon=True)
+        self._begun: SimpleQueue[Load] = SimpleQueue()
+        # Started before any load: with little memory left a new thread may fail in a way that nobody is told of.
+        self._threads = [
+            threading.Thread(target=self._watch, name="loads", daemon=True),
+            *(threading.Thread(target=self._serve, name=f"load-{at}", daemon=True) for at in range(LOADS_MAX)),
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            for thread in self._threads:
+                thread.start()
+        finally:
+            threading.stack_size(before)
 
     def stop(self) -> None:
         """Begin no further load and request the end of those in progress; a load that goes on ends with the process."""
@@ -202,7 +214,11 @@ class Loader:
             load = Load(wanted, now)
             self._begin_phase(load, "loading", self._limits.load_s)
             self._loads.append(load)
-            threading.Thread(target=self._live, args=(load,), name=f"load {load.content_id}", daemon=True).start()
+            self._begun.put(load)
+
+    def _serve(self) -> None:
+        while True:
+            self._live(self._begun.get())
 
     def _live(self, load: Load) -> None:
         try:

@@ -374,7 +374,7 @@ class Residency:
         self.refusals.add(one.content_id, refusal)
         self.ended.append(one.content_id)
         model = self._models.get(one.content_id)
-        if one.staged:  # the two-phase load that staged it waits for a result
+        if one.staged and refusal.kind is RefusalKind.TOO_LARGE:  # the two-phase load fails; else it ends on standby
             self._models.set(LoadedModel(one.manifest, State.FAILED, refusal.reason))
         elif model is not None and model.state is State.LOADING:
             self._models.remove(one.content_id)
@@ -393,10 +393,15 @@ class Residency:
             self.ended.append(content_id)
 
     def _on_out_of_memory(self, request: LoadRequest) -> bool:
-        """Try a demanded load that found no memory once more, with the corrected number; False: it has failed."""
-        if not request.demanded:
-            return False
+        """Try a load that found no memory once more, if it is awaited, with the corrected number; False: it failed."""
         content_id = request.content_id
+        wanted = self._wanted.get(content_id)
+        if not request.demanded and not (wanted is not None and wanted.staged):
+            if self._need(request.manifest).load_bytes > self._budget.room_bytes:
+                return False
+            self._put_away.add(content_id)  # its first call loads it, with more memory made free
+            self._models.remove(content_id)
+            return True
         if content_id not in self._retried:
             self._retried.add(content_id)
             self._models.remove(content_id)

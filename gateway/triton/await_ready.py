@@ -1,6 +1,7 @@
 """await_ready: waits until workers have loaded staged versions, or have unloaded versions.
 
-The workers' records in the catalog's snapshot tell what is loaded. Versions that serve are kept meanwhile.
+The workers' records in the catalog's snapshot tell what is loaded. Versions that serve are kept meanwhile. A version
+that no worker has memory for now needs no load: as after an upload, it is on standby, and its first call loads it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.pools import pools_of
+from millstream.services.placement.views import RefusalKind
 from millstream.services.wire.records import InstanceRecord, State
 
+_FOR_NOW = frozenset({RefusalKind.NOTHING_EVICTABLE, RefusalKind.THRASHING})
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0
 UNLOADED_S_MAX = 60.0  # longer than a worker takes for the batches that it has leased
@@ -42,7 +45,7 @@ class ReadyWaiter:
         self._worker_s_max = worker_s_max
 
     async def wait_ready(self, manifests: Sequence[Manifest], *, all_required: bool = True) -> None:
-        """Wait until each version is ready in a worker.
+        """Wait until each version is ready in a worker, or no worker has memory for it now.
 
         Args:
             manifests: Manifests of the versions.
@@ -58,7 +61,11 @@ class ReadyWaiter:
             if failures and (all_required or len(failures) == len(manifests)):
                 raise failures[max(failures)]
             waiting = [
-                manifest for manifest in manifests if not self._ready(manifest) and manifest.version not in failures
+                manifest
+                for manifest in manifests
+                if not self._ready(manifest)
+                and not self._waits_for_memory(manifest)
+                and manifest.version not in failures
             ]
             if not waiting:
                 return
@@ -108,6 +115,15 @@ class ReadyWaiter:
 
     def _ready(self, manifest: Manifest) -> bool:
         return any(instance.state is State.READY for instance in self._instances(manifest))
+
+    def _waits_for_memory(self, manifest: Manifest) -> bool:
+        """Whether a worker refused to load the version because all others are in use, and none loads it."""
+        refused = any(
+            refusal.content_id == manifest.content_id and refusal.kind in _FOR_NOW
+            for worker in self._catalog.snapshot.workers
+            for refusal in worker.refusals
+        )
+        return refused and not self._instances(manifest)
 
     def _failure(self, manifest: Manifest) -> Failure | None:
         instances = self._instances(manifest)

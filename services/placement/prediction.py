@@ -38,7 +38,7 @@ class Ratios:
     """
 
     resident: float = 1.5
-    peak: float = 1.5
+    peak: float = 3.0
     resident_fixed: int = 4 << 20
     peak_fixed: int = 4 << 20
     load_s_fixed: float = 0.5
