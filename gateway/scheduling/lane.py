@@ -510,7 +510,8 @@ class Lane:
 
         `version_removed` False: only this pool no longer serves it.
 
-        Requests that cannot be sent fail with NOT_FOUND. Batches in flight are still answered.
+        Requests that cannot be sent fail with NOT_FOUND, and so do those in flight if no worker has the version ready.
+        Other batches in flight are still answered.
         """
         now = self._context.clock()
         self._expire(now)
@@ -522,6 +523,9 @@ class Lane:
             subject=Subject.VERSION,
         )
         self._answers.fail(self._batcher.drain(), not_found)
+        if version_removed and not self.ready:
+            for requests, _ in self.recovery.withdraw():
+                self._answers.fail(requests, not_found)
         self._metrics.close(version_removed=version_removed)
 
 

@@ -13,6 +13,7 @@ from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
+from millstream.services.model.profile import Profile
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import AGAIN, decode_batch
 from tests.kit.lane_harness import REST_S, ROW, SPIN_S, LaneBench
@@ -225,6 +226,18 @@ class Told(Nobody):
 
     def fail(self, request: Request, failure: Failure) -> None:
         self.failures.append(failure)
+
+
+def test_what_is_in_flight_for_a_version_without_workers_is_told_that_it_is_gone(tmp_path):
+    bench = bench_of(tmp_path, LONG_RUN_S, instances=1)
+    told = Told()
+    bench.lane.add(bench.request(responder=told), 16)
+    bench.turn()
+    assert bench.put == [1]
+    bench.lane.update_instances(0, Profile({}), 1, same_host=False, failed=None)  # its only worker died
+    bench.lane.close()
+    assert [failure.code for failure in told.failures] == [Code.NOT_FOUND]
+    assert bench.admission.requests == 0
 
 
 def test_a_batch_that_is_lost_each_time_is_given_up_in_the_end(tmp_path):
