@@ -291,6 +291,7 @@ class WorkerProcess:
     def _record(self) -> WorkerRecord:
         used_bytes = self._budget.used_bytes
         self.metrics.memory(self._budget.budget_bytes, used_bytes)
+        self.metrics.instances(len(self._models.lanes()))
         token = self._reconciler.token  # first: the instances follow this state, or a later one
         return WorkerRecord(
             id=self._identity.worker,

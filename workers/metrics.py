@@ -95,6 +95,22 @@ class WorkerMetrics:
         labels = (manifest.model, str(manifest.version), self._pool)
         return self._registry.counter(catalogue.MODEL_LOAD_FAILURES, *labels)
 
+    def unload_ended(self, manifest: Manifest, seconds: float) -> None:
+        """Count the time until the memory of a version was free."""
+        labels = (manifest.model, str(manifest.version), self._pool)
+        self._registry.histogram(catalogue.MODEL_UNLOAD_DURATION, *labels).observe(seconds)
+
+    def evicted(self, manifest: Manifest, age_s: float | None) -> None:
+        """Count a version that was unloaded although it is served, `age_s` after its last call; None: it had none."""
+        labels = (manifest.model, str(manifest.version), self._pool)
+        self._registry.counter(catalogue.EVICTIONS, *labels).add()
+        if age_s is not None:
+            self._registry.histogram(catalogue.EVICTION_AGE, self._pool).observe(age_s)
+
+    def instances(self, ready: int) -> None:
+        """Show how many versions this worker has ready."""
+        self._registry.gauge(catalogue.WORKER_INSTANCES, self._pool, self._worker).set(ready)
+
     def bytes_of(self, model: LoadedModel, size_bytes: int) -> None:
         manifest = model.manifest
         gauge = self._registry.gauge(

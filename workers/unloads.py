@@ -53,7 +53,7 @@ class Unloads:
 
     def remove(self, model: LoadedModel) -> None:
         """Unload a version that the repository no longer has. Raises Failure(UNAVAILABLE) without Redis."""
-        content_id = model.manifest.content_id
+        content_id, began = model.manifest.content_id, time.monotonic()
         if model.state is State.READY:
             consumer = self._connect()
             try:
@@ -73,6 +73,7 @@ class Unloads:
                 model.instance.close()
                 return_freed()
             self._budget.freed(content_id)
+            self._metrics.unload_ended(model.manifest, time.monotonic() - began)
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=about)
 
@@ -94,7 +95,10 @@ class Unloads:
                 return False
             self._budget.begin_unload(content_id)
             self._models.remove(content_id)
+        began, last_call = time.monotonic(), model.calls.last
+        self._metrics.evicted(model.manifest, began - last_call if last_call else None)
         self._close(model, why)
+        self._metrics.unload_ended(model.manifest, time.monotonic() - began)
         return True
 
     def _close(self, model: LoadedModel, why: str) -> None:

@@ -23,7 +23,7 @@ COMMITTED = Path(__file__).parent / "dashboards" / "millstream.json"
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="millstream-prometheus")
 
 _OF_MODEL = 'model=~"$model"'
-_FAILED = 'outcome=~"overloaded|unavailable|expired|model|storage|internal"'
+_FAILED = 'outcome=~"overloaded|unavailable|expired|memory|model|storage|internal"'
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ COLD_REQUESTS = rate("millstream_cold_requests_total", "model, pool", _OF_MODEL)
 LOAD_WAIT_SECONDS = rate("millstream_load_wait_seconds_sum", "model, pool", _OF_MODEL)
 LOAD_WAITS = rate("millstream_load_wait_seconds_count", "model, pool", _OF_MODEL)
 LOADS = rate("millstream_model_load_duration_seconds_count", "model, pool", _OF_MODEL)
+EVICTIONS = rate("millstream_evictions_total", "pool")
+EVICTION_AGE = "sum by (pool, le) (rate(millstream_eviction_age_seconds_bucket[$__rate_interval]))"
+UNLOAD_SECONDS = rate("millstream_model_unload_duration_seconds_sum", "pool")
+UNLOADS = rate("millstream_model_unload_duration_seconds_count", "pool")
 BY_PROCESS, OF_PROCESS = "instance, process", "{{instance}} {{process}}"  # machines have processes of the same name
 PROCESS = f"sum by ({BY_PROCESS}) (millstream_process_{{}})"
 STREAM_ENTRIES = f"max by (model, version, pool) (millstream_stream_entries{{{_OF_MODEL}}})"
@@ -188,6 +192,23 @@ WORKERS = (
             ("max by (pool, worker) (millstream_worker_memory_used_bytes)", "used by {{pool}} {{worker}}"),
             ("max by (pool, worker) (millstream_worker_memory_budget_bytes) > 0", "budget of {{pool}} {{worker}}"),
         ),
+    ),
+    Chart(
+        "Evictions",
+        "Versions unloaded for others in a second, and how long ago their last calls were: if that is short, memory is "
+        "too small.",
+        "short",
+        (
+            (EVICTIONS, "{{pool}}, per second"),
+            (f"histogram_quantile(0.5, {EVICTION_AGE})", "{{pool}}, median age in seconds"),
+            (f"{UNLOAD_SECONDS} / {UNLOADS}", "{{pool}}, seconds to unload"),
+        ),
+    ),
+    Chart(
+        "Versions in memory",
+        "That each worker has ready.",
+        "short",
+        (("max by (pool, worker) (millstream_worker_instances)", "{{pool}} {{worker}}"),),
     ),
     Chart(
         "Instances ready by model",

@@ -70,6 +70,8 @@ SECONDS = (
 )
 # Up to 900 s, the default limits of load and warm-up together.
 LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0)
+# From a burst to a week: how long ago the last call of an evicted version was.
+AGE_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, 7 * 24 * 3600.0)
 ROWS = tuple(float(1 << power) for power in range(11))
 _LANE = ("model", "version", "pool")
 
@@ -227,6 +229,29 @@ MODEL_LOAD_DURATION = Metric(
     "Time that a worker took to load a version and warm it up.",
     _LANE,
     LOAD_SECONDS,
+)
+MODEL_UNLOAD_DURATION = Metric(
+    "millstream_model_unload_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time that a worker took to unload a version until its memory was free.",
+    _LANE,
+    LOAD_SECONDS,
+)
+EVICTIONS = Metric(
+    "millstream_evictions_total",
+    Kind.COUNTER,
+    "Versions that a worker unloaded although they are still to be served.",
+    _LANE,
+)
+EVICTION_AGE = Metric(
+    "millstream_eviction_age_seconds",
+    Kind.HISTOGRAM,
+    "Time since the last call of a version when it was evicted: short times mean that memory is too small.",
+    ("pool",),
+    AGE_SECONDS,
+)
+WORKER_INSTANCES = Metric(
+    "millstream_worker_instances", Kind.GAUGE_MAX, "Versions that a worker has ready.", ("pool", "worker")
 )
 MODEL_LOAD_FAILURES = Metric(
     "millstream_model_load_failures_total", Kind.COUNTER, "Loads of a version that failed in a worker.", _LANE

@@ -70,7 +70,7 @@ QUERIES = (
         "Share of requests that fail",
         (
             "sum by (model) (rate(millstream_requests_total"
-            '{outcome=~"overloaded|unavailable|expired|model|storage|internal"}[5m])) '
+            '{outcome=~"overloaded|unavailable|expired|memory|model|storage|internal"}[5m])) '
             "/ sum by (model) (rate(millstream_requests_total[5m]))"
         ),
     ),
