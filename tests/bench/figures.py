@@ -19,6 +19,7 @@ from statistics import median
 import numpy as np
 
 from tests.bench import grpc_load, servers
+from tests.bench.churn import measure_churn
 from tests.bench.errors import LoadError
 from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
@@ -304,6 +305,21 @@ def storm(folder: Path, say: Say) -> Result:
     return Result(figures, ())
 
 
+def churn(folder: Path, say: Say) -> Result:
+    """Count the requests that are lost while models are replaced and workers die."""
+    found = measure_churn(folder, say)
+    figure = Figure(
+        name="requests lost while models change and workers die",
+        measured=found.calls["lost"],
+        bound=0,
+        unit="lost",
+        detail=f"{found.calls['right']} right, {found.calls['refused']} refused, "
+        f"{found.operations.total()} operations, {found.operations['kill']} of them deaths",
+        at_most=True,
+    )
+    return Result((figure,), ())
+
+
 def loads(folder: Path, say: Say) -> Result:
     """Measure a hot model beside a stream of loads, and the worker's memory after many loads and unloads."""
     found = measure_loads(folder, say)
@@ -339,6 +355,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             large_rows(folder, rounds, seconds, say, cores),
             storm(folder, say),
             loads(folder, say),
+            churn(folder, say),
             idle_memory(folder, say),
         ]
     return Result(

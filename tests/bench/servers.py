@@ -102,10 +102,10 @@ def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[
 
 
 @contextmanager
-def millstream_up(folder: Path, name: str, arguments: Sequence[str]) -> Iterator[Server]:
-    """Run `millstream up` with one gateway, one worker of one thread and further `arguments`."""
+def millstream_up(folder: Path, name: str, arguments: Sequence[str], *, workers: int = 1) -> Iterator[Server]:
+    """Run `millstream up` with one gateway, workers of one thread and further `arguments`."""
     home = str(folder / name)
     command = ["-m", "millstream.services.cli", "up", "--home", home, "--http-port", "0", "--grpc-port", "0"]
-    command += ["--gateways", "1", "--pool", "cpu=1", "--worker-threads", "1", "--no-example", *arguments]
+    command += ["--gateways", "1", "--pool", f"cpu={workers}", "--worker-threads", "1", "--no-example", *arguments]
     with _running(command, folder / f"{name}.log") as server:
         yield server
