@@ -246,7 +246,7 @@ EVICTIONS = Metric(
 EVICTION_AGE = Metric(
     "millstream_eviction_age_seconds",
     Kind.HISTOGRAM,
-    "Time since the last call of a version when it was evicted: short times mean that memory is too small.",
+    "Time since the last call of a version when it was evicted, short if memory is too small.",
     ("pool",),
     AGE_SECONDS,
 )
