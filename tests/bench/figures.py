@@ -23,6 +23,7 @@ from tests.bench.churn import measure_churn
 from tests.bench.errors import LoadError
 from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
+from tests.bench.overflow import measure_overflow
 from tests.bench.processes import GATEWAY, WORKER, Memory, memory, pin, running_module
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
@@ -345,6 +346,30 @@ def loads(folder: Path, say: Say) -> Result:
     return Result(figures, ())
 
 
+def overflow(folder: Path, say: Say) -> Result:
+    """Measure how long callers wait for the other pool when the preferred one dies, and how many requests fail."""
+    found = measure_overflow(folder, say)
+    figures = (
+        Figure(
+            name="overflow from a dead preferred pool",
+            measured=median(found.waits_s),
+            bound=1.0,
+            unit="s",
+            detail=f"longest wait of a request, median of {len(found.waits_s)} kills; most {max(found.waits_s):.2f} s",
+            at_most=True,
+        ),
+        Figure(
+            name="requests failed meanwhile",
+            measured=found.failed,
+            bound=0,
+            unit="requests",
+            detail=f"of {found.requests}",
+            at_most=True,
+        ),
+    )
+    return Result(figures, ())
+
+
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
     """Measure everything in about `rounds` x 11 x `seconds` plus seven minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
@@ -356,6 +381,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             storm(folder, say),
             loads(folder, say),
             churn(folder, say),
+            overflow(folder, say),
             idle_memory(folder, say),
         ]
     return Result(

@@ -7,12 +7,16 @@ import os
 import signal
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from tests.kit import models
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
+from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import COPYING, publish_simulated
 from tests.kit.wait import wait_until
 
 INFER = "/v2/models/steady/infer"
@@ -65,3 +69,72 @@ def test_the_other_pool_answers_when_all_workers_of_the_preferred_one_are_killed
     page = stack.metrics()
     total = sum(answered_by(stack, pool) for pool in ("fast", "slow"))
     assert page.value("millstream_requests_total", model="steady", outcome="ok") == total
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack whose pools simulate models; at most four rows wait in a lane."""
+    pools = "fast=1,backend=simulated,slow=1,backend=simulated,memory=512MiB"
+    settings = {"queue_rows_max": 4, "queue_lease_s": 2}
+    with running_stack(tmp_path_factory.mktemp("simulated"), pools=pools, settings=settings) as stack:
+        yield stack
+
+
+def publish(stack: Stack, name: str, behaviour: dict[str, float | str], *, alone: bool = False) -> None:
+    """Publish a simulated model for both pools, or the preferred one alone; wait until its workers have it ready."""
+    pools = ("fast",) if alone else ("fast", "slow")
+    signature = COPYING.model_copy(update={"batching": False})
+    config = ModelConfig(pools=pools, timeout_ms_default=60_000)
+    publish_simulated(FolderRepository(stack.home / "repository"), name, behaviour, config=config, signature=signature)
+    wait_until(lambda: ready_in(stack, name) == set(pools), what=f"{name} is ready")
+
+
+def ready_in(stack: Stack, name: str) -> set[str]:
+    reply = stack.http.get(f"/admin/v1/models/{name}/versions/1")
+    instances = reply.json()["instances"] if reply.status_code == 200 else []
+    return {one["worker"].partition("-")[0] for one in instances if one["state"] == "ready"}
+
+
+def counted(stack: Stack, name: str, pool: str) -> float:
+    return stack.metrics().value("millstream_request_duration_seconds_count", model=name, pool=pool)
+
+
+BODY, HEADERS = v2.request({"x": np.array([[1.0, 2, 3, 4]], np.float32)}, binary=False)
+
+
+def test_requests_that_a_full_pool_refuses_are_answered_by_the_next(simulated: Stack) -> None:
+    publish(simulated, "busy", {"run_s": 0.5})
+    sent = [simulated.send("/v2/models/busy/infer", BODY, HEADERS) for _ in range(12)]
+    statuses = [connection.getresponse().status for connection in sent]
+    for connection in sent:
+        connection.close()
+    assert statuses == [200] * 12
+    assert counted(simulated, "busy", "slow") > 0
+    assert counted(simulated, "busy", "fast") + counted(simulated, "busy", "slow") == 12
+    assert simulated.metrics().value("millstream_requests_overflowed_total", model="busy", pool="fast") > 0
+
+
+def test_while_the_preferred_pool_loads_the_next_one_answers(simulated: Stack) -> None:
+    publish(simulated, "heavy", {"load_s": 3.0})
+    simulated.http.post("/v2/models/heavy/infer", content=BODY, headers=HEADERS)
+    before, pid = counted(simulated, "heavy", "slow"), simulated.pids()["fast-0"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: simulated.pids().get("fast-0", pid) != pid)
+    wait_until(lambda: "fast" not in ready_in(simulated, "heavy"))
+    assert simulated.http.post("/v2/models/heavy/infer", content=BODY, headers=HEADERS).status_code == 200
+    assert counted(simulated, "heavy", "slow") > before
+    wait_until(lambda: ready_in(simulated, "heavy") == {"fast", "slow"})
+    back = counted(simulated, "heavy", "fast")
+    assert simulated.http.post("/v2/models/heavy/infer", content=BODY, headers=HEADERS).status_code == 200
+    assert counted(simulated, "heavy", "fast") == back + 1
+
+
+def test_with_no_other_pool_requests_wait_for_the_next_worker(simulated: Stack) -> None:
+    publish(simulated, "lonely", {"load_s": 1.0}, alone=True)
+    pid = simulated.pids()["fast-0"]
+    os.kill(pid, signal.SIGKILL)
+    sent = [simulated.send("/v2/models/lonely/infer", BODY, HEADERS) for _ in range(4)]
+    assert [connection.getresponse().status for connection in sent] == [200] * 4
+    for connection in sent:
+        connection.close()
+    assert counted(simulated, "lonely", "slow") == 0
