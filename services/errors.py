@@ -77,7 +77,7 @@ GRPC_STATUS: dict[Code, str] = {
 }
 
 
-_REFUSALS = frozenset({Code.OVERLOADED, Code.UNAVAILABLE})
+_REFUSALS = frozenset({Code.OVERLOADED, Code.UNAVAILABLE, Code.MEMORY})
 RETRY_S_DEFAULT = 5  # seconds after which a client may try again, where nothing tells a better time
 
 
@@ -94,7 +94,7 @@ class Failure(Exception):
     Args:
         code: what kind of failure it is; decides the status of the reply.
         message: one line that says what is wrong and what to do about it.
-        retry_after_s: on refusals (`OVERLOADED`, `UNAVAILABLE`): seconds until another attempt makes sense.
+        retry_after_s: on refusals (`OVERLOADED`, `UNAVAILABLE`, `MEMORY`): seconds until another attempt makes sense.
         subject: what the failure is about; None: nothing that a protocol distinguishes.
         advice: members that error documents get beside the message: `signature`, `example`, `example_python`.
     """
