@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -304,6 +306,23 @@ def test_a_model_that_fails_to_load_is_refused_with_the_reason(stack: Stack) -> 
         wait_until(partial(status, stack, "usual", 200), 60, "its neighbour answers")
     for name in ("broken", "usual"):
         stack.http.delete(f"/admin/v1/models/{name}")
+
+
+def test_a_gateway_that_is_killed_leaves_the_load_to_the_others(stack: Stack) -> None:
+    publish(stack, "left", "left", load_s=1.0)
+    with running_worker(stack, "left"):
+        wait_until(partial(status, stack, "left", 200), 60, "it answers")
+        put_on_standby(stack, "left", "left")
+        with ThreadPoolExecutor(1) as callers, stack.gateway(0) as first, stack.gateway(1) as second:
+            body, headers = v2.request({"x": np.ones((1, 4), np.float32)})
+            lost = callers.submit(first.post, "/v2/models/left/infer", content=body, headers=headers)
+            wait_until(lambda: state(stack, "left") != "standby", what="the load has begun")
+            os.kill(stack.pids()["gateway-0"], signal.SIGKILL)
+            assert second.post("/v2/models/left/infer", content=body, headers=headers).status_code == 200
+            assert isinstance(lost.exception(), httpx2.TransportError)
+        wait_until(lambda: stack.gateways == 2, what="the gateway is started again")
+    stack.reconnect()
+    stack.http.delete("/admin/v1/models/left")
 
 
 def test_a_redis_that_lost_everything_gets_the_demand_again(stack: Stack) -> None:
