@@ -67,6 +67,7 @@ from millstream.workers.memory_budget import SPARE_BYTES, MemoryBudget
 from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.orders import OrderThread
+from millstream.workers.profiler import KnownProfiles
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency import Residency
 from millstream.workers.unloads import Unloads
@@ -277,6 +278,7 @@ class WorkerProcess:
             self._budget,
             lambda: self.loop.runs if self.loop.waiting else None,
             FolderRepository(settings.repository_dir).variants,
+            profiles=KnownProfiles(),
         )
 
     def _connect(self) -> Consumer:

@@ -28,7 +28,7 @@ from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
 from millstream.workers.footprint_meter import FootprintMeter, Measurement
 from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
-from millstream.workers.profiler import measure
+from millstream.workers.profiler import KnownProfiles, measure, runs_as_known
 from millstream.workers.reshape import Reshaped
 from millstream.workers.warmup import warm_up
 
@@ -57,6 +57,7 @@ class LoadEnvironment(NamedTuple):
         budget: the memory of the worker; None: there is no limit.
         runs: returns the number of runs of the main loop so far; None during a run.
         variants: what was compiled before; None: it is not used.
+        profiles: what was measured before; None: every load measures.
     """
 
     backend: Backend
@@ -66,6 +67,7 @@ class LoadEnvironment(NamedTuple):
     budget: MemoryBudget | None = None
     runs: Callable[[], int | None] = lambda: 0
     variants: Variants | None = None
+    profiles: KnownProfiles | None = None
 
 
 def load(
@@ -124,7 +126,7 @@ def _load_and_measure(
         lower_priority()  # not before: threads that a library starts while it loads inherit it, and serve later
         warm_up(instance, manifest, folder)
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
-        profile = measure(instance, manifest.signature, rows_max, MEASURE_S_MAX)
+        profile = _profile(instance, manifest, at, rows_max)
         if stop.reason:  # the end was requested between two runs
             raise Failure(Code.MODEL, stop.reason)
         measurement = meter.end()
@@ -165,6 +167,17 @@ def _open(manifest: Manifest, folder: Path, compiled: Path | None, at: LoadEnvir
         at.variants.discard(manifest, target, failure.message)
         verify(folder, manifest)
         return at.backend.load(path, signature, at.device, at.threads, stop)
+
+
+def _profile(instance: Instance, manifest: Manifest, at: LoadEnvironment, rows_max: int) -> Profile:
+    """Return how long runs take: as measured when this process loaded the version before, otherwise measured now."""
+    known = at.profiles.get(manifest.content_id) if at.profiles is not None else None
+    if known is not None and runs_as_known(instance, manifest.signature, known):
+        return known
+    profile = measure(instance, manifest.signature, rows_max, MEASURE_S_MAX)
+    if at.profiles is not None:
+        at.profiles.keep(manifest.content_id, profile)
+    return profile
 
 
 def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ from millstream.workers.usage_log import Calls, Known, UsageLog
 
 #: Records show calls at most this old: a record that changes is read and parsed by every gateway.
 USAGE_PUBLISHED_S = 5.0
+#: A profile is published again when a run takes longer or shorter by this share, and by this time at least.
+PROFILE_STEP = 0.2
+PROFILE_STEP_S_MIN = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,19 @@ class _Published(NamedTuple):
 
     def is_outdated(self, model: LoadedModel, now: float) -> bool:
         """Return whether the record no longer says what it should of the model, in its state of `now`."""
-        if self.model is not model or self.record.profile != dict(model.measured):
+        if self.model is not model or _differ(self.record.profile, dict(model.measured)):
             return True
         return model.calls.last != self.known.last_used and now - self.at >= USAGE_PUBLISHED_S
+
+
+def _differ(published: Mapping[int, float], measured: Mapping[int, float]) -> bool:
+    """Return whether a profile differs from the published one by more than noise: probes of idle models correct it."""
+    if published.keys() != measured.keys():
+        return True
+    return any(
+        abs(measured[rows] - seconds) > max(PROFILE_STEP * seconds, PROFILE_STEP_S_MIN)
+        for rows, seconds in published.items()
+    )
 
 
 class LoadedModels:

@@ -5,7 +5,9 @@ signature ─> inputs that run ─> for each size: one warm-up run, then the fas
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 from millstream.services.errors import Code, Failure
@@ -24,6 +26,7 @@ from millstream.workers.backends.base import Array, Instance, OutOfMemory, Termi
 
 Clock = Callable[[], float]
 
+PROFILES_MAX = 10_000  # beyond, the version that was loaded the longest ago is measured again
 RUNS_MIN = 3
 RUNS_MAX = 9
 #: Share of the budget that one size may use beyond its first RUNS_MIN runs.
@@ -100,3 +103,40 @@ def measure(
             message = f"the model runs {largest} rows but not {rows}: {failure.message}; set rows_max to {largest}"
             raise Failure(Code.MODEL, message) from failure
     return Profile(seconds)
+
+
+def runs_as_known(instance: Instance, signature: Signature, known: Profile) -> bool:
+    """Run one row, and the most rows that were measured before, once; return whether both run.
+
+    A version that is loaded again need not be measured again: a call may wait for it.
+    """
+    found = _runnable(instance, signature)
+    if found is None:
+        return not known.seconds
+    largest = max(known.seconds, default=1)
+    try:
+        instance.run(make_inputs(signature, largest, *found))
+    except Terminated:
+        raise
+    except (OutOfMemory, Failure):
+        return False
+    return bool(known.seconds)
+
+
+class KnownProfiles:
+    """The profiles that this process measured, by content id. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._profiles: OrderedDict[str, Profile] = OrderedDict()
+
+    def get(self, content_id: str) -> Profile | None:
+        with self._lock:
+            return self._profiles.get(content_id)
+
+    def keep(self, content_id: str, profile: Profile) -> None:
+        with self._lock:
+            self._profiles[content_id] = profile
+            self._profiles.move_to_end(content_id)
+            while len(self._profiles) > PROFILES_MAX:
+                self._profiles.popitem(last=False)
