@@ -61,8 +61,11 @@ def main() -> int:
 
 
 def _many(sizes: list[int], progress: Console) -> int:
+    found = []
     with progress.status("starting") as status:
-        found = many.run(sizes, status.update)
+        for one in many.run(sizes, status.update):
+            found.append(one)
+            progress.print(one)
     for table in many.tables(found):
         Console().print(table)
     return 0

@@ -25,15 +25,18 @@ from millstream.services.queue.server import socket_path
 from tests.bench.errors import LoadError
 from tests.bench.processes import GATEWAY, WORKER, cpu_s, memory, running_module
 from tests.bench.servers import Server, millstream_up
-from tests.kit.many_models import many_scales, write_repository
+from tests.kit.many_models import many_mlps, many_scales, write_repository
 
 IDLE_S = 10.0
 HOT = 50
 CALLS = 2000
 COLD_CALLS = 30
 READY_S_MAX = 600.0
-#: of a worker in which part of 1,000 small models fits: the interpreter and its libraries take 100 MiB of it
-SMALL_MEMORY = "192MiB"
+HOT_ROUNDS = 3  # each of calls of one model alone and of HOT among many, in turn
+#: of a worker in which a part of COLD_MODELS fits: the interpreter and its libraries take 100 MiB of it
+SMALL_MEMORY = "256MiB"
+COLD_MODELS = 400
+_MLP_BODY = orjson.dumps({"inputs": [{"name": "input", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
 _BODY = orjson.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]})
 
 
@@ -99,22 +102,37 @@ def _milliseconds(work: Callable[[], object], times: int = 5) -> float:
     return statistics.median(spans) * 1e3
 
 
-def idle(folder: Path, models: int) -> Idle:
-    """Measure an installation with `models` models that nobody calls."""
-    repository = write_repository(folder / f"repository-{models}", models)
+def measure(folder: Path, models: int, status: Callable[[str], None], *, hot: bool) -> Iterator[Idle | Calls]:
+    """Measure an installation with `models` models that nobody calls; `hot`: then calls of HOT of them, too."""
+    repository = write_repository(folder / f"repository-{models}", many_scales(models))
     arguments = ["--triton-repository", str(repository)]
+    status(f"{models} models: registering")
     began = time.monotonic()
     with millstream_up(folder, f"many-{models}", arguments):
         register_s = time.monotonic() - began
+    status(f"{models} models: starting again")
     began = time.monotonic()
-    with millstream_up(folder, f"many-{models}", arguments) as server, _connection(server) as connection:
+    with millstream_up(folder, f"many-{models}", arguments) as server:
         start_s = time.monotonic() - began
+        status(f"{models} models: idle")
+        yield _idle(server, folder / f"many-{models}", models, register_s, start_s)
+        if hot:
+            one = write_repository(folder / "repository-one", many_scales(1))
+            with millstream_up(folder, "one", ["--triton-repository", str(one)]) as alone:
+                names = [name for name, _ in many_scales(min(models, HOT))]
+                for turn in range(1, HOT_ROUNDS + 1):
+                    status(f"{models} models: hot calls, round {turn}")
+                    yield calls(alone, names[:1], 1)
+                    yield calls(server, names, models)
+
+
+def _idle(server: Server, home: Path, models: int, register_s: float, start_s: float) -> Idle:
+    with _connection(server) as connection:
         _wait_until_served(connection, models)
         gateway, worker = running_module(server.pid, GATEWAY)[0], running_module(server.pid, WORKER)[0]
-        redis = redis_py.Redis(unix_socket_path=str(socket_path(folder / f"many-{models}" / "run")))
-        server_of_redis = int(redis.info("server")["process_id"])
+        redis = redis_py.Redis(unix_socket_path=str(socket_path(home / "run")))
+        pids = (gateway, worker, int(redis.info("server")["process_id"]))
         time.sleep(IDLE_S / 2)
-        pids = (gateway, worker, server_of_redis)
         before = [cpu_s(pid) for pid in pids]
         time.sleep(IDLE_S)
         of_gateway, of_worker, of_redis = ((cpu_s(pid) - at) / IDLE_S for pid, at in zip(pids, before, strict=True))
@@ -165,23 +183,6 @@ def calls(server: Server, names: Sequence[str], models: int, count: int = CALLS)
     return Calls(models, len(names), spans[count // 2] * 1e6, spans[count * 99 // 100] * 1e6, cpu / count * 1e6)
 
 
-def hot(folder: Path, models: int) -> list[Calls]:
-    """Measure calls of one model alone, and of HOT among `models`, all in the same minutes."""
-    one = write_repository(folder / "one", 1)
-    many = write_repository(folder / "hot", models)
-    names = [name for name, _ in many_scales(HOT)]
-    found = []
-    with (
-        millstream_up(folder, "one-home", ["--triton-repository", str(one)]) as alone,
-        millstream_up(folder, "hot-home", ["--triton-repository", str(many)]) as among,
-    ):
-        with _connection(among) as connection:
-            _wait_until_served(connection, models)
-        for _ in range(3):
-            found += [calls(alone, names[:1], 1), calls(among, names, models)]
-    return found
-
-
 @dataclass(frozen=True)
 class Cold:
     """First calls of models that no worker holds, one after the other."""
@@ -198,11 +199,11 @@ class Cold:
 
 def cold(folder: Path, models: int) -> Cold:
     """Measure first calls among `models` in a worker whose memory holds only part of them."""
-    repository = write_repository(folder / "cold", models)
+    repository = write_repository(folder / "repository-cold", many_mlps(models))
     arguments = ["--triton-repository", str(repository), "--memory", SMALL_MEMORY]
     spans: list[float] = []
     runs: list[float] = []
-    with millstream_up(folder, "cold-home", arguments) as server, _connection(server) as connection:
+    with millstream_up(folder, "cold", arguments) as server, _connection(server) as connection:
         _wait_until_served(connection, models)
         standby = _on_standby(connection)[:COLD_CALLS]
         if not standby:
@@ -210,7 +211,7 @@ def cold(folder: Path, models: int) -> Cold:
         for name in standby:
             for found in (spans, runs):
                 began = time.perf_counter()
-                _get(connection, "POST", f"/v2/models/{name}/infer", _BODY)
+                _get(connection, "POST", f"/v2/models/{name}/infer", _MLP_BODY)
                 found.append(time.perf_counter() - began)
         held = {one["model"]: one for one in _instances(connection)}
         loads = [held[name]["load_s"] for name in standby if name in held]
@@ -229,19 +230,14 @@ def _instances(connection: HTTPConnection) -> list[dict[str, Any]]:
     return [instance for worker in workers for instance in worker["instances"]]
 
 
-def run(sizes: Sequence[int], status: Callable[[str], None]) -> list[Any]:
-    """Make all measurements and return them."""
-    found: list[Any] = []
+def run(sizes: Sequence[int], status: Callable[[str], None]) -> Iterator[Idle | Calls | Cold]:
+    """Make all measurements and yield each."""
     with TemporaryDirectory(prefix="millstream-many-") as name:
         folder = Path(name)
         for models in sizes:
-            status(f"{models} models, idle")
-            found.append(idle(folder, models))
-        status(f"hot calls among {max(sizes)} models")
-        found += hot(folder, max(sizes))
-        status(f"cold calls among {max(sizes)} models")
-        found.append(cold(folder, max(sizes)))
-    return found
+            yield from measure(folder, models, status, hot=models == max(sizes))
+        status(f"cold calls among {COLD_MODELS} models")
+        yield cold(folder, COLD_MODELS)
 
 
 def tables(found: Sequence[Any]) -> Iterator[Table]:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from millstream.services.wire.records import WorkerRecord
+from millstream.services.wire.records import InstanceRecord
 from tests.kit import models, v2
 from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
@@ -95,9 +95,9 @@ def knows(gateway: httpx2.Client) -> bool:
 
 def merged(stack: Stack, model: str) -> list[int]:
     """Rows that each worker runs together."""
-    keys = stack.redis.scan_iter("*:record:*")
-    records = [WorkerRecord.model_validate_json(data) for key in keys if (data := stack.redis.get(key)) is not None]
-    return [one.rows_efficient for record in records for one in record.instances if one.model == model]
+    keys = stack.redis.scan_iter("*:instances:*")
+    instances = [InstanceRecord.model_validate_json(data) for key in keys for data in stack.redis.hvals(key)]
+    return [one.rows_efficient for one in instances if one.model == model]
 
 
 def ran(stack: Stack, before: Any, model: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx
 import pytest
 
-from tests.kit.many_models import many_scales, write_repository
+from tests.kit.many_models import many_mlps, many_scales, write_repository
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
@@ -21,7 +21,7 @@ CALLS = {3: 4, 17: 9, 42: 2, 59: 7, 5: 1, 31: 3, 8: 6}
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("many")
-    repository = write_repository(folder / "models", MODELS)
+    repository = write_repository(folder / "models", many_scales(MODELS))
     settings = {"triton_repositories": str(repository), "metrics_models_max": SHOWN_MAX}
     with running_stack(folder, gateways=2, settings=settings) as stack:
         yield stack
@@ -82,7 +82,7 @@ def _text(stack: Stack) -> str:
 
 
 def test_generated_models_are_distinct_and_valid() -> None:
-    made = dict(many_scales(1000))
-    assert len(set(made.values())) == len(made) == 1000
-    for name in ("scale-0000", "scale-0999"):
-        onnx.checker.check_model(onnx.load_from_string(made[name]))
+    made = dict([*many_scales(1000), *many_mlps(20)])
+    assert len(set(made.values())) == len(made) == 1020
+    for name in ("scale-0000", "scale-0999", "mlp-0000", "mlp-0019"):
+        onnx.checker.check_model(onnx.load_from_string(made[name]), full_check=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import onnx
 
 from tests.kit import models
 
@@ -24,9 +26,19 @@ def many_scales(count: int) -> Iterator[tuple[str, bytes]]:
         yield f"scale-{number:04d}", before + struct.pack("<f", number + 1) + after
 
 
-def write_repository(folder: Path, count: int) -> Path:
-    """Write `many_scales` as a Triton model repository below `folder`, and return it."""
-    for name, content in many_scales(count):
+def many_mlps(count: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and the bytes of `count` models `mlp-0000`, … of 340 KB: models.mlp with other first biases."""
+    with TemporaryDirectory() as folder:
+        template = models.mlp(Path(folder) / "model.onnx").read_bytes()
+    [bias] = [one.raw_data[:4] for one in onnx.load_from_string(template).graph.initializer if one.name == "b0"]
+    before, after = template.split(bias)
+    for number in range(count):
+        yield f"mlp-{number:04d}", before + struct.pack("<f", number / count) + after
+
+
+def write_repository(folder: Path, made: Iterable[tuple[str, bytes]]) -> Path:
+    """Write models as a Triton model repository below `folder`, and return it."""
+    for name, content in made:
         version = folder / name / "1"
         version.mkdir(parents=True)
         (version / "model.onnx").write_bytes(content)

@@ -33,7 +33,11 @@ class _Instance:
             raise Failure(Code.MODEL, "too many rows")
         return [inputs["x"]]
 
+    lost = ""
+
     def terminate(self) -> None: ...
+
+    def rebuild(self) -> None: ...
 
     def close(self) -> None: ...
 
