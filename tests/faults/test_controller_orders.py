@@ -1,4 +1,4 @@
-"""What the controller does to real workers with memory for three models of six: minimum, copies, idle, restarts.
+"""What the controller does to real workers with memory for three models of six: minimum, copies, idle, prefetch.
 
 Models are those of the simulated backend, which claim their bytes.
 """
@@ -12,12 +12,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytest
 
 from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.placement.usage import Usage
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
@@ -91,6 +93,13 @@ class Fleet:
     def order(self, worker: str, order: Order) -> None:
         self.stack.redis.rpush(self.keys.orders(worker), order.model_dump_json())
 
+    def orders_waiting(self) -> bool:
+        """Whether a worker has not taken an order yet."""
+        return any(self.stack.redis.exists(self.keys.orders(one["id"])) for one in self.placement()["workers"])
+
+    def rounds(self) -> float:
+        return self.stack.metrics().value("millstream_controller_round_duration_seconds_count")
+
     def orders_of(self, do: str, reason: str) -> float:
         """How many orders controllers gave for a reason."""
         return self.stack.metrics().value("millstream_controller_orders_total", order=do, reason=reason)
@@ -157,6 +166,25 @@ def test_calls_that_keep_one_instance_busy_get_another(fleet):
             lambda: fleet.orders_of("load", "load") > before or len(fleet.holders("busy")) == 2, WAIT_S, "ordered"
         )
         wait_until(lambda: len(fleet.holders("busy")) == 2, WAIT_S, "two instances")
+
+
+def test_what_is_called_like_clockwork_is_loaded_before_its_call(fleet):
+    clock = fleet.publish("clock", bytes=MIB)
+    usage = reduce(Usage.with_gap, (28.0, 32.0) * 10, Usage()).pack()
+    order = Order(do="load", content_id=clock.content_id, why="a test", evict=True, usage=usage)
+    for worker in fleet.placement()["workers"]:
+        fleet.order(worker["id"], order)
+    wait_until(lambda: not fleet.orders_waiting() and fleet.holders("clock"), WAIT_S, "loaded, its usage known")
+    fleet.call("clock")
+    wait_until(lambda: any(one["last_used_age_s"] is not None for one in fleet.holders("clock")), what="published")
+    rounds = fleet.rounds()
+    wait_until(lambda: fleet.rounds() > rounds + 1, what="the controller has seen it")
+    before = fleet.orders_of("load", "prefetch")
+    for one in fleet.holders("clock"):
+        fleet.order(one["worker"], Order(do="unload", content_id=clock.content_id, why="a test"))
+    wait_until(lambda: fleet.orders_of("load", "prefetch") > before, WAIT_S, "expected")
+    [one, *_] = wait_until(lambda: fleet.holders("clock"), WAIT_S, "loaded")
+    assert "a call is expected in" in one["why"]
 
 
 def test_orders_of_an_earlier_leader_are_ignored(fleet):
