@@ -29,7 +29,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install serving check openapi coverage bench demo soak explore fuzz lock floors audit sbom wheel clean help
+.PHONY: run test test-tools install serving check openapi coverage bench plan-study demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -64,6 +64,9 @@ coverage: install $(VENV)/.clients $(VENV)/.audit ## run the tests and report wh
 
 bench: install ## measure throughput and latency as ratios to a bare server
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+plan-study: install ## simulate 200 workers and 5,000 models, and write the table and plot of docs/multi-model.md
+	@$(BIN)/python -m tests.bench.placement_study $(ARGS)
 
 soak: install ## load with faults of all kinds and hostile models (MINUTES=10)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)

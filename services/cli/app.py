@@ -22,6 +22,7 @@ from millstream.services.cli.commands.load import load, unload
 from millstream.services.cli.commands.logs import logs
 from millstream.services.cli.commands.models import activate, models, rm
 from millstream.services.cli.commands.placement import placement
+from millstream.services.cli.commands.plan import plan
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.restart import restart
@@ -108,6 +109,12 @@ _add(
     "echo '[[1, 2, 3]]' | millstream predict adder --json",
 )
 _add("Use", bench, "millstream bench digits", "millstream bench digits -c 64 -s 10 --rows 4")
+_add(
+    "Run",
+    plan,
+    "millstream plan --models 500 --workers 4 --memory 8GiB",
+    "millstream plan --models models.csv --trace calls.csv --workers 4 --memory 8GiB --compare",
+)
 _add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
 
 

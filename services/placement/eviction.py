@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 
-#: "Soon". About the time that an instance stays in a full worker: one that is called later is evicted before its call.
-HORIZON_S = 600.0
+#: "Soon". Longer, and models that are called every minute and every ten minutes would cost the same: with 600 s the
+#: simulation had twice the cold calls (docs/multi-model.md).
+HORIZON_S = 60.0
 #: An instance stays for this multiple of its load time, so that two models do not take turns in the same memory.
 RESIDENCE_LOADS = 10.0
 LOAD_S_MIN = 0.01  # so that the cost of an instance without a measured load is not 0

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from millstream.services.placement.eviction import HORIZON_S, evictable
+from millstream.services.placement.eviction import evictable
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.planned import OrderReason, PlannedOrder, ServedVersion
 from millstream.services.placement.views import PlacedInstance, Refusal, WorkerView
 
 Holder = tuple[str, PlacedInstance]  # a worker's id, and its instance of the version in question
 
+SOON_S = (
+    600.0  # within which a version on a worker that stops must be likely to be called, to be loaded elsewhere first
+)
 ORDERS_MAX = 100  # of a round; the next one follows in seconds
 WORKER_LOADS_MAX = 2  # loads that a worker has begun or been ordered: more would wait behind each other
 ORDER_LIFE_S = 60.0  # within which a worker shows what became of an order; then the order may be repeated
@@ -86,7 +89,7 @@ class PlanningRound:
 
     def soon(self, version: ServedVersion) -> float:
         """Return the probability that the version is called soon."""
-        return version.usage.next_use_probability(max(0.0, self.now - version.last_used), HORIZON_S)
+        return version.usage.next_use_probability(max(0.0, self.now - version.last_used), SOON_S)
 
     def was_ordered(self, content_id: str) -> bool:
         """Whether an earlier round, not long ago, or this one ordered something for a version."""
