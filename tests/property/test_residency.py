@@ -1,0 +1,357 @@
+"""What a worker holds, against a model of it: publish, delete, order, load, fail, call, unload, die, in any order.
+
+Loads end when the test says so; Redis is a set of lanes in use. Everything else is what a worker has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
+from unittest.mock import Mock
+
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.placement.views import Footprint
+from millstream.services.repository.verdicts import NO_VERDICT
+from millstream.services.wire.orders import Order
+from millstream.services.wire.records import State
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loader import LoadRequest
+from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.residency import Residency
+from millstream.workers.unloads import Unloads
+from millstream.workers.wanted import Wanted
+from tests.contract.repositories import manifest
+from tests.kit.state_machines import machine_settings
+
+BASE, BUDGET = 100, 1000
+NAMES = [f"m{i}" for i in range(8)]
+SOME_NAME = st.sampled_from(NAMES)
+
+
+class Clock:
+    """The Redis clock, which the test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self.offset_ms = 0.0
+
+    def now_ms(self) -> float:
+        return self.seconds * 1000
+
+
+class Memory:
+    """What versions take, which is known before they are loaded."""
+
+    def __init__(self, needs: dict[str, Footprint]) -> None:
+        self.needs = needs
+        self.budget = MemoryBudget(BUDGET, lambda: BASE)
+
+    def need(self, one: Manifest) -> Footprint:
+        return self.needs[one.content_id]
+
+
+class Loads:
+    """Loads that begin and end when the test says so."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.queue: list[LoadRequest] = []
+        self.running: dict[str, LoadRequest] = {}
+        self.failures: dict[str, int] = {}
+        self.admit: Callable[[LoadRequest], bool] = lambda _: True
+        self.on_end: Callable[[str], None] = lambda _: None
+        self.on_out_of_memory: Callable[[LoadRequest], bool] = lambda _: False
+
+    def follow(
+        self,
+        admit: Callable[[LoadRequest], bool],
+        on_end: Callable[[str], None],
+        on_out_of_memory: Callable[[LoadRequest], bool],
+    ) -> None:
+        self.admit, self.on_end, self.on_out_of_memory = admit, on_end, on_out_of_memory
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.queue or self.running)
+
+    def active(self) -> set[str]:
+        return {*self.running, *(request.content_id for request in self.queue if request.demanded)}
+
+    def in_progress(self, content_id: str) -> bool:
+        return content_id in self.running
+
+    def want(self, wanted: Sequence[LoadRequest], kept: Collection[str]) -> None:
+        demanded = [request for request in self.queue if request.demanded and request.content_id in kept]
+        known = {*self.running, *(request.content_id for request in demanded)}
+        self.queue = [*demanded, *(request for request in wanted if request.content_id not in known)]
+
+    def demand(self, request: LoadRequest) -> None:
+        assert request.content_id not in self.active(), "one load of a version at a time"
+        self.queue = [request, *(other for other in self.queue if other.content_id != request.content_id)]
+
+    def retry_due(self, content_id: str) -> bool:
+        return False
+
+    def failures_of(self, content_id: str) -> tuple[int, float]:
+        return self.failures.get(content_id, 0), 0.0
+
+    def forget_failures(self, content_id: str) -> None:
+        self.failures.pop(content_id, None)
+
+
+class Redis:
+    """What the worker asks Redis: which lanes are in use."""
+
+    def __init__(self) -> None:
+        self.in_use: set[str] = set()
+        self.pinned: set[str] = set()
+        self.waiting: set[str] = set()  # lanes with a batch that came as they were released
+
+    def release_lane(self, lane: str, others_min: int) -> bool:
+        if lane in self.in_use or others_min:
+            return False
+        assert lane not in self.pinned
+        return True
+
+    def lanes_in_use(self, counted: Sequence[str], lanes: Sequence[str]) -> tuple[dict[str, int], set[str]]:
+        return dict.fromkeys(counted, 1), self.in_use & set(lanes)
+
+    def pending(self, lane: str) -> int:
+        return int(lane in self.waiting)
+
+    def demand(self, lane: str, life_ms: int, order: bytes) -> bool:
+        return True
+
+    def leased(self, lane: str) -> bool:
+        return False
+
+    def remove_lane(self, lane: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WorkerMachine(RuleBasedStateMachine):
+    """Rules are what operators, gateways, models and the kernel do."""
+
+    @initialize(sizes=st.lists(st.integers(100, 450), min_size=6, max_size=6))
+    def begin(self, sizes: list[int]) -> None:
+        self.clock = Clock()
+        self.needs: dict[str, Footprint] = {}
+        self.wanted: dict[str, Wanted] = {}
+        self.numbers = dict.fromkeys(NAMES, 0)
+        for name, size in zip(NAMES, sizes, strict=False):
+            self._publish(name, size, 50, pin=name == NAMES[0])
+        self.start()
+
+    def start(self) -> None:
+        """Start the worker, also again after its death."""
+        self.redis = Redis()
+        self.models = LoadedModels()
+        self.memory = Memory(self.needs)
+        self.loads = Loads(self.memory)
+        self.open: set[str] = set()  # content ids of orders that have not ended
+        connect = cast("Any", lambda: self.redis)
+        metrics = Mock()
+        self.unloads = Unloads(connect, self.models, metrics, threading.Event(), self.memory.budget, lambda: None)
+        self.residency = Residency(
+            "w-0-a", "cpu", 0, self.models, cast("Any", self.loads), self.unloads, cast("Any", self.clock)
+        )
+        self.update()
+
+    def update(self) -> None:
+        self.redis.pinned = {one.content_id for one in self.wanted.values() if one.placement.pin}
+        self.residency.update(dict(self.wanted))
+        for content_id, model in self.models.all().items():
+            if content_id not in self.wanted:
+                self.redis.in_use.discard(content_id)
+                self.unloads.remove(model)
+                self.loads.queue = [one for one in self.loads.queue if one.content_id != content_id]
+        self.step()
+
+    def step(self) -> None:
+        """Do what the thread of the orders does."""
+        consumer = cast("Any", self.redis)
+        while self.residency.again:
+            self.residency.load(self.residency.again.popleft(), consumer)
+        self.residency.repay(consumer)
+        while self.residency.ended:
+            self.open.discard(self.residency.ended.popleft())
+        for content_id in list(self.open):
+            model = self.models.get(content_id)
+            if model is not None and model.state is State.READY:
+                self.open.discard(content_id)  # its lane is added, which ends the demand
+
+    def of(self, name: str) -> Wanted | None:
+        return next((one for one in self.wanted.values() if one.manifest.model == name), None)
+
+    @rule(name=SOME_NAME, resident=st.integers(0, 1000), peak=st.integers(0, 300), pin=st.booleans())
+    def publish(self, name: str, resident: int, peak: int, pin: bool) -> None:
+        self._publish(name, resident, peak, pin=pin)
+        held = {content_id for content_id, one in self.models.all().items() if one.state is State.READY}
+        self.update()
+        assert held & self.wanted.keys() <= self.models.all().keys(), "publishing unloads nothing"
+
+    def _publish(self, name: str, resident: int, peak: int, *, pin: bool) -> None:
+        known = self.of(name)
+        if known is not None:
+            del self.wanted[known.content_id]
+        self.numbers[name] += 1
+        new = Wanted(manifest(name, self.numbers[name]), NO_VERDICT, EndpointPlacement(pin=pin))
+        self.needs[new.content_id] = Footprint(resident, peak, 0.1, measured=True)
+        self.wanted[new.content_id] = new
+
+    @rule(name=SOME_NAME, dice=st.integers(0, 2))
+    def delete(self, name: str, dice: int) -> None:
+        known = self.of(name)
+        if known is not None and not dice:
+            del self.wanted[known.content_id]
+            self.update()
+
+    @rule(which=st.integers(0, 99), evict=st.sampled_from([True, True, True, False]), late=st.integers(0, 5))
+    def order(self, which: int, evict: bool, late: int) -> None:
+        cold = [one for one in self.wanted.values() if self.models.get(one.content_id) is None]
+        if not cold:
+            return
+        one = cold[which % len(cold)]
+        before = {content_id for content_id, model in self.models.all().items() if model.state is State.READY}
+        deadline = 0.0 if late else 0.001
+        self.open.add(one.content_id)
+        order = Order(do="load", content_id=one.content_id, why="a call", evict=evict, deadline=deadline)
+        self.residency.load(order, cast("Any", self.redis))
+        if not evict:
+            assert before <= self.models.all().keys()
+        self.step()
+
+    @rule(name=SOME_NAME)
+    def unload(self, name: str) -> None:
+        one = self.of(name)
+        if one is not None:
+            self.residency.unload(one.content_id, "idle", cast("Any", self.redis))
+
+    @rule()
+    def begin_another_load(self) -> None:
+        self.begin_load()
+
+    @rule()
+    def begin_load(self) -> None:
+        while self.loads.queue:
+            request = self.loads.queue.pop(0)
+            if request.content_id in self.loads.running:
+                continue
+            if self.loads.admit(request):
+                self.loads.running[request.content_id] = request
+                self.models.set(LoadedModel(request.manifest, State.LOADING, demanded=request.demanded))
+                break
+        self.step()
+
+    @rule(data=st.data(), how=st.sampled_from(["ready", "ready", "ready", "failed", "no memory"]))
+    def end_load(self, data: st.DataObject, how: str) -> None:
+        if not self.loads.running:
+            return
+        content_id = data.draw(st.sampled_from(sorted(self.loads.running)))
+        request, need = self.loads.running[content_id], self.needs[content_id]
+        budget = self.memory.budget
+        too_large = need.load_bytes > budget.room_bytes
+        if content_id not in self.wanted:
+            budget.begin_unload(content_id)
+            budget.freed(content_id)
+        elif how == "ready" and not too_large:
+            budget.settle(content_id, need)
+            self.models.set(
+                LoadedModel(
+                    request.manifest,
+                    State.READY,
+                    loaded_at=self.clock.seconds,
+                    demanded=request.demanded,
+                    footprint=need,
+                )
+            )
+        else:
+            budget.begin_unload(content_id)
+            budget.freed(content_id)
+            if how == "failed" or too_large or not self.loads.on_out_of_memory(request):
+                self.loads.failures[content_id] = self.loads.failures.get(content_id, 0) + 1
+                self.models.set(LoadedModel(request.manifest, State.FAILED, "it fails"))
+        del self.loads.running[content_id]
+        self.loads.on_end(content_id)
+        self.step()
+        self.residency.reconsider()
+
+    @rule(which=st.integers(0, 99), seconds=st.floats(0, 30))
+    def use(self, which: int, seconds: float) -> None:
+        self.clock.seconds += seconds
+        ready = [one for one in self.models.all().values() if one.state is State.READY]
+        if ready:
+            model = ready[which % len(ready)]
+            self.redis.in_use.add(model.manifest.content_id)
+            model.calls.add(self.clock.seconds)
+
+    @rule(which=st.integers(0, 99), seconds=st.floats(0, 30))
+    def end_use(self, which: int, seconds: float) -> None:
+        self.clock.seconds += seconds
+        if self.redis.in_use:
+            self.redis.in_use.discard(sorted(self.redis.in_use)[which % len(self.redis.in_use)])
+
+    @rule(dice=st.integers(0, 9))
+    def die(self, dice: int) -> None:
+        if not dice:
+            self.start()
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        if hasattr(self, "memory"):
+            assert self.memory.budget.used_bytes <= BUDGET
+
+    @invariant()
+    def what_is_demanded_has_its_memory(self) -> None:
+        if hasattr(self, "loads"):
+            demanded = [one.content_id for one in self.loads.queue if one.demanded]
+            assert all(self.memory.budget.footprint(content_id) for content_id in demanded)
+
+    @invariant()
+    def what_is_in_use_is_there(self) -> None:
+        if hasattr(self, "redis"):
+            ready = {content_id for content_id, one in self.models.all().items() if one.state is State.READY}
+            assert self.redis.in_use <= ready
+
+    def teardown(self) -> None:
+        if not hasattr(self, "residency"):
+            return
+        for _ in range(200):
+            self.begin_load()
+            for content_id in list(self.loads.running):
+                need = self.needs[content_id]
+                if content_id in self.wanted and need.load_bytes <= self.memory.budget.room_bytes:
+                    self.memory.budget.settle(content_id, need)
+                    self.models.set(LoadedModel(self.loads.running[content_id].manifest, State.READY))
+                else:
+                    self.memory.budget.begin_unload(content_id)
+                    self.memory.budget.freed(content_id)
+                del self.loads.running[content_id]
+                self.loads.on_end(content_id)
+            self.step()
+            if not self.loads.pending:
+                break
+        assert self.open == set(), "every order ends in an instance, a refusal, or the end of its version"
+        reserved = self.memory.budget.used_bytes - BASE
+        ready = [self.needs[content_id] for content_id in self.models.all() if self._is_ready(content_id)]
+        expected = sum(one.resident_bytes for one in ready) + max((one.peak_bytes for one in ready), default=0)
+        assert reserved == expected, "nothing is reserved for what is not there"
+
+    def _is_ready(self, content_id: str) -> bool:
+        model = self.models.get(content_id)
+        return model is not None and model.state is State.READY
+
+
+def test_a_worker_whatever_happens() -> None:
+    run_state_machine_as_test(
+        WorkerMachine,
+        settings=machine_settings(
+            max_examples=100, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
+        ),
+    )
