@@ -33,6 +33,7 @@ REPORT = "report.json"
 REPORT_BYTES_MAX = 1 << 20  # a larger one counts as damaged
 VARIANTS_MAX = 4  # of one version; beyond, the one that was made first is deleted
 FILES_MAX = 64  # of one variant
+ABANDONED_S = 3600.0  # age of an unfinished folder whose process must have died
 _NEW = ".new-"
 
 
@@ -144,6 +145,7 @@ class Variants:
             compiled = self._compiled(manifest)
             compiled.mkdir(exist_ok=True)  # its parent must be there: the version may have been deleted
             folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=compiled))
+            _remove_abandoned(compiled, folder)
         try:
             yield folder
         finally:
@@ -184,3 +186,12 @@ class Variants:
         for folder in others[: max(0, len(others) + 1 - VARIANTS_MAX)]:
             if not folder.name.startswith(_NEW):
                 rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(compiled: Path, newest: Path) -> None:
+    """Delete unfinished folders of processes that were killed. Ages are of the file system's own clock."""
+    now = newest.stat().st_mtime
+    for folder in compiled.glob(f"{_NEW}*"):
+        with suppress(OSError):
+            if now - folder.stat().st_mtime > ABANDONED_S:
+                rmtree(folder)

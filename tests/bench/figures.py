@@ -20,6 +20,9 @@ import numpy as np
 
 from tests.bench import grpc_load, servers
 from tests.bench.churn import measure_churn
+from tests.bench.device_loop import ROWS as DEVICE_ROWS
+from tests.bench.device_loop import gpu_available
+from tests.bench.device_loop import measure as measure_device
 from tests.bench.errors import LoadError
 from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
@@ -370,6 +373,22 @@ def overflow(folder: Path, say: Say) -> Result:
     return Result(figures, ())
 
 
+def gpu(folder: Path, seconds: int, say: Say) -> Result:
+    """Measure an instance on a GPU against a bare loop on it; without a GPU there is no figure."""
+    if not gpu_available():
+        say("no GPU: its row is left out")
+        return Result((), ())
+    found = measure_device(models.squeezenet(folder / "squeezenet.onnx"), "cuda:0", seconds)
+    figure = Figure(
+        name=f"GPU, SqueezeNet, {DEVICE_ROWS} rows",
+        measured=median(ours / bare for ours, bare in zip(found.ours, found.bare, strict=True)),
+        bound=0.9,
+        unit="of a raw loop",
+        detail=f"{DEVICE_ROWS * median(found.ours):,.0f}/s of {DEVICE_ROWS * median(found.bare):,.0f}/s",
+    )
+    return Result((figure,), ())
+
+
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
     """Measure everything in about `rounds` x 11 x `seconds` plus seven minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
@@ -383,6 +402,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             churn(folder, say),
             overflow(folder, say),
             idle_memory(folder, say),
+            gpu(folder, seconds, say),
         ]
     return Result(
         tuple(figure for part in parts for figure in part.figures), tuple(load for part in parts for load in part.loads)

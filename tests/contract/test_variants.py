@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,15 @@ def test_what_is_not_finished_leaves_nothing(repository: FolderRepository) -> No
         (folder / "model").write_bytes(b"half")
         raise ZeroDivisionError
     assert compiled(repository) == []
+
+
+def test_what_a_killed_process_left_is_deleted_later(repository: FolderRepository) -> None:
+    variants, of = repository.variants, manifest(repository)
+    with variants.making(of) as one, variants.making(of) as other:
+        os.utime(one, (1, 1))
+        with variants.making(of):
+            assert not one.exists()
+            assert other.exists()
 
 
 def test_the_oldest_beyond_the_limit_are_deleted(repository: FolderRepository) -> None:

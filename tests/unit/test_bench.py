@@ -9,14 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import date
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.bench import processes, report
+from tests.bench import device_loop, figures, processes, report
 from tests.bench.errors import LoadError
 from tests.bench.figures import Figure, Measured, Result
 from tests.bench.load import Load
+from tests.kit import models
 
 BUSY = """
 import subprocess, sys, time
@@ -102,3 +104,25 @@ def test_the_result_is_json() -> None:
     document = json.loads(json.dumps(report.as_json(RESULT, MACHINE)))
     assert [figure["met"] for figure in document["figures"]] == [True, False]
     assert document["machine"]["day"] == "2026-11-20"
+
+
+def test_an_instance_is_compared_with_a_bare_loop_on_its_device(tmp_path: Path) -> None:
+    """On a CPU here; the row of a GPU is measured by the same function."""
+    found = device_loop.measure(models.squeezenet(tmp_path / "squeezenet.onnx"), "cpu", 0.01, rows=1)
+    assert len(found.ours) == len(found.bare) == device_loop.TURNS
+    assert all(rate > 0 for rate in (*found.ours, *found.bare))
+
+
+def test_without_a_gpu_its_row_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(figures, "gpu_available", lambda: False)
+    assert figures.gpu(tmp_path, 1, said.append).figures == ()
+    assert said == ["no GPU: its row is left out"]
+
+
+def test_with_a_gpu_its_row_has_the_share_of_a_bare_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "gpu_available", lambda: True)
+    rates = device_loop.Rates([95.0, 90.0, 99.0], [100.0, 100.0, 100.0])
+    monkeypatch.setattr(figures, "measure_device", lambda path, device, seconds: rates)
+    [figure] = figures.gpu(tmp_path, 1, lambda _: None).figures
+    assert (figure.measured, figure.met) == (0.95, True)
