@@ -102,7 +102,8 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
         assert KEY not in log.read_text()
         for line in log.read_text().splitlines():
             assert {"time", "level", "message", "process", "pid"} <= json.loads(line).keys()
-    assert {log.name for log in logs.iterdir()} == {"supervisor.log", "redis.log", "gateway-0.log", "cpu-0.log"}
+    names = ("supervisor", "redis", "gateway-0", "cpu-0", "controller")
+    assert {log.name for log in logs.iterdir()} == {f"{name}.log" for name in names}
 
 
 @pytest.mark.parametrize(
