@@ -26,7 +26,7 @@ POLL_S = 0.2
 LINES_MAX = 100_000
 
 #: programs that are no workers
-_OTHERS = {"redis", "supervisor"}
+_OTHERS = {"redis", "controller", "supervisor"}
 _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
 
 Wanted = Callable[[str], bool]
