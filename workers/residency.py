@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.eviction import make_room
+from millstream.services.placement.eviction import credit_largest_peak, make_room
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
@@ -444,6 +444,7 @@ class Residency:
         for content_id, model in self._models.all().items():
             if model.state in {State.READY, State.DRAINING} or content_id in active:
                 instances[content_id] = self._placed(model, content_id in in_use)
+        credit_largest_peak(instances)
         return WorkerView(
             self._worker, self._pool, self._budget.budget_bytes, self._budget.used_bytes, instances=instances
         )

@@ -9,7 +9,7 @@ soon), per byte that it frees: GreedyDual-Size with a measured cost (Cao and Ira
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 
@@ -122,6 +122,19 @@ class Room:
             f"it takes {need.load_bytes} bytes, {self.free_bytes} are free, and all other models are in use or pinned",
             1.0,
         )
+
+
+def credit_largest_peak(instances: dict[str, PlacedInstance]) -> None:
+    """Add to what the instance with the largest peak frees the part of the peak that is only its own.
+
+    A worker counts the largest peak of its instances as used: it goes with its instance, down to the next largest.
+    """
+    largest = sorted(instances.values(), key=lambda one: one.footprint.peak_bytes)[-2:]
+    if not largest:
+        return
+    one, next_peak = largest[-1], largest[0].footprint.peak_bytes if len(largest) > 1 else 0
+    freed = one.footprint.resident_bytes + one.footprint.peak_bytes - next_peak
+    instances[one.content_id] = replace(one, footprint=replace(one.footprint, resident_bytes=freed))
 
 
 def evictable(one: PlacedInstance) -> bool:
