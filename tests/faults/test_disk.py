@@ -55,7 +55,8 @@ def served(stack: Stack) -> Iterator[Load]:
 
 def tree(folder: Path) -> dict[str, int]:
     """All that is in a folder, with its size."""
-    return {str(path.relative_to(folder)): path.stat().st_size * path.is_file() for path in folder.rglob("*")}
+    sizes = {str(path.relative_to(folder)): path.stat().st_size * path.is_file() for path in folder.rglob("*")}
+    return {name: size for name, size in sizes.items() if name != ".changes"}  # it may name a change that failed
 
 
 def upload(stack: Stack, name: str, content: bytes) -> httpx2.Response:

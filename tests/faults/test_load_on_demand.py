@@ -218,6 +218,7 @@ def test_memory_for_one_model_of_three_loses_no_call(stack: Stack, tmp_path: Pat
             repository, name, {"bytes": MODEL_BYTES, "load_s": 0.01}, config=ModelConfig(pools=("tight",))
         )
     settings = {"worker_memory": MEMORY}
+    wait_until(lambda: set(MODELS) <= {one["name"] for one in stack.http.get("/admin/v1/models").json()["models"]})
     callers = Callers(stack)
     try:
         for death in range(DEATHS + 1):

@@ -345,7 +345,7 @@ METHODS = [
     ("POST", "/v2/health/ready", "GET, HEAD"),
     ("DELETE", "/v2/models/m", "GET, HEAD"),
     ("POST", "/metrics", "GET, HEAD"),
-    ("POST", "/admin/v1/models/m", "GET, DELETE, HEAD"),
+    ("POST", "/admin/v1/models/m", "GET, PATCH, DELETE, HEAD"),
     ("POST", "/admin/v1/models/m/versions/1", "GET, PUT, DELETE, HEAD"),
     ("GET", "/admin/v1/models/m/versions", "POST"),
     ("GET", "/admin/v1/models/m/versions/1/activate", "POST"),

@@ -141,6 +141,7 @@ def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
         assert client.post("/v2/logging", json={"log_verbose_level": 0}).status_code == 200
         for _ in range(5):
             assert client.get("/admin/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    up.until("unloaded: m version 1")
     assert up.stop() == ""
     uploads = [record for record in up.records if record["message"].startswith("uploaded: m")]
     assert [record["fields"]["version"] for record in uploads] == [1, 2]

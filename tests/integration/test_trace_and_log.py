@@ -205,7 +205,7 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
     wait_until(lambda: all(said("loud")))
     for line in said("loud"):
         assert re.fullmatch(
-            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG millstream\.router: lane opened: loud:1:\w+"
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG millstream\.router: lane opened: loud:1:\w+, pool cpu"
             r"( \(request [\w-]+\))?",  # absent in the gateway that heard of the version from another one
             str(line),
         )

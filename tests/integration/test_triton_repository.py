@@ -244,7 +244,6 @@ def test_a_configuration_that_comes_with_the_load(client: Any) -> None:
         ('{"ensemble_scheduling": {}}', "ensembles are not supported"),
         ('{"name": "other"}', "name must be 'scale' or absent"),
         ('{"version_policy": {"specific": {"versions": ["9"]}}}', "names 9, but the model has no such version"),
-        ('{"instance_group": [{"kind": "KIND_GPU"}, {"kind": "KIND_CPU"}]}', "CPU and GPU"),
     ):
         said = refusal(client.load_model, "scale", config=bad)
         assert said.startswith("[400] failed to load 'scale', "), said

@@ -16,7 +16,7 @@ from tests.kit.stack import ROOT, Stack
 ONNX = (ROOT / "examples" / "digits" / "digits.onnx").read_bytes()
 CONFIGURATIONS = [
     ({"row_max": 2}, "config: there is no field 'row_max': did you mean 'rows_max'? valid: rows_max, "),
-    ({"zzz": 2}, "config: there is no field 'zzz': valid: batching, rows_max, pool, "),
+    ({"zzz": 2}, "config: there is no field 'zzz': valid: batching, rows_max, pools, "),
     ({"queue": {"timeout_ms": 1}}, "config.queue: there is no field 'timeout_ms': did you mean 'timeout_ms_default'"),
     ({"queue_by_priority": {"1": {"max": 1}}}, "config.queue_by_priority.1: there is no field 'max': valid: timeout_"),
     ({"warmup": [{"name": "w", "row": 1}]}, "config.warmup.0: there is no field 'row': did you mean 'rows'"),
