@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,12 @@ from tests.kit import torch_library
 from tests.kit.stack import Stack, running_stack
 
 WEIGHT_BYTES = 48 * 2**20
+
+
+def those(wanted: Callable[[Case], object]) -> pytest.MarkDecorator:
+    """Run a test for the backends for which `wanted` is true: what it tests is not in the contract of the others."""
+    chosen = [pytest.param(case, id=case.name, marks=case.marks) for case in CASES if wanted(case)]
+    return pytest.mark.parametrize("case", chosen, indirect=True)
 
 
 @pytest.fixture(params=[pytest.param(case, id=case.name, marks=case.marks) for case in CASES])
@@ -147,9 +153,8 @@ def test_a_file_that_is_no_model_is_refused(case: Case, tmp_path: Path, content:
     assert str(tmp_path) not in caught.value.message
 
 
+@those(lambda case: not case.any_device)
 def test_a_device_that_it_cannot_use_is_refused(case: Case, tmp_path: Path) -> None:
-    if case.any_device:
-        pytest.skip("it takes every name")
     path = case.identity(tmp_path, "FP32")
     for device in ("tpu", "cuda:99", "cpu:1"):
         with pytest.raises(Failure, match=device) as caught:
@@ -175,9 +180,9 @@ def test_a_rebuilt_instance_runs(case: Case, tmp_path: Path) -> None:
     assert instance.run({"x": given})[0].tolist() == given.tolist()
 
 
+@those(lambda case: case.endless)  # the runs of others always end
 def test_a_run_is_terminated_from_another_thread_and_the_next_one_works(case: Case, tmp_path: Path) -> None:
-    if case.endless is None:
-        pytest.skip("its runs always end")
+    assert case.endless is not None
     numbers = signature([("x", "INT64", (-1, 1))], [("y", "INT64", (-1, 1))])
     instance = get_backend(case.name).load(case.endless(tmp_path), numbers, "cpu", 1)
     ended: list[type[Exception]] = []
@@ -207,9 +212,9 @@ def test_a_load_ends_if_its_end_was_requested(case: Case, tmp_path: Path) -> Non
     assert caught.value.code is Code.MODEL
 
 
+@those(lambda case: case.weighty)  # of others, another process holds the model
 def test_loading_and_closing_gives_memory_back(case: Case, tmp_path: Path) -> None:
-    if case.weighty is None:
-        pytest.skip("the process holds no model")
+    assert case.weighty is not None
     path = case.weighty(tmp_path, WEIGHT_BYTES)
     column = signature([("x", "FP32", (-1, 1))], [("y", "FP32", (-1, 1))])
 
@@ -224,10 +229,9 @@ def test_loading_and_closing_gives_memory_back(case: Case, tmp_path: Path) -> No
     assert [cycle() for _ in range(3)][-1] < after_one + 10 * 2**20
 
 
+@those(lambda case: case.threads)  # others have no threads of their own, or those of the process
 def test_threads_are_those_asked_for(case: Case, tmp_path: Path) -> None:
     """In a process of its own: threads of others come and go here."""
-    if not case.threads:
-        pytest.skip("it has no threads of its own, or they are those of the process")
     counted = subprocess.run(
         [sys.executable, "-P", "-c", THREADS, case.name, case.identity(tmp_path, "FP32"), same().model_dump_json()],
         capture_output=True,
