@@ -5,7 +5,7 @@ releases whose protocols differ, can share one Redis: they do not see each other
 
 All keys of a pool share a hash tag, so that a pool is on one shard. Every key of a script is one of a single pool.
 
-Keys of a pool, ms:2:{millstream:cpu}:...
+Keys of a pool, ms:3:{millstream:cpu}:...
   stream:<lane>       stream: entries = batches; one consumer group, "w"
   ready               sorted set: lanes with undelivered entries, by virtual time (ms of run time); the least is next
   deadlines           hash: the earliest known deadline (ms) of each ready lane
@@ -27,7 +27,7 @@ Keys of a pool, ms:2:{millstream:cpu}:...
   counted:<event>     string: marks an event that was counted in the hash above (expires)
   epoch               string: changes when Redis lost its data (expires when no gateway reads it)
 
-Keys of the installation, ms:2:{millstream}:...
+Keys of the installation, ms:3:{millstream}:...
   pools               set: pools that have workers (expires when no worker of any pool beats)
   uploads             hash: uploads that are being received or checked, each with the time when it expires
   gateways            hash: gateways and the state of the repository that each routes by, each with such a time
@@ -39,7 +39,7 @@ Keys of the installation, ms:2:{millstream}:...
 from __future__ import annotations
 
 #: Incremented when keys, scripts or the meaning of entries change so that the previous release cannot take part.
-PROTOCOL = 2
+PROTOCOL = 3
 GROUP = b"w"
 
 

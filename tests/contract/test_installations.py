@@ -92,7 +92,7 @@ def test_every_key_has_the_protocol_and_the_installation_in_it(pool):
 
     asyncio.run(tell())
     kinds = {key.partition(b"}:")[0] for key in pool.redis.scan_iter()}
-    assert kinds == {b"ms:2:{test", b"ms:2:{test:cpu"}
+    assert kinds == {b"ms:3:{test", b"ms:3:{test:cpu"}
     pool.worker("w").leave(ATTEMPTS_MAX)
 
 

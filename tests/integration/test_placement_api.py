@@ -100,11 +100,11 @@ def test_settings_are_changed_kept_and_restored(stack):
 def test_what_has_no_effect_is_said(stack):
     found = configure(stack, "second", instances_min=3)
     assert found["warnings"] == ["instances_min is 3, and its pools have 1 workers now"]
-    stack.redis.sadd(f"ms:2:{{{stack.installation}}}:pools", "gpu")  # its workers are gone
+    stack.redis.sadd(f"ms:3:{{{stack.installation}}}:pools", "gpu")  # its workers are gone
     found = configure(stack, "second", pools=["gpu", "cpu"], instances_min=None)
     assert found["warnings"] == ["pool gpu has no worker now"]
     configure(stack, "second", pools=None)
-    stack.redis.srem(f"ms:2:{{{stack.installation}}}:pools", "gpu")
+    stack.redis.srem(f"ms:3:{{{stack.installation}}}:pools", "gpu")
 
 
 @pytest.mark.parametrize(
