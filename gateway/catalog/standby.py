@@ -2,13 +2,13 @@
 
 records of workers, token of the repository ─> Standby.update ─> models to look at again ─> Standby.state of a version
 
-A version is PENDING until a worker of its pools follows a state of the repository that has it, and does not load it by
-itself. From then on it is on STANDBY: its first call makes a worker load it.
+A version is PENDING until all workers of one of its pools follow a state of the repository that has it, and none loads
+it by itself. From then on it is on STANDBY: its first call makes a worker load it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 from millstream.services.wire.records import State, WorkerRecord
@@ -25,10 +25,10 @@ class Standby:
     def __init__(self) -> None:
         self._pending: dict[str, _Version] = {}
         self._standby: dict[str, _Version] = {}  # also versions that were loaded from standby since
-        self._current: frozenset[str] = frozenset()  # pools with a worker that follows the repository's present state
+        self._current: frozenset[str] = frozenset()  # pools whose workers follow the repository's present state
         self._following: frozenset[str] = frozenset()  # pools with a worker that follows any state of it
 
-    def update(self, workers: Iterable[WorkerRecord], token: str) -> set[str]:
+    def update(self, workers: Collection[WorkerRecord], token: str) -> set[str]:
         """Apply the records of the live workers. Returns the models whose versions' states may have changed.
 
         Args:
@@ -36,7 +36,8 @@ class Standby:
             token: of the present state of the repository.
         """
         following = {worker.pool for worker in workers if worker.token}
-        self._current = frozenset(worker.pool for worker in workers if worker.token == token)
+        behind = {worker.pool for worker in workers if worker.token != token and not worker.draining}
+        self._current = frozenset({worker.pool for worker in workers if worker.token == token} - behind)
         changed: set[str] = set()
         if self._pending and self._current:
             changed |= {version.model for version in self._pending.values() if self._has_worker(version, self._current)}
