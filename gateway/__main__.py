@@ -144,6 +144,7 @@ class Gateway:
 
     async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         await self.router.apply(snapshot, changed)
+        self.readiness_probe.note_empty()
         self.demands.apply(snapshot, changed)
 
     def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:

@@ -75,6 +75,11 @@ class ReadinessProbe:
                 probed = True
         return not probed
 
+    def note_empty(self) -> None:
+        """Note that there is no model now. Called with each snapshot: the next model may come before the next round."""
+        if not self._lanes() and self.ready():
+            self._empty_at = time.monotonic()
+
     def answering(self, content_id: str) -> bool:
         """Whether a serving version answers. Others, and versions without a reply yet, are as ready as the gateway."""
         if not self.ready():
@@ -127,8 +132,7 @@ class ReadinessProbe:
 
     def _send(self) -> None:
         now, lanes = time.monotonic(), self._lanes()
-        if not lanes and self.ready():
-            self._empty_at = now
+        self.note_empty()
         probed = [lane for lane in lanes if lane.ready and not lane.circuit.open_until and self._probed(lane)]
         self._taking_turns = len(probed)
         idle = [lane for lane in probed if lane.replied_at <= now - max(EVERY_S, PAUSE_RUNS * lane.run_s)]
