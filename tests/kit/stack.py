@@ -304,7 +304,8 @@ def assert_nothing_left(stack: Stack) -> None:
         assert_quiet(stack)
         pids = descendants(stack.process.pid)
         assert stack.stop() == 0, stack.lines
-        assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+        # Some end when they find that their parent has ended, a moment later.
+        wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], what="no process is left")
     assert _of_home(stack.named_home) == []
     assert list(stack.shm_dir.glob(f"{stack.shm_prefix}*")) == []
     assert not stack.socket.exists()
