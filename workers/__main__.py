@@ -186,6 +186,7 @@ class WorkerProcess:
             self.metrics.redis_answers,
         )
         self._models.on_change = self._heartbeat.beat_now
+        self._models.on_progress = self._heartbeat.beat_soon
         self._load_stuck = threading.Event()
         self._environment = self._load_environment()
         self._loads = VersionLoads(

@@ -65,10 +65,9 @@ class FootprintMeter:
 
 def _least(runs: Callable[[], int | None]) -> MemoryUse:
     before, samples = runs(), [memory_use()]
-    while len(samples) < SAMPLES:
+    while len(samples) < SAMPLES and (before is None or runs() != before):  # otherwise no run was in the sample
         time.sleep(SAMPLE_S)
-        if before is not None and runs() == before:  # nothing allocates: the next sample would be the same
-            break
+        before = runs()
         samples.append(memory_use())
     return min(samples, key=lambda use: use.anonymous + use.swapped)
 

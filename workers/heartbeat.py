@@ -24,6 +24,8 @@ BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 LIFE_LEASES = 2  # lifetime of a record, in leases
 _ATTEMPTS = 2
+#: Longest delay of changes that nobody waits for: most loads end before, and are published once.
+SOON_S = 0.05
 
 
 class Heartbeat:
@@ -54,7 +56,8 @@ class Heartbeat:
         self._add_again = False
         self._on_redis = on_redis
         self._instances = PublishedInstances()
-        self._wake = threading.Event()
+        self._due = float("inf")  # monotonic: when the next beat was asked for
+        self._wake = threading.Condition()
         self._stopping = False
         self._last_beat = 0.0  # monotonic
         self._leases_since = 0.0  # monotonic; leases taken after this time were not reclaimed
@@ -65,17 +68,21 @@ class Heartbeat:
 
     def beat_now(self) -> None:
         """Publish a changed record without waiting for the next interval."""
-        self._wake.set()
+        self._beat_within(0.0)
+
+    def beat_soon(self) -> None:
+        """Publish a changed record within SOON_S, together with the changes that follow until then."""
+        self._beat_within(SOON_S)
 
     def add_lanes_again(self) -> None:
         """Add all lanes with the next beat: it is not known which of them Redis has."""
         self._add_again = True
-        self._wake.set()
+        self.beat_now()
 
     def stop(self) -> None:
         """Stop beating; returns when no beat is in progress."""
         self._stopping = True
-        self._wake.set()
+        self.beat_now()
         self._thread.join()
 
     def forget_leases(self) -> None:
@@ -159,9 +166,20 @@ class Heartbeat:
             self._instances.forget()
         return known
 
+    def _beat_within(self, seconds: float) -> None:
+        with self._wake:
+            due = time.monotonic() + seconds
+            if due < self._due:
+                self._due = due
+                self._wake.notify()
+
     def _sleep(self, seconds: float) -> None:
-        self._wake.wait(seconds)
-        self._wake.clear()
+        """Sleep for `seconds`, or until an earlier beat is asked for, also if that was during the last beat."""
+        with self._wake:
+            self._due = min(self._due, time.monotonic() + seconds)
+            while (left_s := self._due - time.monotonic()) > 0:
+                self._wake.wait(left_s)
+            self._due = float("inf")
 
 
 def _differ(record: WorkerRecord, published: WorkerRecord) -> bool:

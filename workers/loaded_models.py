@@ -128,6 +128,8 @@ class LoadedModels:
         #: Locked while lanes are added to Redis or removed from it: no lane is added that was just removed.
         self.changing_lanes = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
+        #: called instead after progress of a load, which nobody waits for
+        self.on_progress: Callable[[], None] = lambda: None
 
     def get(self, content_id: str) -> LoadedModel | None:
         return self._models.get(content_id)
@@ -138,7 +140,10 @@ class LoadedModels:
     def set(self, model: LoadedModel) -> None:
         with self._changing:
             self._models[model.manifest.content_id] = model
-        self.on_change()
+        if model.state in {State.LOADING, State.WARMING}:
+            self.on_progress()
+        else:
+            self.on_change()
 
     def move(self, content_id: str, state: State, reason: str | None = None) -> None:
         """Change the state of a version, unless it was removed."""

@@ -347,6 +347,8 @@ class Residency:
             need = self._need(one.manifest)
             if need.load_bytes > self._budget.room_bytes:
                 return self._too_large(need)
+            if self._budget.reserve(content_id, need):
+                return None
             view, protected = self._view_now(consumer)
             victims = make_room(view, need, self._now(), protected)
             if isinstance(victims, Refusal):
@@ -357,8 +359,6 @@ class Residency:
             for victim in victims:
                 if not self.unload(victim, f"to make room for {content_id}", consumer):
                     break
-            if not victims and self._budget.reserve(content_id, need):
-                return None
         return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
 
     def _too_large(self, need: Footprint) -> Refusal:

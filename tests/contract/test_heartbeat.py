@@ -60,3 +60,20 @@ def test_instances_that_redis_lost_are_published_again(pool: Pool) -> None:
 
 def _instance(number: int) -> InstanceRecord:
     return InstanceRecord(content_id=f"m:{number}:x", model="m", version=number, state=State.READY)
+
+
+def test_progress_is_published_soon_and_a_change_at_once(pool: Pool) -> None:
+    published = worker(name=NAME)
+    heartbeat = Heartbeat(
+        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: published, lambda: {"m": None}, 20_000.0
+    )
+    heartbeat.start()
+    wait_until(lambda: pool.redis.exists(pool.keys.record(NAME)), what="published")
+    for number, ask in enumerate((heartbeat.beat_soon, heartbeat.beat_now, heartbeat.beat_soon)):
+        published = published.model_copy(update={"used_bytes": number + 1})
+        ask()
+        text = b'"used_bytes":%d' % (number + 1)
+        wait_until(lambda text=text: text in pool.redis.get(pool.keys.record(NAME)), what="published again")  # type: ignore[misc]
+    heartbeat.stop()
+    pool.worker(NAME).leave(ATTEMPTS_MAX)
+    pool.lose_connection(NAME)
