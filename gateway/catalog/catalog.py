@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from millstream.gateway.catalog.interfaces import UploadKey
@@ -25,7 +25,7 @@ from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
-from millstream.services.wire.records import State, WorkerRecord
+from millstream.services.wire.records import RefusalRecord, State, WorkerRecord
 
 log = logging.getLogger("millstream.catalog")
 
@@ -121,14 +121,15 @@ class Catalog:
                 models.pop(name, None)
             self._forget_removed(before.models.get(name), models.get(name))
         changed = {name for name in self._changes if models.get(name) != before.models.get(name)}
-        others = [worker.id for worker in workers] != [worker.id for worker in before.workers]
+        # Also of versions that are staged, which no model of the repository names yet.
+        notable = bool(self._changes) or _notable(workers) != _notable(before.workers)
         self.snapshot = Snapshot(models if changed else before.models, workers, self._pools)
         self._changes.clear()
         # If `on_snapshot` raises, the next call reports the same models again.
         self._unreported |= changed
         await self._on_snapshot(self.snapshot, frozenset(self._unreported))
         self._unreported.clear()
-        if changed or others:
+        if notable:
             event, self._changed = self._changed, asyncio.Event()
             event.set()
 
@@ -263,3 +264,8 @@ class Catalog:
                 await asyncio.sleep(with_jitter(POLL_S))
             except Exception:
                 log.exception("an event could not be handled")
+
+
+def _notable(workers: Sequence[WorkerRecord]) -> list[tuple[str, tuple[RefusalRecord, ...]]]:
+    """Return what callers of `next_change` wait for, besides instances."""
+    return [(worker.id, worker.refusals) for worker in workers]

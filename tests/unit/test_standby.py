@@ -11,10 +11,11 @@ from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.placement.views import RefusalKind
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository import activation
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 
@@ -207,3 +208,24 @@ def test_a_version_of_several_pools_is_on_standby_in_any_of_them():
     assert standby.state("n:1:d", "n", ("a",)) is State.PENDING
     assert standby.update((follows, follows.model_copy(update={"pool": "a"})), "1") == {"n"}
     assert standby.update((), "1") == {"m"}
+
+
+def test_whoever_waits_learns_of_a_staged_version_that_no_model_has_yet(tmp_path):
+    async def test(bench: Bench) -> None:
+        bench.publish("served")
+        await bench.worker()
+        staged = publish(FolderRepository(tmp_path / "elsewhere"), "staged", 1)
+        waiting = asyncio.create_task(bench.catalog.next_change(600))
+        await asyncio.sleep(0)
+        await bench.worker(instance(staged, State.LOADING))
+        assert await asyncio.wait_for(waiting, 60)
+        refused = RefusalRecord(
+            content_id=staged.content_id, kind=RefusalKind.NOTHING_EVICTABLE, reason="no memory", until=9e9
+        )
+        waiting = asyncio.create_task(bench.catalog.next_change(600))
+        await asyncio.sleep(0)
+        bench.cluster.live = (bench.cluster.live[0].model_copy(update={"refusals": (refused,)}),)
+        await bench.catalog.refresh()
+        assert await asyncio.wait_for(waiting, 60)
+
+    run(test, tmp_path)
