@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -55,33 +55,37 @@ class WantedVersions:
 
     def read(self) -> dict[str, Wanted]:
         """Return the versions by content id. Raises Failure if the repository cannot be listed."""
+        # Read first: a version that is committed in between is then found twice, and not looked on as removed.
+        staged_before = self._staged(self._with_staged)
         for name in self._stored.read():
             self._of_model.pop(name, None)
             if name in self._stored.models:
                 self._of_model[name] = list(self._published(self._stored.models[name]))
+        looked_at = self._stored.looked_at
+        staged_now = self._staged(self._repository.staged.models() if looked_at is None else looked_at)
         published = {one.content_id: one for versions in self._of_model.values() for one in versions}
-        return published | {one.content_id: one for one in self._staged()}
+        staged = (staged_before | staged_now).values()
+        self._with_staged = {one.manifest.model for one in staged}
+        return staged_before | published | staged_now
 
     def _published(self, model: StoredModel) -> Iterator[Wanted]:
         for version, (manifest, verdict) in model.versions.items():
             if model.endpoint.serves(version) and self._serves(manifest, model.endpoint.placement):
                 yield Wanted(manifest, verdict, model.endpoint.placement_of(version))
 
-    def _staged(self) -> Iterator[Wanted]:
-        """Yield versions that are tried before they are published; they are loaded besides those that serve."""
-        looked_at = self._stored.looked_at
-        models = self._repository.staged.models() if looked_at is None else sorted(self._with_staged | set(looked_at))
-        self._with_staged = set()
-        for model in models:
+    def _staged(self, models: Collection[str]) -> dict[str, Wanted]:
+        """Return the staged versions of `models`, which are loaded beside the served ones."""
+        found: dict[str, Wanted] = {}
+        for model in sorted(models):
             with _skipping_damage():
                 manifests = self._repository.staged.of(model)
-                if manifests:
-                    self._with_staged.add(model)
                 stored = self._stored.models.get(model)
                 placement = stored.endpoint.placement if stored is not None else EndpointPlacement()
                 for manifest in manifests:
                     if self._serves(manifest, placement):
-                        yield Wanted(manifest, self._repository.verdicts.of(manifest), placement, staged=True)
+                        one = Wanted(manifest, self._repository.verdicts.of(manifest), placement, staged=True)
+                        found[one.content_id] = one
+        return found
 
     def _serves(self, manifest: Manifest, placement: EndpointPlacement) -> bool:
         return serves(self._pool, self._formats, manifest, placement)
