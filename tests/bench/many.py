@@ -213,8 +213,7 @@ def cold(folder: Path, models: int) -> Cold:
                 began = time.perf_counter()
                 _get(connection, "POST", f"/v2/models/{name}/infer", _MLP_BODY)
                 found.append(time.perf_counter() - began)
-        held = {one["model"]: one for one in _instances(connection)}
-        loads = [held[name]["load_s"] for name in standby if name in held]
+        loads = [one["load_s"] for name in standby for one in _instances(connection, name)]
     cold_ms, load_ms, run_ms = (statistics.median(found) * 1e3 for found in (spans, loads, runs))
     return Cold(models, cold_ms, load_ms, run_ms)
 
@@ -224,10 +223,9 @@ def _on_standby(connection: HTTPConnection) -> list[str]:
     return [entry["name"] for entry in listed if "standby" in entry.get("reason", "")]
 
 
-def _instances(connection: HTTPConnection) -> list[dict[str, Any]]:
-    document = orjson.loads(_get(connection, "GET", "/admin/v1/workers"))
-    workers = document if isinstance(document, list) else next(iter(document.values()))
-    return [instance for worker in workers for instance in worker["instances"]]
+def _instances(connection: HTTPConnection, model: str) -> list[dict[str, Any]]:
+    document = orjson.loads(_get(connection, "GET", f"/admin/v1/placement?model={model}"))
+    return [instance for worker in document["workers"] for instance in worker["instances"]]
 
 
 def run(sizes: Sequence[int], status: Callable[[str], None]) -> Iterator[Idle | Calls | Cold]:
