@@ -26,12 +26,14 @@ class Measurement(NamedTuple):
     Args:
         disturbed: whether runs of other models may have added to them.
         alone: False: other loads or unloads changed the memory meanwhile, and the bytes say nothing.
+        whole: False: the largest batch was not run, and the peak says nothing.
     """
 
     resident_bytes: int
     peak_bytes: int
     disturbed: bool
     alone: bool = True
+    whole: bool = True
 
 
 class FootprintMeter:

@@ -57,16 +57,19 @@ class LoadMemory:
 
     def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> Footprint:
         """Count what an instance took instead of what was reserved, and keep it for further loads; return it."""
-        resident_bytes, peak_bytes, disturbed, alone = measurement
+        resident_bytes, peak_bytes, disturbed, alone, whole = measurement
         footprint = Footprint(resident_bytes, peak_bytes, seconds, measured=True)
-        if alone:
+        if alone and whole:
             self._keep(
                 manifest,
                 Measured(resident_bytes=resident_bytes, peak_bytes=peak_bytes, load_s=seconds, disturbed=disturbed),
             )
-        else:  # the bytes may be those of other loads, or too few because of an unload
+        else:  # the bytes may be those of other loads, or too few
             known = self.need(manifest)
             footprint = replace(known, resident_bytes=max(resident_bytes, known.resident_bytes), load_s=seconds)
+            if known.measured and alone:  # keep how long it took: no better bytes are known
+                bytes_ = {"resident_bytes": known.resident_bytes, "peak_bytes": known.peak_bytes}
+                self._keep(manifest, Measured(**bytes_, load_s=seconds, disturbed=True))
         self.budget.settle(manifest.content_id, footprint)
         return footprint
 

@@ -126,10 +126,12 @@ def _load_and_measure(
         lower_priority()  # not before: threads that a library starts while it loads inherit it, and serve later
         warm_up(instance, manifest, folder)
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
-        profile = _profile(instance, manifest, at, rows_max)
+        reserved = at.budget.footprint(manifest.content_id) if at.budget is not None else None
+        whole = reserved is None or not reserved.measured
+        profile, whole = _profile(instance, manifest, at, rows_max, whole=whole)
         if stop.reason:  # the end was requested between two runs
             raise Failure(Code.MODEL, stop.reason)
-        measurement = meter.end()
+        measurement = meter.end()._replace(whole=whole)
     except BaseException:
         instance.close()
         raise
@@ -169,15 +171,20 @@ def _open(manifest: Manifest, folder: Path, compiled: Path | None, at: LoadEnvir
         return at.backend.load(path, signature, at.device, at.threads, stop)
 
 
-def _profile(instance: Instance, manifest: Manifest, at: LoadEnvironment, rows_max: int) -> Profile:
-    """Return how long runs take: as measured when this process loaded the version before, otherwise measured now."""
+def _profile(
+    instance: Instance, manifest: Manifest, at: LoadEnvironment, rows_max: int, *, whole: bool
+) -> tuple[Profile, bool]:
+    """Return how long runs take, and whether the largest batch was run.
+
+    A version that this process loaded before is not measured again: one row is run, and with `whole` also the most.
+    """
     known = at.profiles.get(manifest.content_id) if at.profiles is not None else None
-    if known is not None and runs_as_known(instance, manifest.signature, known):
-        return known
+    if known is not None and runs_as_known(instance, manifest.signature, known, whole=whole):
+        return known, whole
     profile = measure(instance, manifest.signature, rows_max, MEASURE_S_MAX)
     if at.profiles is not None:
         at.profiles.keep(manifest.content_id, profile)
-    return profile
+    return profile, True
 
 
 def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:

@@ -48,6 +48,13 @@ def test_a_known_version_runs_one_row_and_the_most_rows_once() -> None:
     assert instance.rows == [1, 64]
 
 
+def test_a_version_whose_memory_is_known_runs_only_one_row() -> None:
+    instance = _Instance(64)
+    assert runs_as_known(instance, SIGNATURE, KNOWN, whole=False)
+    assert instance.rows == [1]
+    assert not runs_as_known(_Instance(64), SIGNATURE, Profile({}), whole=False)
+
+
 def test_a_version_that_no_longer_runs_its_rows_is_measured_again() -> None:
     assert not runs_as_known(_Instance(8), SIGNATURE, KNOWN)
     assert not runs_as_known(_Instance(64), SIGNATURE, Profile({}))

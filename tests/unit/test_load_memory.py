@@ -106,6 +106,18 @@ def test_a_measurement_beside_another_load_or_unload_is_not_kept(worker: Worker)
     assert found.resident_bytes == 90 * MIB
 
 
+def test_a_load_that_ran_one_row_keeps_the_bytes_that_were_measured_and_notes_how_long_it_took(worker: Worker) -> None:
+    small = version(MIB)
+    worker.memory.reserve(small)
+    worker.memory.loaded(small, Measurement(2 * MIB, 30 * MIB, disturbed=False), 0.5)
+    worker.budget.begin_unload(small.content_id)
+    worker.budget.freed(small.content_id)
+    worker.memory.reserve(small)
+    found = worker.memory.loaded(small, Measurement(MIB, 0, disturbed=False, whole=False), 0.1)
+    assert found == Footprint(2 * MIB, 30 * MIB, 0.1, measured=True)
+    assert worker.memory.need(small) == found
+
+
 def alone(one: Measuring) -> bool:
     return one.alone
 
