@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from functools import partial
 from typing import NamedTuple
 
 from millstream.services.model.manifest import Manifest
 from millstream.workers.backends.base import Stop
+from millstream.workers.load_threads import LoadThreads
 from millstream.workers.load_version import took_too_long
 
 log = logging.getLogger("millstream.loads")
@@ -27,7 +28,6 @@ SET_ASIDE_S = 3.0
 #: A demanded load waits only for this time for one that no call waits for.
 DEMAND_WAITS_S = 0.5
 LOADS_MAX = 8  # in progress at once; beyond it the next waits until one ends or reaches its limit
-STACK_BYTES = 8 << 20  # of a load's thread: libraries descend into nested models
 GRACE_S = 5.0  # for a load to end after its end was requested
 CHECK_S = 0.05  # interval of the checks
 NOT_WANTED = "it is no longer wanted"
@@ -99,20 +99,12 @@ class Loader:
         self._queue: list[LoadRequest] = []
         self._loads: list[Load] = []  # in progress
         self._stopping = False
-        self._begun: SimpleQueue[Load] = SimpleQueue()
-        # Started before any load: with little memory left a new thread may fail in a way that nobody is told of.
-        self._threads = [
-            threading.Thread(target=self._watch, name="loads", daemon=True),
-            *(threading.Thread(target=self._serve, name=f"load-{at}", daemon=True) for at in range(LOADS_MAX)),
-        ]
+        self._threads = LoadThreads(LOADS_MAX)
+        self._thread = threading.Thread(target=self._watch, name="loads", daemon=True)
 
     def start(self) -> None:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            for thread in self._threads:
-                thread.start()
-        finally:
-            threading.stack_size(before)
+        self._threads.renew()
+        self._thread.start()
 
     def stop(self) -> None:
         """Begin no further load and request the end of those in progress; a load that goes on ends with the process."""
@@ -189,6 +181,8 @@ class Loader:
 
     def _watch(self) -> None:
         while not self._stopping:
+            if not self._loads or not self._threads.waiting:
+                self._threads.renew()
             with self._lock:
                 if not self._loads and not self._queue:
                     self._lock.wait()
@@ -214,11 +208,7 @@ class Loader:
             load = Load(wanted, now)
             self._begin_phase(load, "loading", self._limits.load_s)
             self._loads.append(load)
-            self._begun.put(load)
-
-    def _serve(self) -> None:
-        while True:
-            self._live(self._begun.get())
+            self._threads.run(partial(self._live, load))
 
     def _live(self, load: Load) -> None:
         try:

@@ -11,6 +11,7 @@ import pytest
 
 from millstream.services.process.low_priority import NICE, at_low_priority, lower_priority
 from millstream.workers.backends import get_backend
+from millstream.workers.load_threads import LoadThreads
 from tests.kit import models
 from tests.kit.versions import SIGNATURE
 
@@ -23,7 +24,8 @@ def own() -> int:
     return niceness(threading.get_native_id())
 
 
-LOWERED = min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICE)
+NORMAL = os.getpriority(os.PRIO_PROCESS, os.getpid())
+LOWERED = min(19, NORMAL + NICE)
 
 
 def test_work_at_low_priority_leaves_the_caller_as_it_is() -> None:
@@ -50,10 +52,21 @@ def test_a_main_thread_is_not_lowered() -> None:
     assert own() == before
 
 
-def test_threads_of_a_loaded_model_serve_at_the_normal_priority(tmp_path: Path) -> None:
+def test_threads_of_every_loaded_model_serve_at_the_normal_priority(tmp_path: Path) -> None:
+    """Also of the second one: a thread that was lowered loads no further model."""
     path = models.scale(tmp_path / "scale.onnx", columns=2)
+    threads = LoadThreads(1)
+    threads.renew()
+    for _ in range(3):
+        assert _priorities_of_a_load(threads, path) == [LOWERED, NORMAL, NORMAL]
+        threads.renew()
+
+
+def _priorities_of_a_load(threads: LoadThreads, path: Path) -> list[int]:
+    """Return the nice levels of the thread that loads and of those that the library starts."""
     before = {int(one.name) for one in Path("/proc/self/task").iterdir()}
     seen: list[int] = []
+    ended = threading.Event()
 
     def load() -> None:
         instance = get_backend("onnxruntime").load(path, SIGNATURE, "cpu", 3)
@@ -62,9 +75,8 @@ def test_threads_of_a_loaded_model_serve_at_the_normal_priority(tmp_path: Path) 
         seen.extend(sorted(niceness(thread) for thread in started))
         instance.run({SIGNATURE.inputs[0].name: np.ones((1, 2), np.float32)})
         instance.close()
+        ended.set()
 
-    thread = threading.Thread(target=load)
-    thread.start()
-    thread.join()
-    normal = niceness(os.getpid())
-    assert seen == [LOWERED, normal, normal]
+    threads.run(load)
+    assert ended.wait(60)
+    return seen
