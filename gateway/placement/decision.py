@@ -5,17 +5,18 @@ records of workers, the order given so far ─> decide ─> WAIT, workers to ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from millstream.gateway.catalog.snapshot import Replica, VersionView
-from millstream.services.placement.choice import choose_workers, rendezvous
-from millstream.services.placement.views import Footprint, Refusal, RefusalKind, WorkerView
-from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.gateway.placement.pool_fleets import PoolFleet
+from millstream.services.placement.views import Footprint, Refusal, RefusalKind
+from millstream.services.wire.records import InstanceRecord, State
 
 FAILED_RETRY_S = 10.0  # hint to clients of a version that workers failed to load: operators take longer to mend it
 NO_WORKER_S = 30.0  # requests wait this long for a pool's next worker: its last one may be restarted
+ASKED_MAX = 8  # workers that an order names: it goes to the first of them that is alive
 NO_WORKER_RETRY_S = 5.0  # hint to clients of a version whose pools have no worker
 #: which refusal is reported if several workers refuse: the one that a retry can most likely mend
 _RETRY_FIRST = (
@@ -45,7 +46,7 @@ class ColdVersion:
     Args:
         version: the version.
         pool: the pool.
-        workers: the live workers of the pool.
+        workers: the live workers of the pool, with their prices.
         ordered: the worker that was ordered to load it; "": none, or it is to be asked again.
         need: what the version takes on those workers.
         now: the current instant, in seconds on the Redis clock.
@@ -54,7 +55,7 @@ class ColdVersion:
 
     version: VersionView
     pool: str
-    workers: Sequence[WorkerRecord]
+    workers: PoolFleet
     ordered: str
     need: Footprint
     now: float
@@ -70,31 +71,27 @@ class ColdVersion:
         return any(_loads(at.instance) for at in self.replicas)
 
 
-def decide(cold: ColdVersion, views: Callable[[Sequence[WorkerRecord]], list[WorkerView]]) -> Decision:
-    """Return what to do.
-
-    Args:
-        cold: the version.
-        views: makes placement's views of workers; called only if a worker is to be chosen.
-    """
+def decide(cold: ColdVersion) -> Decision:
+    """Return what to do."""
     if cold.version.verdict.failed:
         return Refusal(RefusalKind.FAILED, cold.version.verdict.failed, FAILED_RETRY_S)
-    if not cold.workers:
+    workers, fleet = cold.workers.records, cold.workers.fleet
+    if not workers:
         return _without_workers(cold)
     if cold.loading or cold.version.state is State.PENDING:
         return WAIT
     refusals = _refusals(cold)
-    if cold.ordered and cold.ordered not in refusals and any(worker.id == cold.ordered for worker in cold.workers):
+    if cold.ordered and cold.ordered not in refusals and cold.ordered in workers:
         return WAIT
-    candidates = [worker for worker in cold.workers if worker.id not in refusals and not worker.draining]
-    if candidates:
-        content_id = cold.version.manifest.content_id
-        chosen = choose_workers(views(candidates), content_id, cold.need, cold.now)
-        if not isinstance(chosen, Refusal):
-            return chosen
-        # By its record, no worker has room. The record is some time old, and only the worker knows what is in use: the
-        # worker decides, and publishes a refusal that holds for some time.
-        return sorted((worker.id for worker in candidates), key=lambda worker: rendezvous(content_id, worker))
+    content_id = cold.version.manifest.content_id
+    chosen = fleet.choose(content_id, cold.need, cold.now, ASKED_MAX, refusals)
+    if not isinstance(chosen, Refusal):
+        return chosen
+    # By its record, no worker has room. The record is some time old, and only the worker knows what is in use: the
+    # worker decides, and publishes a refusal that holds for some time.
+    ranked = fleet.ranked(content_id, ASKED_MAX, refusals)
+    if ranked:
+        return ranked
     if not refusals:
         return WAIT  # a worker may start before the deadline
     return min(refusals.values(), key=lambda refusal: _RETRY_FIRST.index(refusal.kind))
@@ -111,18 +108,16 @@ def _loads(instance: InstanceRecord) -> bool:
     return instance.state is State.WARMING or (instance.state is State.LOADING and bool(instance.why))
 
 
-def _refusals(cold: ColdVersion) -> dict[str, Refusal]:
+def _refusals(cold: ColdVersion) -> Mapping[str, Refusal]:
     """Return the workers that do not load the version now, and why."""
-    content_id = cold.version.manifest.content_id
     refusals: dict[str, Refusal] = {}
     for at in cold.replicas:
         if at.instance.state is State.FAILED:
             reason = at.instance.reason or "it failed to load"
             refusals[at.worker.id] = Refusal(RefusalKind.FAILED, reason, FAILED_RETRY_S)
-    for worker in cold.workers:
-        for one in worker.refusals:
-            if one.content_id == content_id and one.until > cold.now:
-                refusals[worker.id] = Refusal(_kind(one.kind), one.reason, one.until - cold.now)
+    for worker, one in cold.workers.refusals.get(cold.version.manifest.content_id, {}).items():
+        if one.until > cold.now:
+            refusals[worker] = Refusal(_kind(one.kind), one.reason, one.until - cold.now)
     return refusals
 
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.gateway.placement.decision import ColdVersion, Waiting, decide
+from millstream.gateway.placement.pool_fleets import PoolFleets
 from millstream.gateway.placement.refusals import failure_of, too_slow
 from millstream.gateway.placement.usage_memory import UsageMemory
-from millstream.gateway.placement.worker_views import WorkerViews
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint, Refusal
@@ -124,7 +124,7 @@ class Demands:
         self._lane_of = lane_of
         self._footprint_of = footprint_of
         self._clock = clock
-        self._views = WorkerViews()
+        self._fleets = PoolFleets(footprint_of)
         self._demands: dict[tuple[str, str], _Demand] = {}  # by pool and content id
         self._staffed_at: dict[str, float] = {}  # when each pool last had a worker
         #: returns cold lanes of preferred pools, while another pool answered requests since the last call
@@ -197,7 +197,6 @@ class Demands:
     def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Follow the workers' records: order other workers, refuse requests, demand versions that were activated."""
         self.usage.update(snapshot.workers)
-        self._views.keep_only(snapshot.workers)
         now = self._clock()
         self._staffed_at |= dict.fromkeys((worker.pool for worker in snapshot.workers), now)
         for name in changed:
@@ -249,11 +248,11 @@ class Demands:
         version = self._version(lane)
         if version is None:
             return None
-        workers = [worker for worker in snapshot.workers if worker.pool == lane.pool]
-        if workers:
-            demand.need = self._footprint_of(lane.manifest, workers[0])
+        workers = self._fleets.of(snapshot, lane.pool)
+        if workers.records:
+            demand.need = self._footprint_of(lane.manifest, next(iter(workers.records.values())))
         now = self._clock()
-        unstaffed_s = 0.0 if workers else now - self._staffed_at.setdefault(lane.pool, now)
+        unstaffed_s = 0.0 if workers.records else now - self._staffed_at.setdefault(lane.pool, now)
         redis_s = lane.link.clock.now_ms() / 1000
         cold = ColdVersion(version, lane.pool, workers, demand.ordered, demand.need, redis_s, unstaffed_s)
         if not cold.loading:
@@ -269,8 +268,7 @@ class Demands:
         cold = self._find_out(demand)
         if cold is None or demand.lane.ready:
             return
-        models = demand.looked_at.models
-        decision = decide(cold, lambda workers: self._views.of(workers, models))
+        decision = decide(cold)
         if isinstance(decision, Refusal):
             demand.refusal = decision
             demand.refusal_until = self._clock() + min(REFUSAL_S_MAX, decision.retry_after_s)
@@ -299,6 +297,8 @@ class Demands:
             )
             demand.ordered = worker
             if now:
+                workers_of = self._fleets.of(self._snapshot(), lane.pool)
+                workers_of.ordered(worker, lane.content_id, demand.need, lane.link.clock.now_ms() / 1000)
                 log.info("worker %s is to load %s", worker, lane.content_id)
         except Failure as failure:  # Redis is not reachable: repeated
             log.debug("no worker could be ordered to load %s: %s", lane.content_id, failure.message)

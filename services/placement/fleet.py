@@ -26,6 +26,7 @@ CLASSES_PER_OCTAVE = 2  # of sizes: a price is that of the class's largest size
 #: order decides. So several gateways that see the same cheapest worker do not send all versions there.
 CLOSE_LOADS = 0.1
 QUOTE_LIFE_S = 5.0  # after which a quote is renewed although its worker has not changed: instances get idle
+EXACT_LIFE_S = 0.25  # likewise, where by the kept quotes no worker can load a version
 RENEWALS_MAX = 8  # quotes renewed for their age at one choice
 #: of which the refusal is reported if several workers refuse: the one that an operator or a retry can most likely mend
 _BEST_REFUSAL = (
@@ -62,9 +63,13 @@ class _Quote:
 
 
 class Fleet:
-    """The workers that may load a version, kept up to date by differences. Not thread-safe."""
+    """The workers that may load a version, kept up to date by differences. Not thread-safe.
+
+    `quoted`: quotes that were made so far; this is what choosing costs.
+    """
 
     def __init__(self) -> None:
+        self.quoted = 0
         self._workers: list[WorkerView | None] = []  # by slot; None: the slot is free
         self._quotes: list[_Quote | None] = []  # by slot; None: to be made
         self._slots: dict[str, int] = {}
@@ -128,9 +133,11 @@ class Fleet:
         self.update(replace(view, used_bytes=view.used_bytes - freed_bytes + need.load_bytes, instances=stay))
         return gone
 
-    def choose(self, content_id: str, need: Footprint, now: float, limit: int = 3) -> list[str] | Refusal:
-        """Return the ids of at most `limit` workers that can load a version, the best first."""
-        offers = self.offers(content_id, need, now, limit)
+    def choose(
+        self, content_id: str, need: Footprint, now: float, limit: int = 3, exclude: Collection[str] = ()
+    ) -> list[str] | Refusal:
+        """Return the ids of at most `limit` workers that can load a version, the best first. For the rest, `offers`."""
+        offers = self.offers(content_id, need, now, limit, exclude)
         return offers if isinstance(offers, Refusal) else [worker for worker, _ in offers]
 
     def offers(
@@ -164,6 +171,15 @@ class Fleet:
         chosen = [(self._workers[slot], float(prices[slot])) for slot in ranked]
         return [(view.id, price) for view, price in chosen if view is not None]
 
+    def ranked(self, content_id: str, limit: int, exclude: Collection[str] = ()) -> list[str]:
+        """Return at most `limit` workers that are not about to stop in the version's own order, whatever they hold."""
+        views = self._workers
+        asked = np.array([view is not None and not view.draining and view.id not in exclude for view in views], bool)
+        slots = np.flatnonzero(asked)
+        ranks = _mixed(self._keys[slots], key_of(content_id))
+        best = slots[np.lexsort((self._own_keys[slots], ranks))][:limit].tolist()
+        return [view.id for slot in best if (view := views[slot]) is not None]
+
     def _new_slot(self, worker: str) -> int:
         if self._free_slots:
             slot = self._free_slots.pop()
@@ -195,6 +211,7 @@ class Fleet:
     def _quote(self, slot: int, now: float) -> None:
         view = self._workers[slot]
         assert view is not None
+        self.quoted += 1
         room = Room.of(view, now)
         known = self._costs.get(view.id, {})
         costs: dict[str, tuple[PlacedInstance, float, float]] = {}
@@ -241,9 +258,9 @@ class Fleet:
         return added
 
     def _exact_prices(self, need: Footprint, now: float) -> npt.NDArray[np.float64]:
-        """Return the prices of exactly this need, from quotes of this instant."""
+        """Return the prices of exactly this need, from quotes that are at most EXACT_LIFE_S old."""
         for slot, quote in enumerate(self._quotes):
-            if quote is not None and quote.made_at < now:
+            if quote is not None and now - quote.made_at >= EXACT_LIFE_S:
                 self._quote(slot, now)
         return self._prices_of(need.load_bytes)
 

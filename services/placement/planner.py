@@ -3,7 +3,7 @@
 workers, served versions, what was ordered before ─> plan ─> Plan(orders, ordered)
 
 The controller calls `plan` every few seconds with what the workers published, and hands each order to its worker. What
-a call needs at once is no business of the planner: gateways order that themselves (services/placement/choice.py).
+a call needs at once is no business of the planner: gateways order that themselves (services/placement/fleet.py).
 Each rule below is a function; their order is the order of urgency, since a round has a limited number of orders.
 """
 

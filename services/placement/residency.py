@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from millstream.services.placement.choice import rendezvous
+from millstream.services.placement.fleet import rendezvous
 from millstream.services.placement.views import Footprint, WorkerView
 
 #: Preloads fill this share of the memory; the rest is for what is called.

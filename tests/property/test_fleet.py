@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.services.placement.choice import choose_workers, rendezvous
 from millstream.services.placement.eviction import cost_of, make_room
-from millstream.services.placement.fleet import CLASSES_PER_OCTAVE, CLOSE_LOADS, Fleet
+from millstream.services.placement.fleet import CLASSES_PER_OCTAVE, CLOSE_LOADS, EXACT_LIFE_S, Fleet, rendezvous
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from tests.kit.fleets import NOW, fleets, footprints, workers
 
@@ -21,6 +20,10 @@ def _fleet(views) -> Fleet:
     for view in views:
         fleet.update(view)
     return fleet
+
+
+def _choice(views, content_id: str, need: Footprint, now: float) -> list[str] | Refusal:
+    return _fleet(views).choose(content_id, need, now, limit=len(views))
 
 
 def _first(fleet: Fleet, content_id: str) -> str:
@@ -38,7 +41,7 @@ def _exact_price(worker: WorkerView, need: Footprint) -> float:
 
 @given(fleets, footprints)
 def test_it_finds_a_worker_exactly_when_there_is_one(views, need):
-    answer = choose_workers(views, "m:1:x", need, NOW)
+    answer = _choice(views, "m:1:x", need, NOW)
     prices = {view.id: _exact_price(view, need) for view in views}
     if isinstance(answer, Refusal):
         assert min(prices.values()) == math.inf
@@ -51,7 +54,7 @@ def test_it_finds_a_worker_exactly_when_there_is_one(views, need):
 @given(fleets, footprints)
 def test_the_best_is_about_as_cheap_as_the_cheapest(views, need):
     """A price is that of a size class: of at most 2 ** 1/2 as many bytes."""
-    answer = choose_workers(views, "m:1:x", need, NOW)
+    answer = _choice(views, "m:1:x", need, NOW)
     if isinstance(answer, Refusal):
         return
     wider = replace(need, resident_bytes=math.ceil(need.load_bytes * 2 ** (1 / CLASSES_PER_OCTAVE)), peak_bytes=0)
@@ -128,21 +131,21 @@ def test_a_worker_with_loads_in_progress_comes_after_one_without():
     loading = PlacedInstance("a", Footprint(1, 0, 9.0), math.inf, NOW, in_use=True)
     busy = replace(busy, instances={"a": loading})
     for name in map(str, range(20)):
-        assert choose_workers([busy, idle], name, Footprint(1, 0, 1.0), NOW) == [idle.id, busy.id]
+        assert _choice([busy, idle], name, Footprint(1, 0, 1.0), NOW) == [idle.id, busy.id]
 
 
 def test_a_fleet_without_workers_refuses():
     answer = Fleet().choose("m:1:x", Footprint(1), NOW)
     assert isinstance(answer, Refusal)
     assert answer.kind is RefusalKind.NO_WORKER
-    draining = choose_workers([replace(_many(1)[0], draining=True)], "m:1:x", Footprint(1), NOW)
+    draining = _choice([replace(_many(1)[0], draining=True)], "m:1:x", Footprint(1), NOW)
     assert isinstance(draining, Refusal)
     assert draining.kind is RefusalKind.NO_WORKER
 
 
 def test_a_size_just_below_the_budget_is_not_refused_for_its_class():
-    assert choose_workers(_many(3, 1000), "m:1:x", Footprint(1000), NOW) != []
-    assert isinstance(choose_workers(_many(3, 1000), "m:1:x", Footprint(1001), NOW), Refusal)
+    assert _choice(_many(3, 1000), "m:1:x", Footprint(1000), NOW) != []
+    assert isinstance(_choice(_many(3, 1000), "m:1:x", Footprint(1001), NOW), Refusal)
 
 
 def test_time_makes_an_instance_evictable_without_news_of_its_worker():
@@ -153,6 +156,28 @@ def test_time_makes_an_instance_evictable_without_news_of_its_worker():
     assert refused.kind is RefusalKind.THRASHING
     assert refused.retry_after_s == pytest.approx(20.0)
     assert fleet.choose("m:1:x", Footprint(10), NOW + 20.0) == ["cpu-0-7"]
+
+
+def test_a_choice_makes_only_the_quotes_of_workers_that_changed():
+    views = _many(200)
+    fleet = _fleet(views)
+    fleet.choose("m:1:x", Footprint(1), NOW)
+    assert fleet.quoted == 200
+    for at in range(1000):
+        chosen = fleet.choose(f"m{at}:1:x", Footprint(1), NOW + at / 1000)
+        assert not isinstance(chosen, Refusal)
+        fleet.update(fleet[chosen[0]])
+    assert fleet.quoted < 200 + 1000, "one changed worker at each choice"
+    for at in range(1000):  # nothing fits: the quotes serve a while
+        assert isinstance(fleet.choose(f"n{at}:1:x", Footprint(5000), NOW + 1 + at / 1000), Refusal)
+    assert fleet.quoted <= 200 + 1000 + 200 * (1 + 1 / EXACT_LIFE_S)
+
+
+@given(fleets)
+def test_ranked_workers_are_all_that_go_on_in_the_versions_own_order(views):
+    ranked = _fleet(views).ranked("m:1:x", 100, exclude=["cpu-1-1"])
+    assert sorted(ranked) == sorted(view.id for view in views if not view.draining and view.id != "cpu-1-1")
+    assert ranked == sorted(ranked, key=lambda worker: rendezvous("m:1:x", worker))
 
 
 @settings(max_examples=30)
