@@ -228,6 +228,7 @@ class Gateway:
             start=self.start,
             stop=self.stop,
             version=VERSION,
+            footprint=self._footprint,
             load_s=self.demands.load_s,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -41,9 +42,9 @@ async def get_placement(
 ) -> schemas.Placement:
     snapshot = deps.catalog.snapshot
     shown = schemas.page_of(snapshot, model, limit, page_token)
-    lanes = schemas.lanes_shown(snapshot, shown)
-    facts = await _facts(deps, lanes)
-    return schemas.placement(snapshot, facts, model=model, limit=limit, page_token=page_token)
+    loads = await asyncio.to_thread(schemas.loads_shown, snapshot, shown, deps.footprint)
+    facts = await _facts(deps, schemas.lanes_shown(snapshot, shown))
+    return schemas.placement(snapshot, replace(facts, loads=loads), model=model, limit=limit, page_token=page_token)
 
 
 async def _facts(deps: Deps, lanes: Any) -> schemas.ClusterFacts:

@@ -5,19 +5,23 @@ Snapshot (repository, records of workers) + ClusterFacts (Redis) ─> placement 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, Field
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from millstream.services.errors import invalid
-from millstream.services.model.manifest import EndpointPlacement
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.model.names import check_name
+from millstream.services.placement.views import Footprint
 from millstream.services.queue.cluster_state import Leader
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
 
 LIMIT_MAX = 1000  # models of one page
-_DIGITS_MAX = 9  # of a page token
+#: states of a version that no worker has ready, and that one may load
+_TO_LOAD = frozenset({State.STANDBY, State.PENDING, State.LOADING, State.WARMING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,13 @@ class ClusterFacts:
         now: seconds on the Redis clock.
         leader: the controller that leads; None: none does.
         busy: (pool, content id) of lanes with batches that wait or run.
+        loads: what loads of versions that are not ready take, by content id: the pool, and bytes and seconds there.
     """
 
     now: float
     leader: Leader | None = None
     busy: Collection[tuple[str, str]] = field(default_factory=frozenset)
+    loads: Mapping[str, tuple[str, Footprint]] = field(default_factory=dict)
 
 
 class ControllerInfo(BaseModel):
@@ -81,8 +87,28 @@ class WorkerPlacement(BaseModel):
     budget_bytes: int | None = Field(description="Memory that its process may use; null: no limit.")
     used_bytes: int = Field(description="In use, promised to loads in progress, or not free yet after an unload.")
     free_bytes: int | None
-    instances_total: int = Field(description="Instances of all models.")
+    instances_total: int = Field(description="Instances of all models, without those that failed.")
     instances: list[InstancePlacement]
+
+
+class LoadPrediction(BaseModel):
+    """What the load of a version takes in the first of its pools that has a worker."""
+
+    pool: str
+    size_bytes: int = Field(description="Memory that it keeps.")
+    peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
+    load_s: float = Field(description="Seconds of the load; 0: unknown.")
+    measured: bool = Field(
+        description="true: an earlier load took this; false: predicted from the size of its files and from what other "
+        "versions took."
+    )
+
+
+class FailedInstance(BaseModel):
+    """A worker that could not load a version."""
+
+    worker: str
+    reason: str
 
 
 class VersionPlacement(BaseModel):
@@ -96,7 +122,11 @@ class VersionPlacement(BaseModel):
     pools: list[str] = Field(description="Pools that may serve it, the preferred one first.")
     settings: EndpointPlacement = Field(description="Settings of its endpoint.")
     holders: list[str] = Field(description="Workers that have it, or load it.")
+    failed: list[FailedInstance] = Field([], description="Workers in which its load failed.")
     standby: bool = Field(description="No worker has it; its first call makes one load it.")
+    load: LoadPrediction | None = Field(
+        None, description="What its load takes; null: it is ready or failed, or its pools have no worker."
+    )
     refusals: list[LoadRefusal] = Field([], description="Why workers do not load it.")
 
 
@@ -122,9 +152,8 @@ def placement(
     snapshot: Snapshot, facts: ClusterFacts, *, model: str | None, limit: int, page_token: str | None
 ) -> Placement:
     """Return a page of the placement. `model`: only this one. Raises Failure: NOT_FOUND, INVALID (no such page)."""
-    start = _start(page_token)
-    names = [snapshot.model(model).name] if model is not None else sorted(snapshot.models)
-    shown = names[start : start + limit]
+    names = _after(snapshot, model, page_token)
+    shown = names[:limit]
     views = {name: snapshot.models[name] for name in shown}
     pinned = {
         view.manifest.content_id
@@ -141,12 +170,12 @@ def placement(
             for worker in sorted(snapshot.workers, key=lambda worker: (worker.pool, worker.id))
         ],
         models=[
-            _version(view, one, refusals.get(view.manifest.content_id, []))
+            _version(view, one, refusals.get(view.manifest.content_id, []), facts.loads.get(view.manifest.content_id))
             for one in views.values()
             for view in one.versions.values()
             if view.loaded
         ],
-        next_page_token=str(start + limit) if start + limit < len(names) else None,
+        next_page_token=shown[-1] if len(names) > limit else None,
     )
 
 
@@ -160,18 +189,44 @@ def lanes_shown(snapshot: Snapshot, names: Iterable[str]) -> Mapping[str, list[s
     return {pool: sorted(lanes) for pool, lanes in found.items()}
 
 
+def loads_shown(
+    snapshot: Snapshot, names: Iterable[str], footprint_of: Callable[[Manifest, WorkerRecord], Footprint]
+) -> dict[str, tuple[str, Footprint]]:
+    """Return what the loads of these models' versions take, by content id, of those that may be loaded.
+
+    `footprint_of` reads files: call this off the event loop.
+    """
+    workers: dict[str, WorkerRecord] = {}
+    for worker in snapshot.workers:
+        workers.setdefault(worker.pool, worker)
+    found: dict[str, tuple[str, Footprint]] = {}
+    for name in names:
+        for view in snapshot.models[name].versions.values():
+            pool = next((pool for pool in view.pools if pool in workers), None)
+            if pool is not None and view.state in _TO_LOAD:
+                found[view.manifest.content_id] = pool, footprint_of(view.manifest, workers[pool])
+    return found
+
+
 def page_of(snapshot: Snapshot, model: str | None, limit: int, page_token: str | None) -> list[str]:
-    """Return the names of the models of a page. Raises Failure(INVALID)."""
-    start = _start(page_token)
-    return ([model] if model is not None else sorted(snapshot.models))[start : start + limit]
+    """Return the names of the models of a page. Raises Failure: NOT_FOUND, INVALID."""
+    return _after(snapshot, model, page_token)[:limit]
 
 
-def _start(page_token: str | None) -> int:
+def _after(snapshot: Snapshot, model: str | None, page_token: str | None) -> list[str]:
+    """Return the names of the models from this page on.
+
+    The token is the last name of the page before: models that are registered or deleted meanwhile neither repeat nor
+    hide others.
+    """
+    names = [snapshot.model(model).name] if model is not None else sorted(snapshot.models)
     if not page_token:
-        return 0
-    if not (page_token.isascii() and page_token.isdigit()) or len(page_token) > _DIGITS_MAX:
-        raise invalid("'page_token' is a number: the 'next_page_token' of the last page")
-    return int(page_token)
+        return names
+    try:
+        check_name(page_token)
+    except Failure:
+        raise invalid("'page_token' is the 'next_page_token' of the last page") from None
+    return names[bisect_right(names, page_token) :]
 
 
 def _refusals(workers: Sequence[WorkerRecord], now: float) -> dict[str, list[LoadRefusal]]:
@@ -199,7 +254,7 @@ def _worker(
         budget_bytes=worker.budget_bytes or None,
         used_bytes=worker.used_bytes,
         free_bytes=max(0, worker.budget_bytes - worker.used_bytes) if worker.budget_bytes else None,
-        instances_total=len(worker.instances),
+        instances_total=sum(1 for one in worker.instances if one.state is not State.FAILED),
         instances=[
             _instance(one, worker.pool, pinned, facts)
             for one in sorted(worker.instances, key=lambda one: (one.model, one.version))
@@ -230,7 +285,9 @@ def _age_s(instant: float, now: float) -> float | None:
     return round(max(0.0, now - instant), 1) if instant else None
 
 
-def _version(view: VersionView, model: ModelView, refusals: list[LoadRefusal]) -> VersionPlacement:
+def _version(
+    view: VersionView, model: ModelView, refusals: list[LoadRefusal], load: tuple[str, Footprint] | None
+) -> VersionPlacement:
     manifest = view.manifest
     return VersionPlacement(
         model=manifest.model,
@@ -240,7 +297,23 @@ def _version(view: VersionView, model: ModelView, refusals: list[LoadRefusal]) -
         reason=view.reason,
         pools=list(view.pools),
         settings=model.placement,
-        holders=[replica.worker.id for replica in view.replicas],
+        holders=[at.worker.id for at in view.replicas if at.instance.state is not State.FAILED],
+        failed=[
+            FailedInstance(worker=at.worker.id, reason=at.instance.reason or "no reason is known")
+            for at in view.replicas
+            if at.instance.state is State.FAILED
+        ],
         standby=view.state is State.STANDBY,
+        load=None if load is None else _prediction(*load),
         refusals=refusals,
+    )
+
+
+def _prediction(pool: str, footprint: Footprint) -> LoadPrediction:
+    return LoadPrediction(
+        pool=pool,
+        size_bytes=footprint.resident_bytes,
+        peak_bytes=footprint.peak_bytes,
+        load_s=round(footprint.load_s, 3),
+        measured=footprint.measured,
     )

@@ -126,8 +126,25 @@ class LoadRefusal(TypedDict):
     retry_after_s: float
 
 
+class LoadPrediction(TypedDict):
+    """What the load of a version takes in a pool. `measured`: an earlier load took this; else it is a prediction."""
+
+    pool: str
+    size_bytes: int
+    peak_bytes: int
+    load_s: float
+    measured: bool
+
+
+class FailedInstance(TypedDict):
+    """A worker that could not load a version."""
+
+    worker: str
+    reason: str
+
+
 class PlacedVersion(TypedDict):
-    """A version that serves, and the workers that hold it."""
+    """A version that serves, and the workers that hold it. `load`: None if it is ready."""
 
     model: str
     version: int
@@ -137,7 +154,9 @@ class PlacedVersion(TypedDict):
     pools: list[str]
     settings: SettingsFields
     holders: list[str]
+    failed: list[FailedInstance]
     standby: bool
+    load: LoadPrediction | None
     refusals: list[LoadRefusal]
 
 

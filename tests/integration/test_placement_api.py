@@ -6,13 +6,21 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from millstream import AsyncClient, Client
+from millstream.services.cli.commands.placement import _rows_max, _show
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
+from tests.kit import v2
 from tests.kit.command_line import Millstream
 from tests.kit.models import scale
 from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
+from tests.kit.worker_process import running_worker
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +73,16 @@ def test_one_model_and_pages(stack):
     assert [one["model"] for one in only["models"]] == ["second"]
     assert [[one["model"] for one in worker["instances"]] for worker in only["workers"]] == [["second"]]
     page = placement(stack, limit=1)
-    assert ([one["model"] for one in page["models"]], page["next_page_token"]) == (["first"], "1")
+    assert ([one["model"] for one in page["models"]], page["next_page_token"]) == (["first"], "first")
     assert [worker["instances_total"] for worker in page["workers"]] == [2]
-    last = placement(stack, limit=1, page_token="1")
+    last = placement(stack, limit=1, page_token="first")
     assert ([one["model"] for one in last["models"]], last["next_page_token"]) == (["second"], None)
     assert (
         stack.http.get("/admin/v1/placement", params={"model": "secnd"})
         .json()["error"]
         .endswith("did you mean 'second'?")
     )
-    for query in ({"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "-1"}, {"page_token": "9" * 20}):
+    for query in ({"limit": 0}, {"limit": 1001}, {"page_token": "a/b"}, {"page_token": "9" * 300}):
         assert stack.http.get("/admin/v1/placement", params=query).status_code == 400
 
 
@@ -149,6 +157,12 @@ def test_the_client_reads_all_pages_and_changes_settings(stack, monkeypatch):
     assert asyncio.run(again()) == ["second"]
 
 
+def test_models_that_come_and_go_between_two_pages_hide_no_others(stack):
+    assert placement(stack, limit=1, page_token="aaa")["models"][0]["model"] == "first"  # it was deleted meanwhile
+    assert placement(stack, limit=1, page_token="fir")["models"][0]["model"] == "first"
+    assert placement(stack, page_token="zzz")["models"] == []
+
+
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_the_command_shows_who_holds_what(stack, columns):
     millstream = Millstream(stack.home)
@@ -173,3 +187,91 @@ def test_the_command_shows_and_changes_settings(stack):
     assert "there is no pool 'x'" in millstream.fails("configure", "second", "--pools", "x")
     found = millstream.json("configure", "second", "--pools", "", "--instances-min", 0, "--instances-max", 0)
     assert found["settings"] == {"pools": [], "instances_min": 0, "instances_max": 0, "idle_s": 0.0, "pin": False}
+
+
+@pytest.fixture(scope="module")
+def tight(stack: Stack) -> Iterator[list[str]]:
+    """Four models in a pool with memory for one of 200 MiB: one is loaded, two are on standby, one cannot be loaded."""
+    repository = FolderRepository(stack.home / "repository")
+    config = ModelConfig(pools=("tight",))
+    names = ["t-blue", "t-green", "t-red"]
+    for name in names:
+        publish_simulated(repository, name, {"bytes": 200 << 20, "load_s": 0.01}, config=config)
+    publish_simulated(repository, "t-broken", {"load": "fail"}, config=config)
+    with running_worker(stack, "tight", settings={"worker_memory": "350MiB"}):
+        wait_until(lambda: "pending" not in states(stack, [*names, "t-broken"]), what="the worker knows them")
+        wait_until(lambda: call(stack, "t-broken") == 503 and states(stack, ["t-broken"]) == ["failed"], what="failed")
+        wait_until(lambda: call(stack, "t-blue") == 200, what="loaded")
+        wait_until(lambda: states(stack, names) == ["ready", "standby", "standby"], what="one of three is loaded")
+        yield names
+    for name in [*names, "t-broken"]:
+        stack.http.delete(f"/admin/v1/models/{name}")
+
+
+def states(stack: Stack, names: list[str]) -> list[str]:
+    return sorted(one["state"] for one in placement(stack)["models"] if one["model"] in names)
+
+
+def test_what_is_not_loaded_and_why(stack, tight):
+    versions = {one["model"]: one for one in placement(stack)["models"]}
+    broken = versions["t-broken"]
+    assert (broken["holders"], broken["standby"], broken["load"]) == ([], False, None)
+    [failed] = broken["failed"]
+    assert "the load fails" in failed["reason"]
+    held = next(versions[name] for name in tight if not versions[name]["standby"])
+    assert (held["holders"], held["failed"], held["load"]) == ([failed["worker"]], [], None)
+    waiting = next(versions[name] for name in tight if versions[name]["standby"])
+    assert waiting["holders"] == []
+    assert waiting["load"]["pool"] == "tight"
+    assert waiting["load"]["load_s"] > 0
+    [worker] = [one for one in placement(stack)["workers"] if one["pool"] == "tight"]
+    assert worker["instances_total"] == 1  # the failed one takes nothing
+
+    wait_until(lambda: call(stack, waiting["model"]) == 200, what="loaded in place of the other")
+
+    def unloaded() -> Any:
+        [version] = [one for one in placement(stack)["models"] if one["model"] == held["model"]]
+        return version["standby"] and version["load"]
+
+    load = wait_until(unloaded, what="on standby")
+    assert load["measured"]
+    assert load["size_bytes"] >= 200 << 20
+
+
+def call(stack: Stack, name: str) -> int:
+    body, headers = v2.request({"x": np.ones((1, 4), np.float32)})
+    return stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers).status_code
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_the_command_shows_what_is_not_loaded(stack, tight, columns):
+    code, said = Millstream(stack.home).in_terminal(["placement"], columns)
+    assert code == 0, said
+    assert max(map(len, said.splitlines())) <= columns
+    assert "on standby  2 versions" in said
+    assert said.count("t-broken 1") == 1  # listed with the failures, not with what the worker has
+    assert "failed       t-broken 1 in tight-0" in said
+    assert "the load fails" in " ".join(said.split())
+
+
+def test_pictures_fit_the_height_of_the_terminal():
+    found: Any = {"workers": [{}, {}], "models": [{"standby": True}]}
+    assert _rows_max(50, found) == 11
+    assert _rows_max(10, found) == 3
+
+
+def test_a_thousand_models_are_shown_whole_or_with_their_number(capsys):
+    versions: Any = [
+        {"model": f"m-{number:04d}", "version": 1, "standby": True, "holders": [], "failed": [], "refusals": []}
+        | {"load": {"size_bytes": 4 << 20, "load_s": 0.5, "measured": number == 0}}
+        for number in range(1000)
+    ]
+    console = Console(width=80, file=None)
+    _show(console, {"leader": None, "workers": [], "models": versions, "next_page_token": None}, None, 10)
+    said = capsys.readouterr().out
+    assert "on standby  1000 versions" in said
+    assert "and 990 more" in said
+    _show(console, {"leader": None, "workers": [], "models": versions, "next_page_token": None}, None, None)
+    said = capsys.readouterr().out
+    assert said.count("m-") == 1000
+    assert said.count("~4.0 MiB") == 999

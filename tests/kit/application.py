@@ -175,6 +175,7 @@ class Application:
                 start=self._start,
                 stop=self._stop,
                 version="1.2.3",
+                footprint=lambda manifest, worker: self.repository.footprints.of(manifest, worker.backend),
             )
         )
 

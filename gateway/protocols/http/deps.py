@@ -17,9 +17,11 @@ from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.triton import interfaces
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
+from millstream.services.wire.records import WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,5 @@ class Deps:
     start: Callable[[], Awaitable[None]]  # awaited when the application starts
     stop: Callable[[], Awaitable[None]]  # awaited when the application stops
     version: str  # Millstream's version
+    footprint: Callable[[Manifest, WorkerRecord], Footprint]  # what a version takes in a worker; reads files
     load_s: Callable[[VersionView], float] = lambda _: 0.0  # predicted seconds of a version's load; 0: unknown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -26,14 +28,25 @@ from millstream.services.cli.terminal import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millstream.services.client.documents import PlacedInstance, PlacedVersion, PlacedWorker, Placement
+    from millstream.services.client.documents import (
+        LoadPrediction,
+        PlacedInstance,
+        PlacedVersion,
+        PlacedWorker,
+        Placement,
+    )
 
 WATCH_S = 2.0  # between two pictures
 #: Narrower terminals do not show how long the load of an instance took.
 WIDE_COLUMNS = 100
 BAR_COLUMNS, BAR_TERMINAL_COLUMNS = 24, 72
 WHY_COLUMNS_MIN = 12
-STANDBY_SHOWN_MAX = 50
+#: A picture of --watch has at least this many rows of each table, also in a low terminal.
+WATCH_ROWS_MIN = 3
+#: Lines of a picture that are no rows: the controller, and of each table its title, head, remark and an empty line.
+WATCH_LINES_OTHER, WATCH_LINES_TABLE = 3, 4
+#: what stands before a number that is not measured
+PREDICTED = "~"
 
 
 def placement(
@@ -46,21 +59,30 @@ def placement(
 ) -> None:
     """Show which worker holds which version, how much memory it takes, and why it is there.
 
-    Versions on standby are loaded at their first call. WHY says who asked for the load: a call, the settings of the
-    model (`millstream configure`), or the controller.
+    USED is how long ago its last call was. WHY says who asked for the load: a call, the settings of the model
+    (`millstream configure`), or the controller.
+
+    Versions on standby are loaded at their first call; SIZE and LOAD are what that takes, ~ if it is predicted because
+    they were never loaded. With --watch, tables are cut to the height of the terminal, the latest used first.
+
+    Examples: `millstream placement`, `millstream placement mine --watch`,
+    `millstream placement --json | jq '.models[] | select(.standby) | .model'`
     """
     server = server_address(context, endpoint, key)
     console = results()
     while True:
         found = _placement(server, name)
-        if watch and console.is_terminal:
+        picture = watch and console.is_terminal and not json_output
+        if picture:
             console.clear()
         if json_output:
             emit(found)
         else:
-            _show(console, found, name)
+            _show(console, found, name, _rows_max(console.height, found) if picture else None)
         if not watch:
             return
+        if not picture:
+            sys.stdout.flush()
         time.sleep(WATCH_S)
 
 
@@ -71,7 +93,14 @@ def _placement(server: ServerAddress, name: str | None) -> Placement:
         return client.placement(name)
 
 
-def _show(console: Console, found: Placement, name: str | None) -> None:
+def _rows_max(height: int, found: Placement) -> int:
+    """Return how many rows each table may have, so that all of them fit a terminal of this height."""
+    tables = len(found["workers"]) + any(version["standby"] for version in found["models"])
+    return max(WATCH_ROWS_MIN, (height - WATCH_LINES_OTHER) // max(1, tables) - WATCH_LINES_TABLE)
+
+
+def _show(console: Console, found: Placement, name: str | None, rows_max: int | None) -> None:
+    """Print a placement. `rows_max`: of each table; None: all."""
     leader = found["leader"]
     controller = escape(leader["name"]) if leader else "[yellow]none[/]: versions are loaded at calls only"
     show_detail(console, "controller   ", controller)
@@ -81,15 +110,36 @@ def _show(console: Console, found: Placement, name: str | None) -> None:
     if not found["workers"]:
         console.print("[yellow]no worker is running[/]")
     for worker in found["workers"]:
-        _show_worker(console, worker)
-    _show_standby(console, [version for version in found["models"] if version["standby"]])
-    if any(version["refusals"] for version in found["models"]):
+        _show_worker(console, worker, name, rows_max)
+    if not found["models"]:
+        console.print(
+            "\nno model is served yet: millstream push NAME FILE" if name is None else "\nit serves no version"
+        )
+    _show_standby(console, [version for version in found["models"] if version["standby"]], rows_max)
+    _show_not_loaded(console, found["models"])
+
+
+def _show_not_loaded(console: Console, versions: Sequence[PlacedVersion]) -> None:
+    """Print why versions are not loaded: loads that failed or were refused, and versions without a worker."""
+    lines: list[tuple[str, str, str]] = []
+    for version in versions:
+        label = escape(f"{version['model']} {version['version']}")
+        lines += [
+            ("failed       ", "red", f"{label} in {_short(one['worker'])}: {escape(one['reason'])}")
+            for one in version["failed"]
+        ]
+        for one in version["refusals"]:
+            again = f" (again in {duration(one['retry_after_s'])})"
+            text = f"{label} in {_short(one['worker'])}: {escape(one['reason'])}{again}"
+            lines.append(("refused      ", "red", text))
+        if not (version["holders"] or version["failed"] or version["standby"]):
+            pools = escape(" or ".join(version["pools"]))
+            why = "" if version["load"] else f": pool {pools} has no worker"
+            lines.append(("not loaded   ", "yellow", f"{label} ({version['state']}){why}"))
+    if lines:
         console.print()
-    for version in found["models"]:
-        for refusal in version["refusals"]:
-            again = f" (again in {duration(refusal['retry_after_s'])})"
-            text = f"{escape(version['model'])} {version['version']} in {_short(refusal['worker'])}: "
-            show_detail(console, "refused      ", text + escape(refusal["reason"]) + again, style="red")
+    for kind, colour, text in lines:
+        show_detail(console, kind, text, style=colour)
 
 
 def _show_version(console: Console, version: PlacedVersion) -> None:
@@ -106,7 +156,7 @@ def _show_version(console: Console, version: PlacedVersion) -> None:
         show_detail(console, "             ", escape(version["reason"]))
 
 
-def _show_worker(console: Console, worker: PlacedWorker) -> None:
+def _show_worker(console: Console, worker: PlacedWorker, name: str | None, rows_max: int | None) -> None:
     budget = worker["budget_bytes"]
     used = size(worker["used_bytes"])
     if budget and console.width < BAR_TERMINAL_COLUMNS:
@@ -118,9 +168,29 @@ def _show_worker(console: Console, worker: PlacedWorker) -> None:
     draining = ", [yellow]draining[/]" if worker["draining"] else ""
     held = worker["instances_total"]
     count = "1 version" if held == 1 else f"{held} versions"
-    console.print(f"\n[bold]{_short(worker['id'])}[/]  {memory}, {count}{draining}")
-    if worker["instances"]:
-        _show_instances(console, worker["instances"])
+    show_detail(console, "", "")
+    show_detail(console, "", f"[bold]{_short(worker['id'])}[/]  {memory}, {count}{draining}")
+    instances = [one for one in worker["instances"] if one["state"] != "failed"]
+    shown = instances
+    if rows_max is not None and len(instances) > rows_max:
+        shown = sorted(instances, key=_idle_s)[:rows_max]
+    if shown:
+        _show_instances(console, shown)
+        _show_rest(console, len(instances) - len(shown))
+    elif name is not None:
+        console.print(f"[dim]it does not have {escape(name)}[/]")
+
+
+def _idle_s(one: PlacedInstance) -> float:
+    """Return for how many seconds an instance has not been used; infinity if it never was."""
+    if one["in_use"]:
+        return 0.0
+    return math.inf if one["last_used_age_s"] is None else one["last_used_age_s"]
+
+
+def _show_rest(console: Console, count: int) -> None:
+    if count:
+        console.print(f"[dim]and {count} more[/]")
 
 
 def _show_instances(console: Console, instances: Sequence[PlacedInstance]) -> None:
@@ -168,13 +238,24 @@ def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else f"{text[: columns - 1]}…"
 
 
-def _show_standby(console: Console, versions: Sequence[PlacedVersion]) -> None:
+def _show_standby(console: Console, versions: Sequence[PlacedVersion], rows_max: int | None) -> None:
     if not versions:
         return
-    names = [f"{version['model']} {version['version']}" for version in versions[:STANDBY_SHOWN_MAX]]
-    more = f" and {len(versions) - len(names)} more" if len(versions) > len(names) else ""
+    shown = versions[:rows_max]
+    count = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
     console.print()
-    show_detail(console, "on standby   ", escape(", ".join(names)) + more)
+    show_detail(console, "", f"[bold]on standby[/]  {count}, loaded at the first call")
+    rows = [[escape(f"{one['model']} {one['version']}"), *_load(one["load"])] for one in shown]
+    show_rows(console, ["MODEL", "SIZE", "LOAD"], rows, right=("SIZE", "LOAD"))
+    _show_rest(console, len(versions) - len(shown))
+
+
+def _load(load: LoadPrediction | None) -> tuple[str, str]:
+    """Return the size and the time of a load."""
+    if load is None:
+        return "-", "-"
+    mark = "" if load["measured"] else PREDICTED
+    return f"{mark}{size(load['size_bytes'])}", f"{mark}{duration(load['load_s'])}" if load["load_s"] else "-"
 
 
 def _short(worker: str) -> str:
