@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.eviction import credit_largest_peak, make_room
+from millstream.services.placement.eviction import make_room
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
@@ -444,7 +444,6 @@ class Residency:
         for content_id, model in self._models.all().items():
             if model.state in {State.READY, State.DRAINING} or content_id in active:
                 instances[content_id] = self._placed(model, content_id in in_use)
-        credit_largest_peak(instances)
         return WorkerView(
             self._worker, self._pool, self._budget.budget_bytes, self._budget.used_bytes, instances=instances
         )
@@ -455,12 +454,14 @@ class Residency:
         last_used = self._last_used(model)
         if model.demanded:
             last_used = max(last_used, model.loaded_at)  # its first call is on its way
-        if model.state is not State.READY:
+        draining = model.state is State.DRAINING  # its bytes are there, and go without an order
+        if model.state is not State.READY and not draining:
             loaded_at = float("inf")
         else:  # a version that was never called is no loss, however young it is
             loaded_at = model.loaded_at if last_used else 0.0
         wanted = self._wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
+        in_use = in_use or draining
         return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)
 
 

@@ -10,7 +10,7 @@ less than 0.1 ms (`make plan-study` measures it).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
@@ -18,7 +18,8 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from millstream.services.placement.eviction import Room, cost_per_byte, make_room
+from millstream.services.placement.eviction import cost, make_room
+from millstream.services.placement.room import Room, freed_bytes
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 
 CLASSES_PER_OCTAVE = 2  # of sizes: a price is that of the class's largest size
@@ -36,6 +37,8 @@ _BEST_REFUSAL = (
     RefusalKind.NO_WORKER,
 )
 _NONE = math.inf  # the price of what a worker cannot load
+_NO_BYTES = -1  # class of nothing
+_SizeClass = tuple[int, int]  # of the bytes of the host, and of the device
 
 
 @dataclass(slots=True)
@@ -43,23 +46,23 @@ class _Quote:
     """What a worker asks for a load, at one instant.
 
     Args:
-        wait_s: seconds until the loads that it has begun are done.
-        bytes_freed: bytes that unloading the first n+1 of its instances frees, cheapest first.
-        costs: cost of unloading them, in expected seconds of loading.
+        freed: for each space of the room, bytes that unloading the first 0, 1, 2, … of its instances frees.
+        prices: seconds until the loads that it has begun are done, and cost of unloading the first 0, 1, 2, … of its
+            instances, in expected seconds of loading; at last that of a load that does not fit.
     """
 
     made_at: float
     room: Room
-    wait_s: float
-    bytes_freed: npt.NDArray[np.float64]
-    costs: npt.NDArray[np.float64]
+    freed: list[npt.NDArray[np.float64]]
+    prices: npt.NDArray[np.float64]
 
-    def prices(self, sizes_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the price of each size, in seconds."""
-        missing = sizes_bytes - self.room.free_bytes
-        at = np.searchsorted(self.bytes_freed, missing)
-        costs = np.append(self.costs, _NONE)[at]
-        return np.where(missing <= 0, self.wait_s, self.wait_s + costs)
+    def price(self, sizes_bytes: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+        """Return the price of each size, in seconds. `sizes_bytes`: of the host, and of the device."""
+        numbers = [
+            np.searchsorted(freed, sizes - space.free_bytes)
+            for space, freed, sizes in zip(self.room.spaces, self.freed, sizes_bytes, strict=False)
+        ]
+        return self.prices[numbers[0] if len(numbers) == 1 else np.maximum(*numbers)]
 
 
 class Fleet:
@@ -76,7 +79,8 @@ class Fleet:
         self._free_slots: list[int] = []
         self._keys = np.zeros(0, np.uint64)  # of the workers, by slot; a restart keeps it
         self._own_keys = np.zeros(0, np.uint64)  # of the processes: decide between an old one and its replacement
-        self._prices: dict[int, npt.NDArray[np.float64]] = {}  # size class -> prices by slot
+        self._prices: dict[_SizeClass, npt.NDArray[np.float64]] = {}  # prices by slot
+        self._sizes = _sizes_of(())  # of these classes
         self._changed: set[int] = set()  # slots whose quote is to be made
         self._costs: dict[str, dict[str, tuple[PlacedInstance, float, float]]] = {}  # worker -> content id -> cost
         self._next_renewal = 0  # slot
@@ -128,9 +132,16 @@ class Fleet:
         victims = make_room(view, need, now)
         gone = () if isinstance(victims, Refusal) else victims
         stay = {one: instance for one, instance in view.instances.items() if one not in gone}
-        freed_bytes = sum(view.instances[one].footprint.resident_bytes for one in gone)
+        host, device = freed_bytes(view, gone)
         stay[content_id] = PlacedInstance(content_id, need, loaded_at=math.inf, last_used=now, in_use=True)
-        self.update(replace(view, used_bytes=view.used_bytes - freed_bytes + need.load_bytes, instances=stay))
+        self.update(
+            replace(
+                view,
+                used_bytes=view.used_bytes - host + need.load_bytes,
+                device_used_bytes=view.device_used_bytes - device + need.device_load_bytes,
+                instances=stay,
+            )
+        )
         return gone
 
     def choose(
@@ -156,7 +167,7 @@ class Fleet:
             return Refusal(RefusalKind.NO_WORKER, "no worker of its pools is running", 1.0)
         self._renew(now)
         asked = self._without(exclude)
-        prices = self._row(_size_class(need.load_bytes)) + asked
+        prices = self._row(_size_class(need)) + asked
         if prices.min() == _NONE:
             prices = self._exact_prices(need, now) + asked  # the class's largest size may be too large, the need not
         best = float(prices.min())
@@ -216,45 +227,44 @@ class Fleet:
         known = self._costs.get(view.id, {})
         costs: dict[str, tuple[PlacedInstance, float, float]] = {}
         for one in room.settled:
-            cost = known.get(one.content_id)
-            if cost is None or cost[0] is not one or now - cost[1] >= QUOTE_LIFE_S:
-                cost = (one, now, cost_per_byte(one, now))
-            costs[one.content_id] = cost
+            priced = known.get(one.content_id)
+            if priced is None or priced[0] is not one or now - priced[1] >= QUOTE_LIFE_S:
+                priced = (one, now, cost(one, now))
+            costs[one.content_id] = priced
         self._costs[view.id] = costs
-        ordered = sorted((cost, content_id, one) for content_id, (one, _, cost) in costs.items())
-        freed = [one.footprint.resident_bytes for _, _, one in ordered]
+        seconds = [costs[one.content_id][2] for one in room.settled]
+        order = room.cheapest_first(seconds)
         quote = _Quote(
             now,
             room,
-            view.loading_s,
-            np.array(list(accumulate(freed)), np.float64),
-            np.array(list(accumulate(cost * size for (cost, _, _), size in zip(ordered, freed, strict=True)))),
+            [np.array(space.freed_in_order(order), np.float64) for space in room.spaces],
+            np.array([*accumulate((seconds[at] for at in order), initial=view.loading_s), _NONE]),
         )
         self._quotes[slot] = quote
-        sizes = np.array([_class_bytes(kind) for kind in self._prices], np.float64)
-        offers = quote.prices(sizes) if not view.draining else np.full(len(sizes), _NONE)
-        for prices, price in zip(self._prices.values(), offers, strict=True):
+        offers = quote.price(self._sizes) if not view.draining else np.full(len(self._prices), _NONE)
+        for prices, price in zip(self._prices.values(), offers.tolist(), strict=True):
             prices[slot] = price
 
-    def _row(self, kind: int) -> npt.NDArray[np.float64]:
+    def _row(self, kind: _SizeClass) -> npt.NDArray[np.float64]:
         """Return the prices of a size class by slot."""
         row = self._prices.get(kind)
         if row is None:
-            row = self._prices[kind] = self._prices_of(_class_bytes(kind))
+            row = self._prices[kind] = self._prices_of(_sizes_of([kind]))
+            self._sizes = _sizes_of(self._prices)
         return row
 
-    def _prices_of(self, size_bytes: float) -> npt.NDArray[np.float64]:
-        sizes = np.array([size_bytes], np.float64)
+    def _prices_of(self, sizes: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
         quoted = zip(self._workers, self._quotes, strict=True)
         return np.array(
-            [quote.prices(sizes)[0] if view and quote and not view.draining else _NONE for view, quote in quoted]
+            [quote.price(sizes)[0] if view and quote and not view.draining else _NONE for view, quote in quoted]
         )
 
-    def _without(self, exclude: Collection[str]) -> npt.NDArray[np.float64]:
+    def _without(self, exclude: Collection[str]) -> npt.NDArray[np.float64] | float:
         """Return what is added to the prices of the workers: nothing, or infinity for those that are not asked."""
+        if not exclude:
+            return 0.0
         added = np.zeros(len(self._workers))
-        if exclude:
-            added[[self._slots[worker] for worker in exclude if worker in self._slots]] = _NONE
+        added[[self._slots[worker] for worker in exclude if worker in self._slots]] = _NONE
         return added
 
     def _exact_prices(self, need: Footprint, now: float) -> npt.NDArray[np.float64]:
@@ -262,7 +272,8 @@ class Fleet:
         for slot, quote in enumerate(self._quotes):
             if quote is not None and now - quote.made_at >= EXACT_LIFE_S:
                 self._quote(slot, now)
-        return self._prices_of(need.load_bytes)
+        sizes = (need.load_bytes, need.device_load_bytes)
+        return self._prices_of([np.array([size], np.float64) for size in sizes])
 
     def _refusal(self, need: Footprint) -> Refusal:
         quoted = zip(self._workers, self._quotes, strict=True)
@@ -297,9 +308,15 @@ def rendezvous(content_id: str, worker: str) -> int:
     return int(_mixed(np.array([worker_key(worker)], np.uint64), key_of(content_id))[0])
 
 
-def _size_class(size_bytes: int) -> int:
-    return math.ceil(CLASSES_PER_OCTAVE * math.log2(max(1, size_bytes)))
+def _size_class(need: Footprint) -> _SizeClass:
+    return _class_of(need.load_bytes), _class_of(need.device_load_bytes)
 
 
-def _class_bytes(kind: int) -> float:
-    return float(2 ** (kind / CLASSES_PER_OCTAVE))
+def _class_of(size_bytes: int) -> int:
+    return math.ceil(CLASSES_PER_OCTAVE * math.log2(size_bytes)) if size_bytes else _NO_BYTES
+
+
+def _sizes_of(kinds: Iterable[_SizeClass]) -> list[npt.NDArray[np.float64]]:
+    """Return the bytes of size classes, of the host and of the device: the largest of each class."""
+    classes = np.array([*kinds], np.float64).reshape(-1, 2)
+    return list(np.where(classes == _NO_BYTES, 0.0, np.exp2(classes / CLASSES_PER_OCTAVE)).T)

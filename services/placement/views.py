@@ -23,17 +23,26 @@ class Footprint:
         peak_bytes: memory beyond that while it loads, warms up or runs its largest batch.
         load_s: seconds from the order until the instance can serve, warm-up included.
         measured: whether a worker measured it; otherwise it is a prediction.
+        device_resident_bytes: likewise of the memory of an accelerator; 0 on a CPU.
+        device_peak_bytes: likewise.
     """
 
     resident_bytes: int
     peak_bytes: int = 0
     load_s: float = 0.0
     measured: bool = False
+    device_resident_bytes: int = 0
+    device_peak_bytes: int = 0
 
     @property
     def load_bytes(self) -> int:
         """Bytes that must be free before the load begins."""
         return self.resident_bytes + self.peak_bytes
+
+    @property
+    def device_load_bytes(self) -> int:
+        """Bytes of the device that must be free before the load begins."""
+        return self.device_resident_bytes + self.device_peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class WorkerView:
         budget_bytes: memory that the process may use, the interpreter included; 0: no limit.
         used_bytes: memory that is in use, that loads in progress will take, and that is not yet free after an unload.
         draining: whether it stops soon and takes no further instance.
+        device_budget_bytes: memory of its accelerator that it may use; 0: it has none, or there is no limit.
+        device_used_bytes: likewise in use.
     """
 
     id: str
@@ -71,10 +82,22 @@ class WorkerView:
     used_bytes: int
     draining: bool = False
     instances: Mapping[str, PlacedInstance] = field(default_factory=dict)
+    device_budget_bytes: int = 0
+    device_used_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:
         return max(0, self.budget_bytes - self.used_bytes) if self.budget_bytes else UNLIMITED_BYTES
+
+    @property
+    def device_free_bytes(self) -> int:
+        return (
+            max(0, self.device_budget_bytes - self.device_used_bytes) if self.device_budget_bytes else UNLIMITED_BYTES
+        )
+
+    def has_room(self, need: Footprint) -> bool:
+        """Return whether a version fits now, in the memory of the host and of the device."""
+        return need.load_bytes <= self.free_bytes and need.device_load_bytes <= self.device_free_bytes
 
     @property
     def loading_s(self) -> float:

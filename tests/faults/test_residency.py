@@ -21,6 +21,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.footprints import Measured
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 from tests.kit import v2
@@ -59,8 +60,8 @@ class Shop:
         """Start the worker, and wait for its first record."""
         settings = {"queue_lease_s": LEASE_S, "worker_memory": f"{BUDGET_BYTES >> 20}MiB"}
         self.worker = self._exits.enter_context(running_worker(self.stack, self.pool, index=index, settings=settings))
-        pid = self.worker.pid
-        wait_until(lambda: any(one.pid == pid and one.token for one in self.records), what="its record")
+        pid, token = self.worker.pid, self.repository.token()
+        wait_until(lambda: any(one.pid == pid and one.token == token for one in self.records), what="its record")
 
     def close(self) -> None:
         self._exits.close()
@@ -344,6 +345,25 @@ def test_orders_to_unload(shop: Shop) -> None:
     wait_until(lambda: "an order cannot be read" in shop.log, what="the order that is none is ignored")
     assert shop.ready() == {"pinned"}
     shop.until_answers("plain")
+
+
+def test_two_with_large_peaks_go_where_one_alone_frees_little(shop: Shop) -> None:
+    shop.start()
+    peaked = [shop.publish(name, bytes=40 * MIB, peak_bytes=250 * MIB, allocate=True) for name in ("peak-1", "peak-2")]
+    for manifest in peaked:
+        shop.load(manifest)
+    shop.settled()
+    record = shop.record
+    peaks = [one.peak_bytes for one in record.instances]  # a probe of one may have run while the other was measured
+    one_frees = 40 * MIB + max(peaks) - min(peaks)
+    need = BUDGET_BYTES - record.used_bytes + one_frees + 20 * MIB
+    large = shop.publish("large", load_s=0.01, bytes=need)
+    known = Measured(resident_bytes=need, load_s=0.01)
+    shop.repository.footprints.write(large, "simulated.cpu", known)
+    shop.load(large)
+    assert "peak-1" not in shop.ready()
+    assert "peak-2" not in shop.ready()
+    assert shop.log.count(f"to make room for {large.content_id}") == len(peaked)
 
 
 def test_a_version_that_takes_more_memory_than_there_is(shop: Shop) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -40,8 +41,10 @@ def _maybe(draw: random.Random, share: float) -> bool:
 def _footprint(draw: random.Random) -> Footprint:
     return Footprint(
         resident_bytes=draw.choice([1, draw.randint(1, 30), draw.randint(1, 120)]),
-        peak_bytes=draw.choice([0, 0, draw.randint(0, 30)]),
+        peak_bytes=draw.choice([0, 0, draw.randint(0, 30), draw.randint(0, 200)]),
         load_s=draw.choice([0.0, draw.uniform(0, 5), draw.uniform(0, 60)]),
+        device_resident_bytes=draw.choice([0, draw.randint(0, 100)]),
+        device_peak_bytes=draw.choice([0, draw.randint(0, 100)]),
     )
 
 
@@ -65,13 +68,40 @@ def _instance(draw: random.Random, content_id: str) -> PlacedInstance:
 
 
 def _worker(draw: random.Random, name: str, pool: str) -> WorkerView:
-    """Return a worker whose instances fit its budget; now and then one without a budget."""
+    """Return a worker whose instances fit its budgets; now and then one without a budget, or with a device."""
     held = {one: _instance(draw, one) for one in draw.sample(IDS, draw.randint(0, 8))}
-    used_bytes = draw.randint(0, 20) + sum(
-        one.footprint.resident_bytes if one.loaded_at < math.inf else one.footprint.load_bytes for one in held.values()
+    used = [draw.randint(0, 20) + bytes_ for bytes_ in accounted(held.values())]
+    budget, device_budget = (one + draw.choice([0, draw.randint(0, 200)]) for one in used)
+    if _maybe(draw, 0.1):
+        budget = 0
+    if _maybe(draw, 0.6):
+        device_budget = 0
+    return WorkerView(name, pool, budget, used[0], _maybe(draw, 0.15), held, device_budget, used[1])
+
+
+def accounted(held: Collection[PlacedInstance]) -> tuple[int, int]:
+    """Return the bytes of host and device that a worker counts for its instances."""
+    loaded = [one.footprint for one in held if one.loaded_at < math.inf]
+    loading = [one.footprint for one in held if one.loaded_at == math.inf]
+    host = sum(one.resident_bytes for one in loaded) + max((one.peak_bytes for one in loaded), default=0)
+    device = sum(one.device_resident_bytes for one in loaded) + max(
+        (one.device_peak_bytes for one in loaded), default=0
     )
-    budget_bytes = 0 if _maybe(draw, 0.1) else used_bytes + draw.choice([0, draw.randint(0, 200)])
-    return WorkerView(name, pool, budget_bytes, used_bytes, _maybe(draw, 0.15), held)
+    return (
+        host + sum(one.load_bytes for one in loading),
+        device + sum(one.device_load_bytes for one in loading),
+    )
+
+
+def counted(worker: WorkerView, held: Mapping[str, PlacedInstance]) -> WorkerView:
+    """Return a worker with other instances, as its account counts them."""
+    before, after = accounted(worker.instances.values()), accounted(held.values())
+    return replace(
+        worker,
+        used_bytes=worker.used_bytes - before[0] + after[0],
+        device_used_bytes=worker.device_used_bytes - before[1] + after[1],
+        instances=held,
+    )
 
 
 def _fleet(draw: random.Random) -> list[WorkerView]:

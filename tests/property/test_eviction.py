@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.placement.eviction import RESIDENCE_LOADS, cost_of, is_settled, make_room
+from millstream.services.placement.eviction import cost_of, is_settled, make_room
+from millstream.services.placement.room import RESIDENCE_LOADS
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
-from tests.kit.fleets import IDS, NOW, footprints, usage_of, workers
+from tests.kit.fleets import IDS, NOW, counted, footprints, usage_of, workers
 
 protected_ids = st.frozensets(st.sampled_from(IDS), max_size=3)
+
+
+def _after(worker: WorkerView, gone: Collection[str]) -> WorkerView:
+    """Return the worker after it has unloaded instances, as its account counts it."""
+    return counted(worker, {one: instance for one, instance in worker.instances.items() if one not in gone})
+
+
+def _evictable(worker: WorkerView, protected: Collection[str]) -> list[PlacedInstance]:
+    return [
+        one
+        for one in worker.instances.values()
+        if not (one.in_use or one.pinned or one.loaded_at == math.inf or one.content_id in protected)
+    ]
 
 
 @given(workers, footprints, protected_ids)
@@ -20,43 +36,34 @@ def test_it_makes_enough_room_and_unloads_nothing_that_must_stay(worker, need, p
     victims = make_room(worker, need, NOW, protected)
     if isinstance(victims, Refusal):
         return
-    gone = [worker.instances[one] for one in victims]
-    freed_bytes = sum(one.footprint.resident_bytes for one in gone)
-    assert need.load_bytes <= worker.free_bytes + freed_bytes
-    assert not any(one.in_use or one.pinned or one.loaded_at == math.inf for one in gone)
-    assert not protected & set(victims)
-    assert all(is_settled(one, NOW) for one in gone)
-    # none is unloaded without need
-    for one in gone:
-        assert need.load_bytes > worker.free_bytes + freed_bytes - one.footprint.resident_bytes
+    assert _after(worker, victims).has_room(need)
+    assert set(victims) <= {one.content_id for one in _evictable(worker, protected) if is_settled(one, NOW)}
+    for one in victims:
+        assert not _after(worker, set(victims) - {one}).has_room(need), "none is unloaded without need"
 
 
 @given(workers, footprints, protected_ids)
-def test_it_refuses_only_when_it_must_and_says_why(worker, need, protected):
+def test_it_finds_room_exactly_when_some_set_of_settled_instances_makes_it(worker, need, protected):
+    settled = [one.content_id for one in _evictable(worker, protected) if is_settled(one, NOW)]
+    sets = [gone for size in range(len(settled) + 1) for gone in combinations(settled, size)]
+    possible = any(_after(worker, gone).has_room(need) for gone in sets)
+    assert possible == (not isinstance(make_room(worker, need, NOW, protected), Refusal))
+
+
+@given(workers, footprints, protected_ids)
+def test_it_says_why_it_refuses(worker, need, protected):
     answer = make_room(worker, need, NOW, protected)
-    may_go = [
-        one
-        for one in worker.instances.values()
-        if not (one.in_use or one.pinned or one.loaded_at == math.inf or one.content_id in protected)
-    ]
-    settled_bytes = sum(one.footprint.resident_bytes for one in may_go if is_settled(one, NOW))
-    assert isinstance(answer, Refusal) == (worker.free_bytes + settled_bytes < need.load_bytes)
     if not isinstance(answer, Refusal):
         return
-    later = replace(
-        worker,
-        instances={
-            one: replace(worker.instances[one], loaded_at=0.0)
-            for one in worker.instances
-            if worker.instances[one].loaded_at < math.inf
-        }
-        | {one.content_id: one for one in worker.instances.values() if one.loaded_at == math.inf},
-    )
-    if answer.kind is RefusalKind.THRASHING:
-        assert answer.retry_after_s > 0
-        assert not isinstance(make_room(later, need, NOW, protected), Refusal), "time alone mends it"
-    else:
-        assert isinstance(make_room(later, need, NOW, protected), Refusal)
+    everything = _after(worker, [one.content_id for one in _evictable(worker, protected)])
+    assert (answer.kind is RefusalKind.THRASHING) == everything.has_room(need), "time alone mends it"
+    assert answer.kind is not RefusalKind.THRASHING or answer.retry_after_s > 0
+    assert (answer.kind is RefusalKind.TOO_LARGE) == (not _after(worker, worker.instances).has_room(need))
+    if answer.kind is not RefusalKind.THRASHING:  # it names the memory that is short
+        short = everything if answer.kind is RefusalKind.NOTHING_EVICTABLE else _after(worker, worker.instances)
+        of_device = need.load_bytes <= short.free_bytes
+        assert ("device memory" in answer.reason) == of_device
+        assert f"{need.device_load_bytes if of_device else need.load_bytes} bytes" in answer.reason
 
 
 @given(workers, footprints)
@@ -71,12 +78,9 @@ def test_after_the_load_the_same_need_finds_no_victim_twice(worker, need):
     victims = make_room(worker, need, NOW)
     if isinstance(victims, Refusal) or not worker.budget_bytes or not need.load_s:
         return
-    freed = sum(worker.instances[one].footprint.resident_bytes for one in victims)
     loaded = PlacedInstance("new:1:x", need, loaded_at=NOW, last_used=NOW)
-    stay = {one: instance for one, instance in worker.instances.items() if one not in victims}
-    after = replace(
-        worker, used_bytes=worker.used_bytes - freed + need.resident_bytes, instances={**stay, "new:1:x": loaded}
-    )
+    after = _after(worker, victims)
+    after = counted(after, {**after.instances, "new:1:x": loaded})
     again = make_room(after, need, NOW + RESIDENCE_LOADS * need.load_s * 0.99)
     assert isinstance(again, Refusal) or "new:1:x" not in again
 
@@ -114,3 +118,33 @@ def test_a_dear_victim_stays_when_a_cheaper_large_one_is_enough():
     victims = make_room(_worker(little, large, budget_bytes=1010), Footprint(900), NOW)
     assert victims == ("large",), "the little one alone would not do, and is not needed beside the large one"
     assert cost_of([little], NOW) < cost_of([large], NOW)
+
+
+def _refused(worker: WorkerView, need: Footprint) -> Refusal:
+    answer = make_room(worker, need, NOW)
+    assert isinstance(answer, Refusal)
+    return answer
+
+
+def test_several_with_large_peaks_go_together_where_one_alone_frees_little():
+    """A worker counts the largest peak alone: unloading one of two equal ones frees no peak, both free one."""
+    two = [PlacedInstance(name, Footprint(10, 100, 1.0), 0.0, 0.0) for name in ("one", "two")]
+    worker = WorkerView("cpu-1", "cpu", 130, 120, instances={one.content_id: one for one in two})
+    assert make_room(worker, Footprint(100), NOW) == ("one", "two")
+    assert make_room(worker, Footprint(20), NOW) == ("one",)
+    assert _refused(worker, Footprint(131)).kind is RefusalKind.TOO_LARGE
+
+
+def test_the_memory_of_the_device_alone_decides_where_it_alone_is_short():
+    held = {
+        "host": PlacedInstance("host", Footprint(500, 0, 1.0), 0.0, 0.0),
+        "both": PlacedInstance("both", Footprint(10, 0, 30.0, device_resident_bytes=300), 0.0, 0.0),
+    }
+    worker = WorkerView("gpu-1", "gpu", 1000, 510, instances=held, device_budget_bytes=400, device_used_bytes=300)
+    assert make_room(worker, Footprint(100, device_resident_bytes=100), NOW) == ()
+    assert make_room(worker, Footprint(100, device_resident_bytes=200), NOW) == ("both",)
+    assert make_room(worker, Footprint(600, device_resident_bytes=100), NOW) == ("host",)
+    assert make_room(worker, Footprint(1000, device_resident_bytes=400), NOW) == ("host", "both")
+    refusal = _refused(worker, Footprint(100, device_resident_bytes=500))
+    assert refusal.kind is RefusalKind.TOO_LARGE
+    assert refusal.reason == "it takes 500 bytes of device memory, and a worker of pool gpu has 400 for models"

@@ -57,7 +57,13 @@ def test_the_best_is_about_as_cheap_as_the_cheapest(views, need):
     answer = _choice(views, "m:1:x", need, NOW)
     if isinstance(answer, Refusal):
         return
-    wider = replace(need, resident_bytes=math.ceil(need.load_bytes * 2 ** (1 / CLASSES_PER_OCTAVE)), peak_bytes=0)
+    step = 2 ** (1 / CLASSES_PER_OCTAVE)
+    wider = Footprint(
+        math.ceil(need.load_bytes * step),
+        0,
+        need.load_s,
+        device_resident_bytes=math.ceil(need.device_load_bytes * step),
+    )
     bound = min(_bound(view, wider) for view in views)
     by_id = {view.id: view for view in views}
     if bound < math.inf:
@@ -100,6 +106,7 @@ def test_orders_together_never_exceed_the_budget(orders, view):
         if fleet.choose(name, need, NOW) == [view.id]:
             fleet.order(view.id, name, need, NOW)
             assert fleet[view.id].used_bytes <= view.budget_bytes
+            assert not view.device_budget_bytes or fleet[view.id].device_used_bytes <= view.device_budget_bytes
 
 
 def _many(number: int, free_bytes: int = 1000) -> list[WorkerView]:

@@ -14,7 +14,7 @@ from millstream.services.placement.planned import OrderReason, Plan, ServedVersi
 from millstream.services.placement.planner import REST_S, UTILISATION_HIGH, plan
 from millstream.services.placement.planning_round import ORDER_LIFE_S, ORDERS_MAX, WORKER_LOADS_MAX
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
-from tests.kit.fleets import NOW, situations, usage_of
+from tests.kit.fleets import NOW, accounted, counted, situations, usage_of
 
 
 def carried_out(workers, orders, versions, now):
@@ -24,13 +24,11 @@ def carried_out(workers, orders, versions, now):
     for order in orders:
         worker = views[order.worker]
         held = dict(worker.instances)
-        used_bytes = worker.used_bytes
         if order.do == "unload":
             gone = held.pop(order.content_id, None)
             if gone is None:
                 continue  # it went for a load of the same round
             assert not (gone.in_use or gone.pinned or gone.loaded_at == math.inf), "it unloads what must stay"
-            used_bytes -= gone.footprint.resident_bytes
         else:
             need = needs[order.content_id].footprints[worker.pool]
             assert order.content_id not in held, "it loads what is there"
@@ -38,13 +36,17 @@ def carried_out(workers, orders, versions, now):
             assert not isinstance(victims, Refusal), "it orders a load that the worker must refuse"
             assert order.evict or not victims
             for victim in victims:
-                version = needs[victim]
-                assert not version.pin
-                used_bytes -= held.pop(victim).footprint.resident_bytes
-            held[order.content_id] = PlacedInstance(order.content_id, need, now, now)
-            used_bytes += need.load_bytes
-            assert not worker.budget_bytes or used_bytes <= worker.budget_bytes, "it exceeds a budget"
-        views[order.worker] = replace(worker, used_bytes=used_bytes, instances=held)
+                assert not needs[victim].pin
+                del held[victim]
+            held[order.content_id] = PlacedInstance(order.content_id, need, math.inf, now)
+        after = counted(worker, held)
+        if order.do == "load":
+            assert not worker.budget_bytes or after.used_bytes <= worker.budget_bytes, "it exceeds a budget"
+            device_used, device_budget = after.device_used_bytes, worker.device_budget_bytes
+            assert not device_budget or device_used <= device_budget, "it exceeds the budget of a device"
+            # Its load ends at once.
+            after = counted(after, held | {order.content_id: PlacedInstance(order.content_id, need, now, now)})
+        views[order.worker] = after
     return list(views.values())
 
 
@@ -149,7 +151,8 @@ def _later(worker, called, now):
         one: replace(instance, last_used=now) if one in called else instance
         for one, instance in worker.instances.items()
     }
-    return replace(worker, used_bytes=sum(one.footprint.resident_bytes for one in held.values()), instances=held)
+    host, device = accounted(held.values())
+    return replace(worker, used_bytes=host, device_used_bytes=device, instances=held)
 
 
 def _workers(number: int, budget_bytes: int = 1000, pool: str = "cpu") -> list[WorkerView]:

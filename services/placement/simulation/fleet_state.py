@@ -35,7 +35,7 @@ class SimulatedWorker:
     index: int
     budget_bytes: int
     free_at: list[float]
-    used_bytes: int = 0
+    used_bytes: int = 0  # as `FleetState.count` counts it
     instances: dict[int, SimulatedInstance] = field(default_factory=dict)
     queue: deque[Load] = field(default_factory=deque)
     loads: int = 0  # in progress
@@ -61,6 +61,18 @@ class FleetState:
         if last > -math.inf:
             self.usage[model] = self.usage[model].with_gap(now - last)
         self.last_used[model] = now
+
+    def count(self, worker: SimulatedWorker, now: float) -> None:
+        """Count what a worker uses: its instances, the largest peak of them, and what loads in progress take."""
+        resident_bytes = peak_bytes = 0
+        for model, one in worker.instances.items():
+            footprint = self.models[model].footprint
+            if one.loaded_at > now:
+                resident_bytes += footprint.load_bytes
+            else:
+                resident_bytes += footprint.resident_bytes
+                peak_bytes = max(peak_bytes, footprint.peak_bytes)
+        worker.used_bytes = resident_bytes + peak_bytes
 
     def view(self, worker: SimulatedWorker, now: float) -> WorkerView:
         """Return a worker as its record would show it."""

@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from millstream.services.placement.eviction import RESIDENCE_LOADS, make_room
+from millstream.services.placement.eviction import make_room
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.planner import PREFETCH_LEAD_S, PREFETCH_WORTH, prefetch_in
+from millstream.services.placement.room import RESIDENCE_LOADS
 from millstream.services.placement.simulation.fleet_state import FleetState, SimulatedWorker
 from millstream.services.placement.views import Refusal, RefusalKind
 
@@ -117,6 +118,10 @@ class _LeastRecentlyUsed:
     def make_room(self, worker: SimulatedWorker, model: int, now: float) -> list[int] | Refusal:
         models = self._state.models
         missing = models[model].footprint.load_bytes - (worker.budget_bytes - worker.used_bytes)
+        peaks = {
+            other: models[other].footprint.peak_bytes for other, one in worker.instances.items() if one.loaded_at <= now
+        }
+        largest_peak = max(peaks.values(), default=0)
         surplus = len(worker.instances) + 1 - self.models_max
         if missing <= 0 and surplus <= 0:
             return []
@@ -129,7 +134,10 @@ class _LeastRecentlyUsed:
             if now - one.loaded_at < self.residence_loads * models[other].footprint.load_s:
                 return _THRASHING
             victims.append(other)
-            missing -= models[other].footprint.resident_bytes
+            del peaks[other]
+            staying_peak = max(peaks.values(), default=0)
+            missing -= models[other].footprint.resident_bytes + largest_peak - staying_peak
+            largest_peak = staying_peak
             surplus -= 1
             if missing <= 0 and surplus <= 0:
                 return victims

@@ -177,24 +177,22 @@ class Simulator:
                 continue
             for victim in victims:
                 self._unload(worker, victim)
-            need = self._state.models[load.model].footprint
-            worker.used_bytes += need.load_bytes
             worker.loads += 1
             worker.instances[load.model] = SimulatedInstance(last_used=now)
+            self._state.count(worker, now)
             self.outcome.loads += self._counted
-            self._at(now + need.load_s, worker.index, load.model)
+            self._at(now + self._state.models[load.model].footprint.load_s, worker.index, load.model)
 
     def _unload(self, worker: SimulatedWorker, model: int) -> None:
         del worker.instances[model]
         self._state.holders[model] = -1
-        worker.used_bytes -= self._state.models[model].footprint.resident_bytes
         self.outcome.evictions += self._counted
 
     def _loaded(self, worker: SimulatedWorker, model: int, now: float) -> None:
         """End a load: the calls that wait for it run, and the next load begins."""
         worker.loads -= 1
-        worker.used_bytes -= self._state.models[model].footprint.peak_bytes
         worker.instances[model].loaded_at = now
+        self._state.count(worker, now)
         self._state.holders[model] = worker.index
         for called_at in self._loads.pop(model).waiting:
             self._run(worker, model, called_at, now)

@@ -1,0 +1,246 @@
+"""The room in a worker: what is free, and what unloading instances would free, in host and device memory. Pure.
+
+WorkerView ─> Room.of ─> a Space for each kind of memory
+
+A worker counts the resident bytes of its instances and the largest peak of them, because one batch runs at a time; a
+load in progress counts with its resident and peak bytes. So victims free their resident bytes, and of the largest peak
+what it is larger than the largest of the instances that stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millstream.services.placement.views import (
+    UNLIMITED_BYTES,
+    Footprint,
+    PlacedInstance,
+    Refusal,
+    RefusalKind,
+    WorkerView,
+)
+
+#: An instance stays for this multiple of its load time, so that two models do not take turns in the same memory.
+RESIDENCE_LOADS = 10.0
+RETRY_S_MIN = 0.1
+OTHERS_BUSY_RETRY_S = 1.0
+
+
+class Space(NamedTuple):
+    """One kind of memory of a worker, and what its instances take of it.
+
+    Args:
+        of_device: whether it is the memory of an accelerator.
+        budget_bytes: 0: no limit.
+        free_bytes: free now.
+        models_bytes: the budget without what the process takes for itself.
+        resident: resident bytes of the settled instances, in the order of `Room.settled`.
+        peaks: peak bytes of these.
+        largest_peak: of all instances.
+        second_peak: of all instances but one with the largest.
+        kept_peak: the largest of the instances that are not settled.
+        settled_bytes: what unloading all settled instances frees.
+        evictable_bytes: what unloading all instances frees that may be unloaded at some time.
+    """
+
+    of_device: bool
+    budget_bytes: int
+    free_bytes: int
+    models_bytes: int
+    resident: Sequence[int]
+    peaks: Sequence[int]
+    largest_peak: int
+    second_peak: int
+    kept_peak: int
+    settled_bytes: int
+    evictable_bytes: int
+
+    def missing_bytes(self, need: Footprint) -> int:
+        return self.needed_bytes(need) - self.free_bytes
+
+    def needed_bytes(self, need: Footprint) -> int:
+        return need.device_load_bytes if self.of_device else need.load_bytes
+
+    def named(self, need: Footprint) -> str:
+        """Return what `need` takes, for messages."""
+        return f"{self.needed_bytes(need)} bytes{' of device memory' if self.of_device else ''}"
+
+    def freed_alone(self) -> list[int]:
+        """Return what unloading each of the settled instances alone frees."""
+        if self.largest_peak == self.second_peak:
+            return list(self.resident)
+        second = self.second_peak
+        return [
+            resident + peak - second if peak > second else resident
+            for resident, peak in zip(self.resident, self.peaks, strict=True)
+        ]
+
+    def kept(self, at: int, staying_peak: int) -> tuple[int, int]:
+        """Return the bytes that are not freed if one settled instance stays, and the largest peak of what stays then.
+
+        Args:
+            at: the index of the instance.
+            staying_peak: the largest peak of what stays otherwise.
+        """
+        peak_bytes = self.peaks[at]
+        return self.resident[at] + max(0, peak_bytes - staying_peak), max(staying_peak, peak_bytes)
+
+    def freed_in_order(self, order: Sequence[int]) -> list[int]:
+        """Return what unloading the first 0, 1, 2, … settled instances of an order frees."""
+        freed, staying = self.settled_bytes, self.kept_peak
+        amounts = [freed]
+        for at in reversed(order):
+            peak = self.peaks[at]
+            freed -= self.resident[at]
+            if peak > staying:
+                freed -= peak - staying
+                staying = peak
+            amounts.append(freed)
+        amounts.reverse()
+        return amounts
+
+
+class _Groups(NamedTuple):
+    """The instances of a worker."""
+
+    settled: list[PlacedInstance]  # may be unloaded now
+    young: list[PlacedInstance]  # may be unloaded once they have been there long enough
+    kept: list[PlacedInstance]  # in use, pinned or protected
+    loading: list[PlacedInstance]
+
+
+@dataclass(slots=True)
+class Room:
+    """The memory of one worker that a version could have, and what stands in the way of more.
+
+    Args:
+        pool: the worker's pool, for messages.
+        settled: instances that may be unloaded now.
+        spaces: the memory of the host, and that of the device if it has a limit.
+        settles_in_s: time until the next instance may be unloaded; 0 if none waits for that.
+    """
+
+    pool: str
+    settled: Sequence[PlacedInstance]
+    spaces: Sequence[Space]
+    settles_in_s: float
+
+    @staticmethod
+    def of(worker: WorkerView, now: float, protected: Collection[str] = ()) -> Room:
+        """Return the room in a worker, in which the content ids `protected` must stay."""
+        groups = _Groups([], [], [], [])
+        settles_in_s = math.inf
+        for one in worker.instances.values():
+            if one.loaded_at == math.inf:
+                groups.loading.append(one)
+            elif one.in_use or one.pinned or one.content_id in protected:
+                groups.kept.append(one)
+            elif (wait_s := RESIDENCE_LOADS * one.footprint.load_s - (now - one.loaded_at)) <= 0:
+                groups.settled.append(one)
+            else:
+                groups.young.append(one)
+                settles_in_s = min(settles_in_s, wait_s)
+        spaces = [_space(worker, groups, of_device=False)]
+        if worker.device_budget_bytes:
+            spaces.append(_space(worker, groups, of_device=True))
+        return Room(worker.pool, groups.settled, spaces, settles_in_s if settles_in_s < math.inf else 0.0)
+
+    def short(self, need: Footprint) -> list[tuple[Space, int]]:
+        """Return the spaces in which `need` does not fit now, with the bytes that are missing there."""
+        missing = [(space, space.missing_bytes(need)) for space in self.spaces]
+        return [one for one in missing if one[1] > 0]
+
+    def cheapest_first(self, costs: Sequence[float]) -> list[int]:
+        """Return the indices of the settled instances, those with the least cost for their share of memory first."""
+        settled = self.settled
+        ranks = [
+            (cost / weight, one.content_id) for cost, weight, one in zip(costs, self._weights(), settled, strict=True)
+        ]
+        return sorted(range(len(settled)), key=ranks.__getitem__)
+
+    def _weights(self) -> Sequence[float]:
+        """Return the bytes that unloading each instance frees; with device memory, shares of both budgets."""
+        shares = [(space, 1 / space.budget_bytes) for space in self.spaces if space.budget_bytes]
+        if len(shares) == 1:
+            return [max(1, freed) for freed in shares[0][0].freed_alone()]
+        both = [[share * max(1, freed) for freed in space.freed_alone()] for space, share in shares]
+        return [sum(weights) for weights in zip(*both, strict=True)] if both else [1.0] * len(self.settled)
+
+    def refusal(self, need: Footprint) -> Refusal:
+        """Return why `need` does not fit, for a need that settled instances do not make room for."""
+        for space in self.spaces:
+            if space.needed_bytes(need) > space.models_bytes:
+                return Refusal(
+                    RefusalKind.TOO_LARGE,
+                    f"it takes {space.named(need)}, and a worker of pool {self.pool} has {space.models_bytes} for "
+                    "models",
+                )
+        for space, missing in self.short(need):
+            if space.evictable_bytes < missing:
+                return Refusal(
+                    RefusalKind.NOTHING_EVICTABLE,
+                    f"it takes {space.named(need)}, {space.free_bytes} are free, and all other models are in use or "
+                    "pinned",
+                    OTHERS_BUSY_RETRY_S,
+                )
+        device = all(space.of_device for space, missing in self.short(need) if space.settled_bytes < missing)
+        return Refusal(
+            RefusalKind.THRASHING,
+            f"the models that could be unloaded for its {'device memory' if device else 'memory'} were loaded a moment "
+            "ago",
+            max(RETRY_S_MIN, self.settles_in_s),
+        )
+
+
+def freed_bytes(worker: WorkerView, victims: Collection[str]) -> tuple[int, int]:
+    """Return the bytes of the host and of the device that unloading `victims` frees."""
+    loaded = [one for one in worker.instances.values() if one.loaded_at < math.inf]
+    gone = [one for one in loaded if one.content_id in victims]
+    stay = [one for one in loaded if one.content_id not in victims]
+    host, device = (
+        sum(_resident(gone, of_device)) + max(_peaks(loaded, of_device)) - max(_peaks(stay, of_device))
+        for of_device in (False, True)
+    )
+    return host, device
+
+
+def _space(worker: WorkerView, groups: _Groups, *, of_device: bool) -> Space:
+    settled, young, kept, loading = groups
+    resident, peaks = _resident(settled, of_device), _peaks(settled, of_device)
+    resident_bytes, young_bytes = sum(resident), sum(_resident(young, of_device))
+    loading_bytes = sum(_resident(loading, of_device)) + sum(_peaks(loading, of_device))
+    ready_peak = max(_peaks(kept, of_device))
+    kept_peak = max(ready_peak, *_peaks(young, of_device))
+    largest_peak = max(kept_peak, *peaks)
+    held_bytes = resident_bytes + young_bytes + sum(_resident(kept, of_device)) + loading_bytes + largest_peak
+    budget_bytes = worker.device_budget_bytes if of_device else worker.budget_bytes
+    used_bytes = worker.device_used_bytes if of_device else worker.used_bytes
+    return Space(
+        of_device,
+        budget_bytes,
+        worker.device_free_bytes if of_device else worker.free_bytes,
+        max(0, budget_bytes - max(0, used_bytes - held_bytes)) if budget_bytes else UNLIMITED_BYTES,
+        resident,
+        peaks[1:],
+        largest_peak,
+        max(kept_peak, sorted(peaks)[-2] if settled else 0),
+        kept_peak,
+        resident_bytes + largest_peak - kept_peak,
+        resident_bytes + young_bytes + largest_peak - ready_peak,
+    )
+
+
+def _resident(instances: Sequence[PlacedInstance], of_device: bool) -> list[int]:
+    if of_device:
+        return [one.footprint.device_resident_bytes for one in instances]
+    return [one.footprint.resident_bytes for one in instances]
+
+
+def _peaks(instances: Sequence[PlacedInstance], of_device: bool) -> list[int]:
+    """Return the peaks of instances, and a 0 before them, so that there is a largest one."""
+    if of_device:
+        return [0, *[one.footprint.device_peak_bytes for one in instances]]
+    return [0, *[one.footprint.peak_bytes for one in instances]]
