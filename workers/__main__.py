@@ -314,6 +314,7 @@ class WorkerProcess:
             draining=self._draining.is_set(),
             token=token,
             refusals=self._residency.refusals.records(),
+            loads=self._loads.records(),
         )
 
     def _replace(self) -> None:

@@ -54,6 +54,19 @@ class LoadRequest(NamedTuple):
         return self.manifest.content_id
 
 
+class LoadAhead(NamedTuple):
+    """A load that a further demanded one comes after.
+
+    Args:
+        began_s: seconds since it began; None: it waits.
+        yields_s: seconds after its beginning at which the next demanded load begins beside it.
+    """
+
+    content_id: str
+    began_s: float | None
+    yields_s: float
+
+
 @dataclass
 class Load:
     """A load in progress. Times are of the loader's clock."""
@@ -167,6 +180,20 @@ class Loader:
             loading = {load.content_id for load in self._loads if not load.stop.reason}
             return loading.union(request.content_id for request in self._queue if request.demanded)
 
+    def ahead(self) -> list[LoadAhead]:
+        """Return the loads in progress, then the demanded ones that wait, in the order in which they begin."""
+        now = self._clock()
+        with self._lock:
+            begun = [
+                LoadAhead(one.content_id, now - one.began, _waits_s(True, one.wanted.demanded)) for one in self._loads
+            ]
+            waiting = [
+                LoadAhead(one.content_id, None, SET_ASIDE_S)
+                for one in self._queue
+                if one.demanded and all(one.content_id != other.content_id for other in begun)
+            ]
+        return begun + waiting
+
     def in_progress(self, content_id: str) -> bool:
         """Return whether a version is being loaded, also if the load was requested to end."""
         with self._lock:
@@ -200,7 +227,7 @@ class Loader:
             wanted = next((request for request in self._queue if request.content_id not in busy), None)
             if wanted is None or len(self._loads) >= LOADS_MAX:
                 return
-            if any(now - load.began < _waits_s(wanted, load) for load in self._loads):
+            if any(now - load.began < _waits_s(wanted.demanded, load.wanted.demanded) for load in self._loads):
                 return
             self._queue.remove(wanted)
             if not self.admit(wanted):
@@ -230,6 +257,11 @@ class Loader:
             self._on_stuck(load)
 
 
-def _waits_s(wanted: LoadRequest, load: Load) -> float:
-    """Return for how long after the beginning of `load` another load waits for its end."""
-    return DEMAND_WAITS_S if wanted.demanded and not load.wanted.demanded else SET_ASIDE_S
+def _waits_s(demanded: bool, before_demanded: bool) -> float:
+    """Return for how long after the beginning of a load the next one waits for its end.
+
+    Args:
+        demanded: whether calls wait for the next one.
+        before_demanded: likewise for the one that has begun.
+    """
+    return DEMAND_WAITS_S if demanded and not before_demanded else SET_ASIDE_S

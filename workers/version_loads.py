@@ -20,7 +20,7 @@ from millstream.services.process.backoff import with_jitter
 from millstream.services.process.logs import about
 from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import Verdict
-from millstream.services.wire.records import State
+from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.exploration import Exploration
 from millstream.workers.load_memory import LoadMemory
@@ -114,6 +114,18 @@ class VersionLoads:
     def in_progress(self, content_id: str) -> bool:
         """Return whether a version is being loaded, also if the load was requested to end."""
         return self._loader.in_progress(content_id)
+
+    def records(self) -> tuple[LoadRecord, ...]:
+        """Return what is being loaded and what waits for that, for other processes."""
+        now = self._now()
+        return tuple(
+            LoadRecord(
+                content_id=one.content_id,
+                began=0.0 if one.began_s is None else round(now - one.began_s, 1),
+                yields_s=one.yields_s,
+            )
+            for one in self._loader.ahead()
+        )
 
     def want(self, missing: Sequence[LoadRequest], kept: Collection[str]) -> None:
         """Load these versions, and go on with the loads of the `kept` ones; end the loads of all others."""

@@ -66,9 +66,14 @@ class ColdVersion:
         return [at for at in self.version.replicas if at.worker.pool == self.pool]
 
     @property
+    def loads_at(self) -> str:
+        """The worker that is loading it; "": none. One that will load it later gives no reason, and takes orders."""
+        return next((at.worker.id for at in self.replicas if _loads(at.instance)), "")
+
+    @property
     def loading(self) -> bool:
-        """Whether a worker is loading it. A worker that will load it later gives no reason yet, and takes orders."""
-        return any(_loads(at.instance) for at in self.replicas)
+        """Whether a worker is loading it."""
+        return bool(self.loads_at)
 
 
 def decide(cold: ColdVersion) -> Decision:

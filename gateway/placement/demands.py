@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from millstream.gateway.placement.decision import ColdVersion, Waiting, decide
+from millstream.gateway.placement.decision import ColdVersion, Decision, Waiting, decide
 from millstream.gateway.placement.pool_fleets import PoolFleets
 from millstream.gateway.placement.refusals import failure_of, too_slow
 from millstream.gateway.placement.usage_memory import UsageMemory
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.load_queue import ready_in_s
 from millstream.services.placement.views import Footprint, Refusal
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.clock import RedisClock
@@ -90,6 +91,7 @@ class _Demand:
     looked_at: Snapshot | None = None
     need: Footprint = field(default_factory=lambda: Footprint(0))
     loading_since: float = 0.0  # when a load was first seen (monotonic); 0: none is in progress
+    ready_at: float = 0.0  # when it is loaded, by the prediction (monotonic); 0: unknown
     refusal: Refusal | None = None
     refusal_until: float = 0.0
     ordering: asyncio.Task[None] | None = None
@@ -151,15 +153,13 @@ class Demands:
                 UNAVAILABLE (no worker can load it).
         """
         demand, now = self._demand(lane), self._clock()
-        if demand.looked_at is None:
-            self._find_out(demand)
-        load_s = self._remaining_s(demand, now)
+        if demand.looked_at is not self._snapshot() or (demand.refusal is not None and now >= demand.refusal_until):
+            self._look(demand)
+        load_s = _remaining_s(demand, now)
         late = now + load_s > request.deadline
         demand.deadline = math.inf if late else max(demand.deadline, request.deadline)
         if late:
             demand.kept_until = now + load_s + RETRIED_WITHIN_S
-        if demand.looked_at is not self._snapshot() or (demand.refusal is not None and now >= demand.refusal_until):
-            self._look(demand)
         if demand.refusal is not None:
             raise failure_of(lane.manifest.model, demand.refusal)
         if late:
@@ -172,7 +172,7 @@ class Demands:
         demands = (self._demands.get((pool, content_id)) for pool in version.pools)
         loading = next((one for one in demands if one is not None and one.loading_since), None)
         if loading is not None:
-            return self._remaining_s(loading, self._clock())
+            return _remaining_s(loading, self._clock())
         return 0.0 if worker is None else self._footprint_of(version.manifest, worker).load_s
 
     def load(self, content_id: str, until: float) -> Refusal | None:
@@ -236,12 +236,6 @@ class Demands:
         view = None if model is None else model.versions.get(lane.manifest.version)
         return view if view is not None and view.loaded and view.manifest.content_id == lane.content_id else None
 
-    def _remaining_s(self, demand: _Demand, now: float) -> float:
-        """Return the seconds until the version is ready, by the prediction; 0: unknown."""
-        if not demand.need.load_s or not demand.loading_since:
-            return demand.need.load_s
-        return max(0.0, demand.need.load_s - (now - demand.loading_since))
-
     def _find_out(self, demand: _Demand) -> ColdVersion | None:
         """Return what is known about the version of a demand; None: it is gone."""
         snapshot, lane = self._snapshot(), demand.lane
@@ -269,6 +263,7 @@ class Demands:
         if cold is None or demand.lane.ready:
             return
         decision = decide(cold)
+        demand.ready_at = self._ready_at(demand, cold, decision)
         if isinstance(decision, Refusal):
             demand.refusal = decision
             demand.refusal_until = self._clock() + min(REFUSAL_S_MAX, decision.retry_after_s)
@@ -279,6 +274,28 @@ class Demands:
         workers = repeated if isinstance(decision, Waiting) else list(decision)
         if workers and demand.ordering is None:
             demand.ordering = asyncio.create_task(self._order(demand, workers))
+
+    def _ready_at(self, demand: _Demand, cold: ColdVersion, decision: Decision) -> float:
+        """Return when the version is loaded, by the prediction (monotonic), behind what its worker loads before it."""
+        load_s, now = cold.need.load_s, self._clock()
+        if not load_s:
+            return 0.0
+        content_id = cold.version.manifest.content_id
+        worker = cold.loads_at or demand.ordered
+        if not isinstance(decision, Waiting | Refusal):
+            worker = decision[0]
+        record = cold.workers.records.get(worker)
+        if record is None:
+            return now + load_s
+        if cold.loading and all(one.content_id != content_id for one in record.loads):  # the worker's release is old
+            return demand.loading_since + load_s
+        placed = cold.workers.fleet[worker].instances
+
+        def load_s_of(other: str) -> float:
+            instance = placed.get(other)
+            return 0.0 if instance is None else instance.footprint.load_s
+
+        return now + ready_in_s(record.loads, load_s_of, content_id, load_s, cold.now)
 
     async def _order(self, demand: _Demand, workers: list[str]) -> None:
         lane = demand.lane
@@ -332,6 +349,11 @@ class Demands:
         for demand in list(self._demands.values()):
             if not self._ended(demand):
                 self._look(demand, again=True)
+
+
+def _remaining_s(demand: _Demand, now: float) -> float:
+    """Return the seconds until the version is loaded, by the prediction; 0: unknown."""
+    return max(0.0, demand.ready_at - now) if demand.ready_at else 0.0
 
 
 def _awaited(model: ModelView) -> VersionView | None:

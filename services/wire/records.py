@@ -62,6 +62,16 @@ class RefusalRecord(BaseModel):
     until: float  # instant from which on it is worth another try, in seconds on the Redis clock
 
 
+class LoadRecord(BaseModel):
+    """A load of a worker: in progress, or one that calls wait for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    content_id: str
+    began: float = 0.0  # in seconds on the Redis clock; 0: it waits for those before it
+    yields_s: float = 0.0  # after its beginning, the next load that calls wait for begins beside it
+
+
 class DeviceRecord(BaseModel):
     """What a worker runs on."""
 
@@ -105,6 +115,8 @@ class WorkerRecord(BaseModel):
     draining: bool = False  # it stops soon and loads nothing
     token: str = ""  # of the repository state that its instances follow
     refusals: tuple[RefusalRecord, ...] = ()
+    #: in progress, then those that calls wait for, in the order in which they begin; not those that wait for no call
+    loads: tuple[LoadRecord, ...] = ()
 
     @field_validator("instances", mode="before")
     @classmethod

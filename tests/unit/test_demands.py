@@ -20,7 +20,7 @@ from millstream.services.placement.views import Footprint
 from millstream.services.queue.clock import RedisClock
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import Verdict
-from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
+from millstream.services.wire.records import InstanceRecord, LoadRecord, RefusalRecord, State, WorkerRecord
 from tests.kit.versions import publish
 
 LOAD_S = 4.0
@@ -88,6 +88,7 @@ class Bench:
         self.lane = FakeLane(self.manifest, self.link)
         self.load_s = load_s
         self.snapshot = Snapshot({}, ())
+        self.models: dict[str, ModelView] = {}  # besides m
         self.demands = Demands(
             lambda: self.snapshot,
             lambda content_id: self.lane if content_id == self.manifest.content_id else None,
@@ -116,7 +117,8 @@ class Bench:
         )
         best = state or (replicas[0].instance.state if replicas else State.STANDBY)
         version = VersionView(self.manifest, best, None, replicas, verdict or Verdict(), on_demand=True)
-        self.snapshot = Snapshot({"m": ModelView("m", 1, 1, {1: version}, placement=EndpointPlacement())}, workers)
+        model = ModelView("m", 1, 1, {1: version}, placement=EndpointPlacement())
+        self.snapshot = Snapshot(self.models | {"m": model}, workers)
         self.lane.ready = best is State.READY
         self.demands.apply(self.snapshot, ())
 
@@ -287,6 +289,40 @@ def test_a_load_longer_than_the_deadline_is_refused_and_ordered(tmp_path):
         bench.call(timeout_s=0.5)  # 0.4 s are left
         await bench.turn()
         assert bench.link.calls == 1
+
+    run(test, tmp_path)
+
+
+def test_loads_that_the_worker_makes_before_it_count_in_the_prediction(tmp_path):
+    """Three loads of 4 s: the first has run for 1 s, and yields after 3 s."""
+
+    async def test(bench: Bench) -> None:
+        loading = [
+            InstanceRecord(content_id=f"{name}:1:x", model="other", version=1, state=State.LOADING, why="a call")
+            for name in ("first", "second")
+        ]
+        loads = (
+            LoadRecord(content_id="first:1:x", began=bench.now - 1, yields_s=3.0),
+            LoadRecord(content_id="second:1:x", yields_s=3.0),
+        )
+        bench.models = {"other": ModelView("other", 1, 1, {1: VersionView(bench.other, State.LOADING, None, ())})}
+        bench.set_workers(bench.worker("w1", *loading, loads=loads))
+        with pytest.raises(Failure) as refused:
+            bench.call(timeout_s=8.0)
+        assert refused.value.code is Code.OVERLOADED
+        assert refused.value.retry_after_s == pytest.approx(2 + 3 + 4)
+        bench.call(timeout_s=9.5)
+        await bench.turn()
+        assert bench.ordered == ["w1"]
+
+        mine = bench.instance(State.LOADING, why="a call")
+        queue = (*loads, LoadRecord(content_id=bench.manifest.content_id, yields_s=3.0))
+        bench.set_workers(bench.worker("w1", *loading, mine, loads=queue))
+        bench.now += 1
+        with pytest.raises(Failure) as refused:
+            bench.call(timeout_s=1.0)
+        assert refused.value.retry_after_s == pytest.approx(8)
+        assert bench.demands.load_s(bench.snapshot.models["m"].versions[1]) == pytest.approx(8)
 
     run(test, tmp_path)
 

@@ -15,6 +15,7 @@ from millstream.workers.loader import (
     SET_ASIDE_S,
     Limits,
     Load,
+    LoadAhead,
     Loader,
     LoadRequest,
 )
@@ -92,6 +93,23 @@ def test_one_that_takes_long_is_set_aside(bench: Bench) -> None:
     bench.now = SET_ASIDE_S + 0.1
     bench.until_begun("a", "b")
     bench.end("a")
+
+
+def test_what_a_further_demand_comes_after_is_told(bench: Bench) -> None:
+    bench.want("a", "b")
+    bench.until_begun("a")
+    bench.loads.demand(LoadRequest(manifest("c"), demanded=True))
+    bench.loads.demand(LoadRequest(manifest("d"), demanded=True))
+    bench.now = 0.25
+    ids = {name: manifest(name).content_id for name in "acd"}
+    assert bench.loads.ahead() == [
+        LoadAhead(ids["a"], 0.25, DEMAND_WAITS_S),
+        LoadAhead(ids["c"], None, SET_ASIDE_S),
+        LoadAhead(ids["d"], None, SET_ASIDE_S),
+    ]
+    bench.now = DEMAND_WAITS_S
+    bench.until_begun("a", "c")
+    assert bench.loads.ahead()[1] == LoadAhead(ids["c"], 0.0, SET_ASIDE_S)
 
 
 def test_their_number_is_bounded(bench: Bench) -> None:
