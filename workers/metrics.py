@@ -105,7 +105,7 @@ class WorkerMetrics:
         labels = (manifest.model, str(manifest.version), self._pool)
         self._registry.counter(catalogue.EVICTIONS, *labels).add()
         if age_s is not None:
-            self._registry.histogram(catalogue.EVICTION_AGE, self._pool).observe(age_s)
+            self._registry.histogram(catalogue.EVICTION_AGE, *labels).observe(age_s)
 
     def instances(self, ready: int) -> None:
         """Show how many versions this worker has ready."""

@@ -57,10 +57,12 @@ COLD_REQUESTS = rate("millstream_cold_requests_total", "model, pool", _OF_MODEL)
 LOAD_WAIT_SECONDS = rate("millstream_load_wait_seconds_sum", "model, pool", _OF_MODEL)
 LOAD_WAITS = rate("millstream_load_wait_seconds_count", "model, pool", _OF_MODEL)
 LOADS = rate("millstream_model_load_duration_seconds_count", "model, pool", _OF_MODEL)
-EVICTIONS = rate("millstream_evictions_total", "pool")
-EVICTION_AGE = "sum by (pool, le) (rate(millstream_eviction_age_seconds_bucket[$__rate_interval]))"
-UNLOAD_SECONDS = rate("millstream_model_unload_duration_seconds_sum", "pool")
-UNLOADS = rate("millstream_model_unload_duration_seconds_count", "pool")
+CACHE_HITS = rate("millstream_model_cache_hits_total", "model", _OF_MODEL)
+CACHE_MISSES = rate("millstream_model_cache_misses_total", "model", _OF_MODEL)
+EVICTIONS = rate("millstream_evictions_total", "model, pool", _OF_MODEL)
+EVICTION_AGE = rate("millstream_eviction_age_seconds_bucket", "model, pool, le", _OF_MODEL)
+UNLOAD_SECONDS = rate("millstream_model_unload_duration_seconds_sum", "model, pool", _OF_MODEL)
+UNLOADS = rate("millstream_model_unload_duration_seconds_count", "model, pool", _OF_MODEL)
 BY_PROCESS, OF_PROCESS = "instance, process", "{{instance}} {{process}}"  # machines have processes of the same name
 PROCESS = f"sum by ({BY_PROCESS}) (millstream_process_{{}})"
 STREAM_ENTRIES = f"max by (model, version, pool) (millstream_stream_entries{{{_OF_MODEL}}})"
@@ -195,14 +197,34 @@ WORKERS = (
     ),
     Chart(
         "Evictions",
-        "Versions unloaded for others in a second, and how long ago their last calls were: if that is short, memory is "
-        "too small.",
+        "Models unloaded for others, in a minute.",
         "short",
-        (
-            (EVICTIONS, "{{pool}}, per second"),
-            (f"histogram_quantile(0.5, {EVICTION_AGE})", "{{pool}}, median age in seconds"),
-            (f"{UNLOAD_SECONDS} / {UNLOADS}", "{{pool}}, seconds to unload"),
-        ),
+        ((f"60 * {EVICTIONS}", "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "Age at eviction",
+        "Median time since the last call of a model when it was unloaded for others: if it is short, memory is too "
+        "small.",
+        "s",
+        ((f"histogram_quantile(0.5, {EVICTION_AGE})", "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "Time to unload a model",
+        "Mean, until its memory is free.",
+        "s",
+        ((f"{UNLOAD_SECONDS} / {UNLOADS}", "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "Model cache hit rate",
+        "Requests that found their model loaded, of all.",
+        "percentunit",
+        ((f"{CACHE_HITS} / ({CACHE_HITS} + ({CACHE_MISSES} or 0 * {CACHE_HITS}))", "{{model}}"),),
+    ),
+    Chart(
+        "Model cache misses",
+        "Requests that waited for a load, or failed while their model was not loaded, in a second.",
+        "reqps",
+        ((CACHE_MISSES, "{{model}}"),),
     ),
     Chart(
         "Versions in memory",

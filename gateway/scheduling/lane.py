@@ -205,7 +205,7 @@ class Lane:
             self._cold_since = now
         elif instances and not self.ready and self._batcher.count:
             self._metrics.loaded(now - arrival for arrival in self._batcher.arrivals())
-        self._cold = failed is not None or not instances
+        self._cold = self._metrics.unloaded = failed is not None or not instances
         self._packer.batch_format = batch_format
         self._packer.same_host = same_host
         self.failed = failed

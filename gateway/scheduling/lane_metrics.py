@@ -50,6 +50,9 @@ class LaneMetrics:
         self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
         self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
         self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
+        #: Whether no instance is ready: requests that end meanwhile found their model not loaded.
+        self.unloaded = False
+        self._load_waited = 0  # requests that waited for the last load and are not answered yet
         self._opened = False
         if not lazy:
             self._open()
@@ -110,6 +113,14 @@ class LaneMetrics:
         observe = self._registry.histogram(catalogue.LOAD_WAIT_SECONDS, *self._labels).observe
         for seconds in waited_s:
             observe(seconds)
+            self._load_waited += 1
+
+    def _missed(self, requests: int) -> None:
+        """Count requests that end and for which the model was not loaded, among `requests` that end."""
+        if not self.unloaded:
+            requests = min(requests, self._load_waited)
+            self._load_waited -= requests
+        self._registry.counter(catalogue.CACHE_MISSES, *self._version).add(requests)
 
     def waiting(self, requests: int, rows: int) -> None:
         """Show how many requests and rows wait."""
@@ -160,6 +171,8 @@ class LaneMetrics:
         self._sums.add(
             count, total, waited, header.input_s * count, header.infer_s * count, header.output_s * count, rows
         )
+        if self._load_waited:
+            self._missed(count)
         series = self._protocols.get(protocol) or self._of(protocol)
         observe = series.seconds.observe
         seconds.sort()
@@ -192,6 +205,8 @@ class LaneMetrics:
 
     def record_rejection(self, protocol: RequestProtocol, code: Code, reason: Reason | None = None) -> None:
         """Count a refused request, without its time: a refusal does not show how long answers take."""
+        if self.unloaded or self._load_waited:
+            self._missed(1)
         self._registry.counter(catalogue.REQUESTS, *self._version, protocol, code.value).add()
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 

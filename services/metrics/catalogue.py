@@ -95,6 +95,18 @@ COLD_REQUESTS = Metric(
     "Requests that found no ready instance in the pool, those that were refused included.",
     _LANE,
 )
+CACHE_HITS = Metric(  # computed for each page: services.metrics.cache_hits
+    "millstream_model_cache_hits_total",
+    Kind.COUNTER,
+    "Requests answered that found their model loaded.",
+    ("model", "version"),
+)
+CACHE_MISSES = Metric(
+    "millstream_model_cache_misses_total",
+    Kind.COUNTER,
+    "Requests answered that waited for a load of their model, or failed while it was not loaded.",
+    ("model", "version"),
+)
 LOAD_WAIT_SECONDS = Metric(
     "millstream_load_wait_seconds",
     Kind.HISTOGRAM,
@@ -247,7 +259,7 @@ EVICTION_AGE = Metric(
     "millstream_eviction_age_seconds",
     Kind.HISTOGRAM,
     "Time since the last call of a version when it was evicted, short if memory is too small.",
-    ("pool",),
+    _LANE,
     AGE_SECONDS,
 )
 WORKER_INSTANCES = Metric(

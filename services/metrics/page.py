@@ -15,7 +15,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from millstream.services.metrics.catalogue import CATALOGUE, Metric
+from millstream.services.metrics.cache_hits import CacheHits
+from millstream.services.metrics.catalogue import CACHE_HITS, CATALOGUE, Metric
 from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
 from millstream.services.metrics.label_limit import other_labels
 from millstream.services.metrics.merge import Totals
@@ -47,6 +48,7 @@ class MetricsPage:
         self._registry = registry
         self._catalogue = catalogue
         self._formats: dict[str, _Format] = {}  # by content type
+        self._cache_hits = CacheHits()
 
     def render(
         self,
@@ -67,6 +69,7 @@ class MetricsPage:
         rows = rows_of(totals)
         for labels, shape, value in _bounded(extra_gauges, shown):
             rows.setdefault(shape, []).append((labels, [value]))
+        rows[shape_of(CACHE_HITS)] = self._cache_hits.rows(rows)
         cached = self._format(content_type, encode)
         parts = [part for metric in self._catalogue for part in cached.lines(metric, rows.get(shape_of(metric), []))]
         openmetrics = content_type.startswith("application/openmetrics-text")

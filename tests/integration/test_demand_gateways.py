@@ -137,12 +137,15 @@ def test_calls_of_cold_models_are_counted_with_their_wait(gateways):
         calls = [callers.submit(infer, gateways.http[0], manifest.model) for _ in range(3)]
         worker.until_ordered()
         wait_until(partial(_counts, gateways.http[0], manifest, "cold_requests_total", 3), what="3 cold requests")
+        assert _counts(gateways.http[0], manifest, "model_cache_hits_total", 0)
         worker.serve(manifest)
         for call in calls:
             check(call.result())
     check(infer(gateways.http[0], manifest.model))
     assert _counts(gateways.http[0], manifest, "cold_requests_total", 3)
     assert _counts(gateways.http[0], manifest, "load_wait_seconds_count", 3)
+    assert _counts(gateways.http[0], manifest, "model_cache_misses_total", 3)
+    assert _counts(gateways.http[0], manifest, "model_cache_hits_total", 1)
 
 
 def _counts(http: httpx2.Client, manifest: Manifest, name: str, count: int) -> bool:

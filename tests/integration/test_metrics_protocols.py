@@ -255,7 +255,14 @@ _RARE = {
     for name in (
         *("batch_checks", "batching_off", "batches_reclaimed", "runs_out_of_memory", "runs_terminated"),
         *("worker_deaths", "version_refused", "worker_memory_limit_bytes"),
-        *("cold_requests", "load_wait_seconds", "evictions", "eviction_age_seconds", "requests_overflowed"),
+        *(
+            "cold_requests",
+            "model_cache_misses",
+            "load_wait_seconds",
+            "evictions",
+            "eviction_age_seconds",
+            "requests_overflowed",
+        ),
         # of the controller, which this stack does not have
         *("controller_leads", "controller_orders", "controller_order_outcomes", "controller_orders_in_flight"),
         *("controller_instances", "controller_round_duration_seconds"),

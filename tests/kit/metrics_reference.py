@@ -105,6 +105,30 @@ QUERIES = (
     ("Processes that Redis does not answer", "millstream_redis_up == 0"),
 )
 
+#: SageMaker's metric of multi-model endpoints -> ours, and what differs
+SAGEMAKER = (
+    ("ModelLoadingWaitTime", "millstream_load_wait_seconds", "wait of a request until its model was loaded"),
+    ("ModelLoadingTime", "millstream_model_load_duration_seconds", "warm-up included"),
+    ("ModelDownloadingTime", "", "none: workers read the repository itself; SageMaker's downloads are part of uploads"),
+    ("ModelUnloadingTime", "millstream_model_unload_duration_seconds", "until the memory is free"),
+    (
+        "ModelCacheHit",
+        "millstream_model_cache_hits_total, millstream_model_cache_misses_total",
+        "SageMaker's average is hits / (hits + misses)",
+    ),
+    ("LoadedModelCount", "millstream_worker_instances", "for each worker; by model: `millstream_instances_ready`"),
+    (
+        "MemoryUtilization",
+        "millstream_worker_memory_used_bytes, millstream_worker_memory_budget_bytes",
+        "bytes instead of a share; by model: `millstream_instance_memory_bytes`",
+    ),
+    (
+        "none",
+        "millstream_evictions_total, millstream_eviction_age_seconds",
+        "models unloaded for others, and the time since their last calls: short if memory is too small",
+    ),
+)
+
 _TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
 
 
@@ -132,6 +156,12 @@ def page() -> str:
             "| label | values |",
             "|---|---|",
             *(f"| `{label}` | {values} |" for label, values in LABELS.items()),
+            "\n## SageMaker's metrics of multi-model endpoints\n",
+            "Ours are in seconds instead of microseconds, and have the labels `model` and `version`.",
+            "",
+            "| SageMaker | here | note |",
+            "|---|---|---|",
+            *(f"| {name} | {_code(ours)} | {note} |" for name, ours, note in SAGEMAKER),
             "\n## All metrics\n",
             "| name | type | labels | meaning |",
             "|---|---|---|---|",
@@ -139,6 +169,10 @@ def page() -> str:
             "",
         )
     )
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", ") if name)
 
 
 def _row(metric: Metric) -> str:

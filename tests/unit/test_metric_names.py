@@ -10,7 +10,7 @@ import re
 import pytest
 
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
-from tests.kit.metrics_reference import LABELS, PAGE, QUERIES, page
+from tests.kit.metrics_reference import LABELS, PAGE, QUERIES, SAGEMAKER, page
 
 #: units that are not base units, and abbreviations of units
 _NOT_BASE = {
@@ -73,6 +73,11 @@ def test_only_gauges_are_infos() -> None:
 
 def test_the_page_is_what_the_catalogue_says() -> None:
     assert PAGE.read_text() == page(), "run `python -m tests.kit.metrics_reference`"
+
+
+def test_the_names_beside_those_of_sagemaker_exist() -> None:
+    names = {name for _, ours, _ in SAGEMAKER for name in ours.split(", ") if name}
+    assert names <= {metric.name for metric in CATALOGUE}
 
 
 def test_the_page_explains_no_label_that_is_gone_and_asks_ten_queries() -> None:
