@@ -73,7 +73,6 @@ from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.footprints import kind_of
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import host_token, remove_leftovers
 from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, check_platform_port, read_settings
@@ -148,7 +147,7 @@ class Gateway:
         self.demands.apply(snapshot, changed)
 
     def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:
-        return self.repository.footprints.of(manifest, kind_of(worker.backend, worker.device))
+        return self.repository.footprints.of(manifest, worker.kind)
 
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)

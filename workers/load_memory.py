@@ -14,7 +14,7 @@ from millstream.services.placement.prediction import bounded, larger
 from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
-from millstream.services.repository.footprints import Measured, file_bytes, kind_of
+from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.workers.backends.base import OutOfMemory
 from millstream.workers.footprint_meter import Measurement
 from millstream.workers.load_version import LoadEnvironment
@@ -28,7 +28,7 @@ class LoadMemory:
 
     def __init__(self, repository: Repository, at: LoadEnvironment) -> None:
         self._footprints = repository.footprints
-        self._kind = kind_of(at.backend_name, at.device)
+        self._kind = at.kind
         self.budget = at.budget or MemoryBudget(0)
 
     def need(self, manifest: Manifest) -> Footprint:

@@ -24,6 +24,7 @@ from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.low_priority import at_low_priority, lower_priority
 from millstream.services.repository.variants import Variants
 from millstream.services.settings import child_environment
+from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
 from millstream.workers.footprint_meter import FootprintMeter, Measurement
@@ -68,6 +69,11 @@ class LoadEnvironment(NamedTuple):
     runs: Callable[[], int | None] = lambda: 0
     variants: Variants | None = None
     profiles: KnownProfiles | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the worker, by which footprints and verdicts are kept."""
+        return kind_of(self.backend_name, self.device)
 
 
 def load(

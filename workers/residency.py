@@ -72,6 +72,7 @@ class Residency:
         self._unloads = unloads
         self._memory = loads.memory
         self._budget = loads.memory.budget
+        self._kind = loads.kind
         self._clock = clock
         self.refusals = Refusals(self._now)
         self._batching = BatchingVerdicts(models)
@@ -163,10 +164,11 @@ class Residency:
         """Return whether a version is held or may be loaded; publish it as failed if its verdict says so."""
         content_id = one.content_id
         self._batching.apply(content_id, one.verdict)
-        if one.verdict.failed:
+        failed = one.verdict.on(self._kind).failed
+        if failed:
             if model is None or model.state in {*_LOADS, State.FAILED}:
                 self._by_verdict.add(content_id)
-                self._models.set(LoadedModel(one.manifest, State.FAILED, one.verdict.failed))
+                self._models.set(LoadedModel(one.manifest, State.FAILED, failed))
                 return False
             return True
         if model is not None and model.state is State.FAILED:
@@ -183,7 +185,7 @@ class Residency:
 
     def _request(self, one: Wanted) -> LoadRequest:
         why = "it fits with all others" if self._whole else "memory is free"
-        return LoadRequest(one.manifest, suspect=one.verdict.load_deaths > 0, why=why)
+        return LoadRequest(one.manifest, suspect=one.verdict.on(self._kind).deaths > 0, why=why)
 
     def _list(self, content_ids: Collection[str]) -> None:
         """Publish versions as loading although their loads have not begun: callers wait for these."""
@@ -257,7 +259,7 @@ class Residency:
             self._put_away.discard(content_id)
             self._by_verdict.discard(content_id)
             self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=True))
-            suspect = one.verdict.load_deaths > 0
+            suspect = one.verdict.on(self._kind).deaths > 0
             self._loads.demand(LoadRequest(one.manifest, suspect, demanded=True, why=order.why, until=until))
 
     def unload(self, content_id: str, why: str, consumer: Consumer) -> bool:
@@ -331,8 +333,9 @@ class Residency:
 
     def _known_failure(self, one: Wanted, model: LoadedModel | None) -> Refusal | None:
         """Return why a version that failed to load is not tried again now."""
-        if one.verdict.failed:
-            return Refusal(RefusalKind.FAILED, one.verdict.failed, FAILED_RETRY_S)
+        failed = one.verdict.on(self._kind).failed
+        if failed:
+            return Refusal(RefusalKind.FAILED, failed, FAILED_RETRY_S)
         if model is None or model.state is not State.FAILED:
             return None
         failures, ago_s = self._loads.failures_of(one.content_id)

@@ -39,7 +39,7 @@ def main() -> int:
     at = LoadEnvironment(backend, arguments.backend, arguments.device, arguments.threads)
     marks = LoadMarks(settings.home / "run", worker_id(PROBE, arguments.start_id))
     try:
-        with marks.loading(manifest, alone=True):
+        with marks.loading(manifest, at.kind, alone=True):
             load(manifest, folder, at, Stop())
     except Failure:
         return REFUSED  # the worker loads it next, and reports the same error

@@ -98,6 +98,11 @@ class VersionLoads:
         self._guard.marks.close()
 
     @property
+    def kind(self) -> str:
+        """The kind of this worker, for which verdicts on loads are kept."""
+        return self._at.kind
+
+    @property
     def busy(self) -> bool:
         """Whether a load is in progress."""
         return self._loader.busy
@@ -184,7 +189,7 @@ class VersionLoads:
                 self._load_on_trial(manifest, stop)
             began = time.monotonic()
             self.memory.reserve(manifest)
-            with self._guard.marks.loading(manifest):
+            with self._guard.marks.loading(manifest, self._at.kind):
                 loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
         except Failure as failure:
             self.memory.failed(manifest, failure)
@@ -207,10 +212,12 @@ class VersionLoads:
         seconds_max = PROBE_START_S + sum(self._guard.limits)
         died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, stop)
         if died:
-            verdict = self._change_verdict(manifest, lambda one: with_death(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
+            kind, now = self._at.kind, time.time()  # noqa: TID251 - for people
+            verdict = self._change_verdict(manifest, lambda one: with_death(one, kind, DEATHS_CERTAIN, died, now))
             # An operator may have cleared the verdict meanwhile: then the version is loaded again.
-            code = Code.MODEL if verdict.failed else Code.UNAVAILABLE
-            raise Failure(code, verdict.failed or f"the process that loaded it {died}")
+            failed = verdict.on(kind).failed
+            code = Code.MODEL if failed else Code.UNAVAILABLE
+            raise Failure(code, failed or f"the process that loaded it {died}")
 
     def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion, seconds: float) -> None:
         manifest, profile = model.manifest, loaded.profile
@@ -237,7 +244,7 @@ class VersionLoads:
             self._compiles.want(manifest)
         log.info("ready: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
         if current.wanted.suspect:
-            self._change_verdict(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
+            self._change_verdict(manifest, lambda verdict: verdict.with_load(self._at.kind))
 
     def _fail(self, current: Load, reason: str) -> None:
         manifest = current.wanted.manifest
@@ -267,8 +274,9 @@ class VersionLoads:
             self._guard.replace_process()
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
-        """Record the failure in the version's verdict: no worker loads it again until an operator asks for it."""
-        self._change_verdict(manifest, lambda verdict: verdict.with_failure(reason, time.time()))  # noqa: TID251 - for people
+        """Record the failure in the version's verdict: no worker of this kind loads it until it is asked to."""
+        now = time.time()  # noqa: TID251 - for people
+        self._change_verdict(manifest, lambda verdict: verdict.with_failure(self._at.kind, reason, now))
 
     def _change_verdict(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
         """Store the changed verdict of a version and return it; if it cannot be stored, only return it."""

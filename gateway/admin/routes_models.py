@@ -60,7 +60,7 @@ async def activate_version(name: str, version: int, deps: DepsOf) -> schemas.Mod
 async def _activate(name: str, version: int, deps: Deps) -> None:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
-    if view.verdict.failed or view.verdict.batching_off:  # the operator asks for another try
+    if view.verdict.failures or view.verdict.batching_off:  # the operator asks for another try
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")

@@ -58,6 +58,14 @@ class VersionInstance(BaseModel):
         )
 
 
+class LoadFailure(BaseModel):
+    """Why workers of one kind do not load a version any more: its loads ended processes, or did not end."""
+
+    kind: str = Field(description='Backend and device, like "onnxruntime.cuda"; "every": all kinds.')
+    reason: str
+    failed_at: float = Field(description="Seconds since the epoch.")
+
+
 class Version(BaseModel):
     """A version of a model. Of an upload in progress only the name, the number and the state are known."""
 
@@ -78,6 +86,9 @@ class Version(BaseModel):
     rows_max: int | None = None
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
+    load_failures: list[LoadFailure] = Field(
+        [], description="Kinds of workers that do not load it until it is activated or loaded again."
+    )
     notes: list[str] = Field([], description="What the check found worth saying.")
     instances: list[VersionInstance] = []
 
@@ -101,6 +112,10 @@ class Version(BaseModel):
             rows_max=manifest.config.rows_max,
             inputs=[Tensor.of(spec) for spec in manifest.signature.inputs],
             outputs=[Tensor.of(spec) for spec in manifest.signature.outputs],
+            load_failures=[
+                LoadFailure(kind=kind or "every", reason=known.failed, failed_at=known.failed_at)
+                for kind, known in view.verdict.failures.items()
+            ],
             notes=list(manifest.notes),
             instances=[VersionInstance.of(replica) for replica in view.replicas],
         )

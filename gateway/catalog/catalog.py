@@ -18,7 +18,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.placement.pools import PoolTraits, learn, pools_of
+from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
@@ -205,10 +205,14 @@ class Catalog:
             return VersionView(manifest, State.UNLOADED, None, replicas, verdict, pools)
         states = {at.instance.state for at in replicas}
         state = next((state for state in _BEST_FIRST if state in states), None)
-        if verdict.failed and state is not State.READY:  # workers that have it loaded keep it
-            return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict, pools)
-        if state is None:
-            state = self._standby.state(content_id, manifest.model, pools)
+        failed = verdict.failed_on(kinds_of(pools, self._pools))
+        if failed and state is not State.READY:  # workers that have it loaded keep it
+            return VersionView(manifest, State.FAILED, failed, replicas, verdict, pools)
+        if state is None or state is State.FAILED:
+            failed_in = {at.worker.pool for at in replicas}
+            left = tuple(pool for pool in pools if pool not in failed_in)
+            if state is None or self._standby.staffed(left):
+                state = self._standby.state(content_id, manifest.model, left)
         else:
             self._standby.loaded(content_id)
         of_state = (at.instance.reason for at in replicas if at.instance.state is state)

@@ -57,6 +57,10 @@ class Standby:
         self._standby[content_id] = version
         return State.STANDBY
 
+    def staffed(self, pools: Collection[str]) -> bool:
+        """Return whether one of these pools has a worker that reads the repository."""
+        return any(pool in self._following for pool in pools)
+
     def was_on_standby(self, content_id: str) -> bool:
         """Whether calls of the version are answered also while it is being loaded."""
         return content_id in self._standby

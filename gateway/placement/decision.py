@@ -78,9 +78,11 @@ class ColdVersion:
 
 def decide(cold: ColdVersion) -> Decision:
     """Return what to do."""
-    if cold.version.verdict.failed:
-        return Refusal(RefusalKind.FAILED, cold.version.verdict.failed, FAILED_RETRY_S)
+    verdict = cold.version.verdict
     workers, fleet = cold.workers.records, cold.workers.fleet
+    failed = verdict.failed_on({worker.kind for worker in workers.values()}) if verdict.loads else ""
+    if failed:
+        return Refusal(RefusalKind.FAILED, failed, FAILED_RETRY_S)
     if not workers:
         return _without_workers(cold)
     if cold.loading or cold.version.state is State.PENDING:

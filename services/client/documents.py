@@ -23,6 +23,14 @@ class Instance(TypedDict):
     size_bytes: int
 
 
+class LoadFailure(TypedDict):
+    """Why workers of one kind do not load a version any more."""
+
+    kind: str  # backend and device, like "onnxruntime.cuda"; "every": all kinds
+    reason: str
+    failed_at: float  # seconds since the epoch
+
+
 class _VersionState(TypedDict):
     model: str
     state: str
@@ -32,6 +40,7 @@ class _VersionState(TypedDict):
     batching_reason: str | None
     inputs: list[Tensor]
     outputs: list[Tensor]
+    load_failures: list[LoadFailure]
     notes: list[str]
     instances: list[Instance]
 

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement.planner import ServedVersion
-from millstream.services.placement.pools import PoolTraits, learn, pools_of
+from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
-from millstream.services.repository.footprints import kind_of
 from millstream.services.repository.stored_models import StoredModel
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
@@ -79,20 +78,23 @@ class Survey:
         self._pools = learn(self._pools, workers)
         self._remember(workers)
         self._rates.update(workers, now)
-        kinds = {worker.pool: kind_of(worker.backend, worker.device) for worker in workers}
+        kinds = {worker.pool: worker.kind for worker in workers}
         ready = Counter(one.content_id for worker in workers for one in worker.instances if one.state is State.READY)
         versions: list[ServedVersion] = []
         pinned: set[str] = set()
         expected: dict[str, Mapping[str, Footprint]] = {}
         for model in models.values():
             for number, (manifest, verdict) in model.versions.items():
-                if not model.endpoint.serves(number) or verdict.failed:
+                if not model.endpoint.serves(number):
                     continue
                 settings = model.endpoint.placement_of(number)
+                pools = pools_of(manifest, settings, self._pools)
+                if verdict.failed_on(kinds_of(pools, self._pools)):
+                    continue
                 footprints = {
                     pool: self._footprint_of(manifest, kinds[pool])
-                    for pool in pools_of(manifest, settings, self._pools)
-                    if pool in kinds
+                    for pool in pools
+                    if pool in kinds and not verdict.on(kinds[pool]).failed
                 }
                 expected[manifest.content_id] = footprints
                 versions.append(self._version(manifest.content_id, settings, footprints))

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
-from millstream.services.repository.verdicts import Verdict
+from millstream.services.repository.verdicts import EVERY_KIND, Verdict
 
 log = logging.getLogger("millstream.loads")
 
@@ -33,12 +33,18 @@ PROBE = "probe"  # replaces pool and index in the id of a process that loads one
 
 
 class Mark(BaseModel):
-    """A load in progress. `alone`: the process does nothing else."""
+    """A load in progress.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Args:
+        alone: the process does nothing else.
+        kind: of the worker, by which verdicts are kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     manifest: Manifest
     alone: bool = False
+    kind: str = EVERY_KIND
 
 
 class LoadMarks:
@@ -55,7 +61,7 @@ class LoadMarks:
         take_stale_marks(self.run_dir, f"{self._worker}.", own=True)
 
     @contextmanager
-    def loading(self, manifest: Manifest, *, alone: bool = False) -> Iterator[None]:
+    def loading(self, manifest: Manifest, kind: str, *, alone: bool = False) -> Iterator[None]:
         """Keep a mark while the block runs. If it cannot be written, the load continues unmarked."""
         path = self._folder / f"{self._worker}.{next(self._numbers)}"
         descriptor = -1
@@ -63,7 +69,7 @@ class LoadMarks:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            os.write(descriptor, Mark(manifest=manifest, alone=alone).model_dump_json().encode())
+            os.write(descriptor, Mark(manifest=manifest, alone=alone, kind=kind).model_dump_json().encode())
         except OSError as error:
             log.warning("%s cannot be written: %s", path, error.strerror)
         try:
@@ -113,20 +119,21 @@ def _take_mark(path: Path) -> list[Mark]:
         os.close(descriptor)
 
 
-def with_death(verdict: Verdict, deaths_max: int, how: str, now: float) -> Verdict:
-    """Return `verdict` after one more death; the version is failed from `deaths_max` deaths on. Pure.
+def with_death(verdict: Verdict, kind: str, deaths_max: int, how: str, now: float) -> Verdict:
+    """Return `verdict` after one more death of a worker of `kind`, on which it is failed from `deaths_max` on. Pure.
 
     `how` says how the process ended, as `describe_exit` does; `now` is the time in seconds since the epoch.
     """
-    deaths = verdict.load_deaths + 1
-    after = verdict.model_copy(update={"load_deaths": deaths})
+    before = verdict.on(kind)
+    deaths = before.deaths + 1
+    after = before.model_copy(update={"deaths": deaths})
     if deaths < deaths_max or after.failed:
-        return after
+        return verdict.with_loads(kind, after)
     reason = (
         f"{deaths} processes died while they loaded it, the last {how}: it is no longer loaded; "
         "upload another version, or activate or load this one to try it again"
     )
-    return after.with_failure(reason, now)
+    return verdict.with_loads(kind, after.with_failure(reason, now))
 
 
 def record_death(
@@ -142,10 +149,10 @@ def record_death(
         if len(marks) == 1 and not busy:
             deaths_max = DEATHS_CERTAIN if certain else DEATHS_ALONE if mark.alone else DEATHS_MAX
 
-        def change(verdict: Verdict, deaths_max: int = deaths_max) -> Verdict:
-            return with_death(verdict, deaths_max, how, now)
+        def change(verdict: Verdict, kind: str = mark.kind, deaths_max: int = deaths_max) -> Verdict:
+            return with_death(verdict, kind, deaths_max, how, now)
 
         verdict = repository.verdicts.change(mark.manifest, change)
         name = f"version {mark.manifest.version} of {mark.manifest.model}"
-        log.warning("%s: a process that was loading it %s (%d in a row)", name, how, verdict.load_deaths)
+        log.warning("%s: a process that was loading it %s (%d in a row)", name, how, verdict.on(mark.kind).deaths)
     return [mark.manifest.content_id for mark in marks]

@@ -20,10 +20,16 @@ CPU = "cpu"  # the device of workers without an accelerator
 
 
 class PoolTraits(NamedTuple):
-    """What the workers of a pool have in common. `formats`: model formats that they load; empty: unknown."""
+    """What the workers of a pool have in common.
+
+    Args:
+        formats: model formats that they load; empty: unknown.
+        kinds: of their instances; one, unless the pool's backend or device was just changed.
+    """
 
     accelerated: bool
     formats: frozenset[str]
+    kinds: frozenset[str] = frozenset()
 
 
 def learn(known: Mapping[str, PoolTraits], workers: Iterable[WorkerRecord]) -> Mapping[str, PoolTraits]:
@@ -33,10 +39,12 @@ def learn(known: Mapping[str, PoolTraits], workers: Iterable[WorkerRecord]) -> M
     """
     found: dict[str, PoolTraits] = {}
     for worker in workers:
-        traits = PoolTraits(worker.device != CPU, frozenset(worker.formats))
+        traits = PoolTraits(worker.device != CPU, frozenset(worker.formats), frozenset({worker.kind}))
         before = found.get(worker.pool)
         if before is not None and before != traits:
-            traits = PoolTraits(before.accelerated or traits.accelerated, before.formats | traits.formats)
+            traits = PoolTraits(
+                before.accelerated or traits.accelerated, before.formats | traits.formats, before.kinds | traits.kinds
+            )
         found[worker.pool] = traits
     changed = {pool: traits for pool, traits in found.items() if known.get(pool) != traits}
     return {**known, **changed} if changed else known
@@ -57,6 +65,11 @@ def pools_of(manifest: Manifest, placement: EndpointPlacement, known: Mapping[st
         return named
     able = [pool for pool, traits in known.items() if _reads(traits.formats, manifest)]
     return tuple(sorted(able, key=lambda pool: (not known[pool].accelerated, pool))) or (POOL_DEFAULT,)
+
+
+def kinds_of(pools: Iterable[str], known: Mapping[str, PoolTraits]) -> frozenset[str]:
+    """Return the kinds of instances that pools have had, as far as they are known."""
+    return frozenset(kind for pool in pools if pool in known for kind in known[pool].kinds)
 
 
 def serves(pool: str, formats: Iterable[str], manifest: Manifest, placement: EndpointPlacement) -> bool:

@@ -63,11 +63,6 @@ class Measured(BaseModel):
 _DOCUMENT = TypeAdapter(dict[str, Measured])
 
 
-def kind_of(backend: str, device: str) -> str:
-    """Return the kind of a worker's instances: its backend, and its device without a number."""
-    return f"{backend}.{device.partition(':')[0]}"
-
-
 def file_bytes(manifest: Manifest) -> int:
     """Return the bytes of the files that a worker reads to load a version."""
     return sum(file.size_bytes for file in manifest.files)

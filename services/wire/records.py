@@ -87,6 +87,11 @@ class DeviceRecord(BaseModel):
     fingerprint: str = ""  # equal for equal devices: what was compiled on one runs on the others
 
 
+def kind_of(backend: str, device: str) -> str:
+    """Return the kind of a worker's instances, like "onnxruntime.cpu": its backend, and its device without a number."""
+    return f"{backend}.{device.partition(':')[0]}"
+
+
 class WorkerRecord(BaseModel):
     """What a worker process publishes about itself."""
 
@@ -117,6 +122,11 @@ class WorkerRecord(BaseModel):
     refusals: tuple[RefusalRecord, ...] = ()
     #: in progress, then those that calls wait for, in the order in which they begin; not those that wait for no call
     loads: tuple[LoadRecord, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of its instances."""
+        return kind_of(self.backend, self.device)
 
     @field_validator("instances", mode="before")
     @classmethod

@@ -43,8 +43,15 @@ def test_fails_on_text(tmp_path: Path) -> None:
         instance.run({"x": np.array([[b"", b"poison"]], dtype=object)})
 
 
-@pytest.mark.parametrize(("behaviour", "printed"), [({"crash_if": 99}, "98\n"), ({"load": "crash"}, "")])
-def test_kills_the_process_as_told(tmp_path: Path, behaviour: object, printed: str) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "printed", "killed_by"),
+    [
+        ({"crash_if": 99}, "98\n", signal.SIGKILL),
+        ({"load": "crash"}, "", signal.SIGABRT),
+        ({"load": "crash", "load_on": "cuda"}, "98\n99\n", 0),
+    ],
+)
+def test_kills_the_process_as_told(tmp_path: Path, behaviour: object, printed: str, killed_by: int) -> None:
     path = tmp_path / "model.json"
     path.write_text(json.dumps(behaviour))
     code = (
@@ -54,7 +61,7 @@ def test_kills_the_process_as_told(tmp_path: Path, behaviour: object, printed: s
         "for value in (98, 99): instance.run({'x': numpy.full((1, 2), value, 'f4')}); print(value, flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == (printed, -signal.SIGKILL)
+    assert (done.stdout, done.returncode) == (printed, -killed_by)
 
 
 def test_a_run_takes_its_time_and_more_for_each_row(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.placement.prediction import ASSUMED_RATIOS
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.footprints import DOCUMENT_BYTES_MAX, FILES_MAX, KINDS_MAX, Measured, kind_of
+from millstream.services.repository.footprints import DOCUMENT_BYTES_MAX, FILES_MAX, KINDS_MAX, Measured
+from millstream.services.wire.records import kind_of
 from tests.contract.repositories import publish
 
 MIB = 1 << 20

@@ -41,7 +41,7 @@ def failed(stack: Stack, model: str) -> str:
 def failed_at(tmp_path: Path, model: str) -> float:
     """When a model was failed, in seconds since the epoch; 0: it is not failed."""
     known = repository(tmp_path)
-    return known.verdicts.of(known.manifest(model, 1)).failed_at
+    return known.verdicts.of(known.manifest(model, 1)).on("onnxruntime.cpu").failed_at
 
 
 def warming(stack: Stack, model: str) -> bool:

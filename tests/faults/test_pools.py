@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from tests.kit import models, v2
+from tests.kit.command_line import Millstream
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import Stack, running_stack
@@ -97,6 +100,34 @@ def ready_in(stack: Stack, name: str) -> set[str]:
 
 def counted(stack: Stack, name: str, pool: str) -> float:
     return stack.metrics().value("millstream_request_duration_seconds_count", model=name, pool=pool)
+
+
+DEADLY_ON_GPU = {"load": "crash", "load_on": "cuda"}
+
+
+def test_a_version_that_kills_the_workers_of_one_kind_is_served_by_the_others(tmp_path: Path) -> None:
+    pools = "gpu=1,backend=simulated,slow=1,backend=simulated"
+    with running_stack(tmp_path, pools=pools) as stack:
+        config = ModelConfig(pools=("gpu", "slow"))
+        repository = FolderRepository(stack.home / "repository")
+        manifest = publish_simulated(repository, "deadly", DEADLY_ON_GPU, config=config, signature=COPYING)
+
+        def version() -> dict[str, Any]:
+            found: dict[str, Any] = stack.http.get("/admin/v1/models/deadly/versions/1").json()
+            return found
+
+        wait_until(lambda: version().get("load_failures"), 60, what="the GPU's workers refuse it")
+        [failure] = version()["load_failures"]
+        assert failure["kind"] == "simulated.cuda"
+        assert "processes died while they loaded it" in failure["reason"]
+        wait_until(lambda: ready_in(stack, "deadly") == {"slow"})
+        assert version()["state"] == "ready"
+        reply = stack.http.post("/v2/models/deadly/infer", content=BODY, headers=HEADERS)
+        assert reply.status_code == 200, reply.text
+        verdict = repository.verdicts.of(manifest)
+        assert (verdict.on("simulated.cuda").deaths, verdict.on("simulated.cpu").deaths) == (2, 0)
+        shown = Millstream(stack.home).ok("describe", "deadly")
+        assert "on simulated.cuda" in shown
 
 
 BODY, HEADERS = v2.request({"x": np.array([[1.0, 2, 3, 4]], np.float32)}, binary=False)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.placement.pools import learn, pools_of
+from millstream.services.placement.pools import kinds_of, learn, pools_of
 from millstream.services.repository.base import Repository
 from millstream.services.wire.batch import BATCH_FORMATS
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
@@ -108,8 +108,9 @@ class RepositoryCatalog:
         pools = pools_of(manifest, endpoint.placement, self.snapshot.pools)
         if not endpoint.serves(manifest.version):
             return VersionView(manifest, State.UNLOADED, None, replicas, verdict, pools)
-        if verdict.failed and not (best and best.instance.state is State.READY):
-            return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict, pools)
+        failed = verdict.failed_on(kinds_of(pools, self.snapshot.pools))
+        if failed and not (best and best.instance.state is State.READY):
+            return VersionView(manifest, State.FAILED, failed, replicas, verdict, pools)
         return VersionView(
             manifest=manifest,
             state=best.instance.state if best else State.PENDING,

@@ -58,6 +58,8 @@ class Memory:
 class Loads:
     """Loads that begin and end when the test says so."""
 
+    kind = "onnxruntime.cpu"
+
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.queue: list[LoadRequest] = []

@@ -137,7 +137,9 @@ def test_settings_of_the_endpoint_hold_for_the_active_version():
         survey.take([record()], stored(first, second, loaded=(2,)), 1000.0).versions[0].content_id == second.content_id
     )
     failed = {
-        "m": StoredModel(Endpoint(model="m"), {1: (first, NO_VERDICT.model_copy(update={"failed": "it crashes"}))})
+        "m": StoredModel(
+            Endpoint(model="m"), {1: (first, NO_VERDICT.with_failure("onnxruntime.cpu", "it crashes", 1.0))}
+        )
     }
     assert survey.take([record()], failed, 1000.0).versions == ()
 

@@ -25,6 +25,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import publish
 
+KIND = "onnxruntime.cpu"
 WORKER = "cpu-0-abcdef01-77"
 
 
@@ -41,7 +42,7 @@ def die_loading(run_dir: Path, *manifests: Manifest, worker: str = WORKER, alone
     child = os.fork()
     if child == 0:
         marks = LoadMarks(run_dir, worker)
-        loads = [marks.loading(manifest, alone=alone) for manifest in manifests]
+        loads = [marks.loading(manifest, KIND, alone=alone) for manifest in manifests]
         for load in loads:
             load.__enter__()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -50,12 +51,13 @@ def die_loading(run_dir: Path, *manifests: Manifest, worker: str = WORKER, alone
 
 def deaths(repository: FolderRepository, model: str) -> tuple[int, bool]:
     verdict = repository.verdicts.of(repository.manifest(model, 1))
-    return verdict.load_deaths, bool(verdict.failed)
+    assert verdict.loads.keys() <= {KIND}
+    return verdict.on(KIND).deaths, bool(verdict.on(KIND).failed)
 
 
 def test_a_mark_exists_during_a_load_and_cannot_be_taken(repository: FolderRepository, tmp_path: Path) -> None:
     bad = repository.manifest("bad", 1)
-    with LoadMarks(tmp_path, WORKER).loading(bad):
+    with LoadMarks(tmp_path, WORKER).loading(bad, KIND):
         assert len(list(marks_dir(tmp_path).iterdir())) == 1
         assert take_stale_marks(tmp_path, WORKER) == []
     assert list(marks_dir(tmp_path).iterdir()) == []
@@ -65,7 +67,7 @@ def test_a_stale_mark_is_taken_once(repository: FolderRepository, tmp_path: Path
     bad = repository.manifest("bad", 1)
     die_loading(tmp_path, bad)
     assert take_stale_marks(tmp_path, "cpu-1-") == []
-    assert take_stale_marks(tmp_path, "cpu-0-") == [Mark(manifest=bad)]
+    assert take_stale_marks(tmp_path, "cpu-0-") == [Mark(manifest=bad, kind=KIND)]
     assert take_stale_marks(tmp_path, "cpu-0-") == []
 
 
@@ -78,24 +80,24 @@ def test_a_malformed_mark_is_ignored(tmp_path: Path) -> None:
 
 
 def test_two_certain_deaths_fail_a_version(repository: FolderRepository) -> None:
-    mark = Mark(manifest=repository.manifest("bad", 1))
+    mark = Mark(kind=KIND, manifest=repository.manifest("bad", 1))
     assert record_death(repository, [mark], "was ended by SIGFPE", 1.0, certain=True) == [mark.manifest.content_id]
     assert deaths(repository, "bad") == (1, False)
     record_death(repository, [mark], "was ended by SIGFPE", 2.0, certain=True)
-    verdict = repository.verdicts.of(mark.manifest)
-    assert (verdict.load_deaths, verdict.failed_at) == (2, 2.0)
+    verdict = repository.verdicts.of(mark.manifest).on(KIND)
+    assert (verdict.deaths, verdict.failed_at) == (2, 2.0)
     assert "2 processes died while they loaded it, the last was ended by SIGFPE" in verdict.failed
 
 
 def test_concurrent_loads_are_not_failed_by_two_deaths(repository: FolderRepository) -> None:
-    marks = [Mark(manifest=repository.manifest(model, 1)) for model in ("bad", "good")]
+    marks = [Mark(kind=KIND, manifest=repository.manifest(model, 1)) for model in ("bad", "good")]
     for _ in range(2):
         record_death(repository, marks, "was ended by SIGFPE", 1.0, certain=True)
     assert deaths(repository, "good") == (2, False)
 
 
 def test_a_load_beside_a_run_fails_only_after_the_most_deaths(repository: FolderRepository) -> None:
-    mark = Mark(manifest=repository.manifest("bad", 1))
+    mark = Mark(kind=KIND, manifest=repository.manifest("bad", 1))
     for _ in range(DEATHS_MAX - 1):
         record_death(repository, [mark], "was ended by SIGFPE", 1.0, certain=True, busy=True)
     assert deaths(repository, "bad") == (DEATHS_MAX - 1, False)
@@ -104,7 +106,7 @@ def test_a_load_beside_a_run_fails_only_after_the_most_deaths(repository: Folder
 
 
 def test_unexplained_deaths_of_an_isolated_load_fail_the_version(repository: FolderRepository) -> None:
-    mark = Mark(manifest=repository.manifest("bad", 1), alone=True)
+    mark = Mark(kind=KIND, manifest=repository.manifest("bad", 1), alone=True)
     for _ in range(DEATHS_ALONE):
         assert deaths(repository, "bad")[1] is False
         record_death(repository, [mark], "unseen", 1.0, certain=False)

@@ -56,6 +56,17 @@ class Bench:
         endpoint = self.repository.endpoint(name)
         self.repository.replace_endpoint(endpoint.model_copy(update={"loaded": loaded}))
 
+    async def workers(self, **instances: tuple[InstanceRecord, ...]) -> None:
+        """Let a worker of each pool hold these instances and follow the repository; "gpu" has GPUs."""
+        token = self.repository.token()
+        self.cluster.live = tuple(
+            worker(*held, name=f"{pool}-0", pool=pool).model_copy(
+                update={"token": token, "device": "cuda:0" if pool == "gpu" else "cpu"}
+            )
+            for pool, held in instances.items()
+        )
+        await self.catalog.refresh()
+
     async def worker(self, *instances: InstanceRecord, pool: str = "cpu", follows: bool = True) -> None:
         """Let a worker of the pool hold these instances and follow the present state of the repository, or none."""
         token = self.repository.token() if follows else ""
@@ -227,5 +238,35 @@ def test_whoever_waits_learns_of_a_staged_version_that_no_model_has_yet(tmp_path
         bench.cluster.live = (bench.cluster.live[0].model_copy(update={"refusals": (refused,)}),)
         await bench.catalog.refresh()
         assert await asyncio.wait_for(waiting, 60)
+
+    run(test, tmp_path)
+
+
+def test_a_version_that_failed_in_one_pool_is_on_standby_in_the_other(tmp_path):
+    async def test(bench: Bench) -> None:
+        manifest = bench.publish("m", pools=("gpu", "cpu"))
+        failed = instance(manifest, State.FAILED, "no such operator")
+        await bench.workers(gpu=(failed,), cpu=())
+        assert bench.version("m").state is State.STANDBY
+        await bench.workers(gpu=(failed,), cpu=(failed,))
+        assert bench.version("m").state is State.FAILED
+        await bench.workers(gpu=(failed,))  # the CPU pool has no worker
+        assert bench.version("m").state is State.FAILED
+
+    run(test, tmp_path)
+
+
+def test_a_verdict_of_one_kind_of_worker_leaves_the_others_their_versions(tmp_path):
+    async def test(bench: Bench) -> None:
+        manifest = bench.publish("m", pools=("gpu", "cpu"))
+        bench.repository.verdicts.change(manifest, lambda one: one.with_failure("onnxruntime.cuda", "it crashes", 1.0))
+        await bench.workers(gpu=(instance(manifest, State.FAILED, "it crashes"),), cpu=())
+        assert bench.version("m").state is State.STANDBY
+        await bench.workers(gpu=(instance(manifest, State.FAILED, "it crashes"),), cpu=(instance(manifest),))
+        assert bench.version("m").ready
+        bench.repository.verdicts.change(manifest, lambda one: one.with_failure("onnxruntime.cpu", "it hangs", 1.0))
+        await bench.workers(gpu=(), cpu=())
+        assert bench.version("m").state is State.FAILED
+        assert bench.version("m").reason == "onnxruntime.cpu: it hangs; onnxruntime.cuda: it crashes"
 
     run(test, tmp_path)

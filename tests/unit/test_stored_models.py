@@ -75,12 +75,12 @@ def test_every_kind_of_change_is_seen(tmp_path: Path, settled: bool) -> None:
     activate_version(repository, "m", 2)
     assert seen()
     assert stored.models["m"].endpoint.active == 2
-    repository.verdicts.change(first, lambda verdict: verdict.with_failure("it crashes", 1.0))
+    repository.verdicts.change(first, lambda verdict: verdict.with_failure("onnxruntime.cpu", "it crashes", 1.0))
     assert seen()
-    assert stored.models["m"].versions[1][1].failed == "it crashes"
-    repository.verdicts.change(first, lambda verdict: verdict.with_failure("it crashed", 1.0))  # of the same length
+    assert stored.models["m"].versions[1][1].on("onnxruntime.cpu").failed == "it crashes"
+    repository.verdicts.change(first, lambda verdict: verdict.with_failure("onnxruntime.cpu", "it crashed", 1.0))
     assert seen()
-    assert stored.models["m"].versions[1][1].failed == "it crashed"
+    assert stored.models["m"].versions[1][1].on("onnxruntime.cpu").failed == "it crashed"
     repository.verdicts.clear(first)
     assert seen()
     assert stored.models["m"].versions[1][1] == Verdict()

@@ -1,7 +1,8 @@
 """A backend without a library: a JSON file says how long runs and loads take, what they hold and how they misbehave.
 
 {"run_s": 0.01, "row_s": 0.001, "load_s": 2, "bytes": 50000000, "allocate": true}: a model of 50 MB that takes 2 s to
-load, and 10 ms and 1 ms per row to run. {"load": "hang"}: its load never ends. {"fail_if": 13, "crash_if": 99}: a run
+load, and 10 ms and 1 ms per row to run. {"load": "hang"}: its load never ends, with {"load_on": "cuda"} on GPUs alone.
+{"fail_if": 13, "crash_if": 99}: a run
 fails if an element is 13 and kills the process at 99. {"endless_if": 7, "hang_if": 8}: a run with a 7 lasts until it is
 terminated, a run with an 8 cannot be terminated.
 """
@@ -41,6 +42,7 @@ class Behaviour(BaseModel):
     load: Literal["succeed", "fail", "crash", "hang"] = Field(
         "succeed", description="How a load ends: with an instance, an error, the death of the process, or never."
     )
+    load_on: str = Field("", description="Kind of device on which loads end so; on others they succeed. Empty: all.")
     bytes: int = Field(0, ge=0, le=1 << 40, description="Bytes of an instance.")
     peak_bytes: int = Field(0, ge=0, le=1 << 40, description="Further bytes during a load, and during a run.")
     allocate: bool = Field(False, description="Whether the process really holds these bytes.")
@@ -177,9 +179,10 @@ class Simulated:
         ended = threading.Event()
         if stop is not None:
             stop.on_request(ended.set)
-        if behaviour.load == "crash":
-            _kill_process()
-        if behaviour.load == "hang":
+        end = behaviour.load if behaviour.load_on in {"", device.partition(":")[0]} else "succeed"
+        if end == "crash":
+            os.abort()  # not SIGKILL, which may come from outside and counts less
+        if end == "hang":
             _hang()
         peak = _allocated(behaviour, behaviour.peak_bytes)
         instance = SimulatedInstance(behaviour, signature)
@@ -187,7 +190,7 @@ class Simulated:
             instance.close()
             raise Failure(Code.MODEL, "simulated: the load was ended")
         del peak
-        if behaviour.load == "fail":
+        if end == "fail":
             instance.close()
             raise Failure(Code.MODEL, "simulated: the load fails")
         return instance

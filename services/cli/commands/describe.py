@@ -81,6 +81,9 @@ def _show(console: Console, version: ListedVersion) -> None:
     show_detail(console, "  inputs    ", escape(tensors(version["inputs"])))
     show_detail(console, "  outputs   ", escape(tensors(version["outputs"])))
     show_detail(console, "  batching  ", escape(batching(version)))
+    for failure in version["load_failures"]:
+        what = f"on {failure['kind']}, {ago(failure['failed_at'])}: {failure['reason']}"
+        show_detail(console, "  failed    ", escape(what), style="red")
     for note in version["notes"]:
         show_detail(console, "  note      ", escape(note), style="yellow")
     for instance in version["instances"]:
