@@ -46,7 +46,8 @@ class Entry(NamedTuple):
 class RedisSnapshot:
     """All keys of a pool at one moment.
 
-    `expiring` are streams that have an expiry; `others` are keys of no known kind.
+    `expiring` are streams that have an expiry; `others` are keys of no known kind. `demands` are the ordered worker of
+    each lane, and until when in milliseconds on the Redis clock.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -61,6 +62,8 @@ class RedisSnapshot:
     draining: dict[str, set[str]] = field(default_factory=dict)
     inbox: dict[str, list[Key]] = field(default_factory=dict)
     replies: dict[str, list[bytes]] = field(default_factory=dict)
+    demands: dict[str, tuple[str, float]] = field(default_factory=dict)
+    orders: dict[str, list[bytes]] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
     def waiting(self, lane: str | None = None) -> list[str]:
@@ -200,6 +203,11 @@ class Pool:
         """End the demand of a lane as a worker does; return whether it was the worker's."""
         return bool(self._link.call(*script_call("end_demand", self.keys, (self.keys.demands,), lane, worker)))
 
+    def expire_demand(self, lane: str) -> None:
+        """Let the life of a demand pass, without waiting for it."""
+        worker = self.redis.hget(self.keys.demands, lane).rpartition(b" ")[0]
+        self.redis.hset(self.keys.demands, lane, worker + b" 1")
+
     def orders(self, worker: str) -> list[bytes]:
         """Remove the orders of a worker and return them."""
         taken: list[bytes] = self.redis.lpop(self.keys.orders(worker), 10_000) or []
@@ -271,6 +279,8 @@ class Pool:
             "draining": pipeline.smembers,
             "inbox": lambda key: pipeline.lrange(key, 0, -1),
             "replies": lambda key: pipeline.lrange(key, 0, -1),
+            "demands": pipeline.hgetall,
+            "orders": lambda key: pipeline.lrange(key, 0, -1),
         }
         kinds = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in found]
         for key, kind, _ in kinds:
@@ -325,6 +335,9 @@ def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
         return {member.decode(): score for member, score in answer}
     if kind == "deadlines":
         return {lane.decode(): float(deadline) for lane, deadline in answer.items()}
+    if kind == "demands":
+        pairs = {lane.decode(): known.decode().rpartition(" ") for lane, known in answer.items()}
+        return {lane: (worker, float(until)) for lane, (worker, _, until) in pairs.items()}
     if kind == "workers":
         return {member.decode() for member in answer}
     if kind in {"lanes", "draining"}:

@@ -3,6 +3,16 @@ freezes.
 
 The model knows which batches are in flight, what each worker believes to hold, and which replies must have come. Which
 worker gets a batch is read from Redis and checked for being allowed.
+
+Faults that were planted in the scripts of many models, each of which the machine finds: a demand for a lane
+that is served, without an end, with a life of zero, again while it lives, for a worker that is gone, for the
+last worker instead of the first, without its order, or that is not kept; a demand that a worker ends for
+another one, that does not end, that stays when its lane is served or its worker is gone, and one that ends
+with another worker; orders of a worker that is gone; a lane that is released while a batch waits or is leased
+in it, with one other worker too few or too many, with the worker itself counted as another one, or that stays
+in Redis; lanes in use without those whose batches are leased, or with a wrong count of workers; batches that
+are given back and stay, stay leased, stay in the inbox, return to the worker, are of the long run itself, or
+lose an attempt.
 """
 
 from __future__ import annotations
@@ -33,6 +43,7 @@ from tests.kit.state_machines import machine_settings
 LANES = ("l0", "l1", "l2")
 GATEWAYS = ("g0", "g1")
 WORKERS_MAX = 5
+DEMAND_MS = 60_000  # no test lasts that long: `outlive_a_demand` changes the time in Redis
 SOME_LANES = st.sets(st.sampled_from(LANES))
 
 
@@ -74,6 +85,14 @@ class Worker:
     alone: str = ""
 
 
+@dataclass
+class Demand:
+    """The order of a lane: its worker, and the time (ms, Redis clock) until which no other worker is ordered."""
+
+    worker: str
+    until_ms: float
+
+
 class ExchangeMachine(RuleBasedStateMachine):
     """Rules are what gateways, workers, the network and the operating system do."""
 
@@ -87,6 +106,8 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.workers: dict[str, Worker] = {}
         self.replies: dict[str, list[bytes]] = {gateway: [] for gateway in GATEWAYS}
         self.ended: list[str] = []
+        self.demands: dict[str, Demand] = {}
+        self.orders: dict[str, list[bytes]] = {}
         self.named = 0
 
     @initialize()
@@ -137,6 +158,45 @@ class ExchangeMachine(RuleBasedStateMachine):
             [worker] = [entry.worker for entry in self.snapshot.entries if entry.name == name]
             assert able[str(worker)] == min(able.values())
 
+    @rule(data=st.data(), lane=st.sampled_from(LANES))
+    def demand(self, data: st.DataObject, lane: str) -> None:
+        """A gateway has a version loaded."""
+        workers = data.draw(st.lists(st.sampled_from([*sorted(self.workers), "gone"]), max_size=4, unique=True))
+        self._demand(lane, workers)
+
+    def _demand(self, lane: str, workers: list[str]) -> None:
+        """Order the first of these workers that is alive, unless the lane is served or another one has the order."""
+        before = self.snapshot
+        self.named += 1
+        order = f"load {lane} {self.named}".encode()
+        expected = ("", False)
+        known, now = self.demands.get(lane), self._now_ms()
+        alive = [worker for worker in workers if worker in before.workers]
+        if not any(lane in lanes for lanes in before.lanes.values()):
+            if known is not None and known.until_ms > now and known.worker in before.workers:
+                expected = (known.worker, False)
+            elif alive:
+                expected = (alive[0], True)
+        assert self.pool.demand(lane, *workers, life_ms=DEMAND_MS, order=order) == expected
+        if expected[1]:
+            until_ms = self.pool.snapshot().demands[lane][1]
+            assert now + DEMAND_MS <= until_ms <= self._now_ms() + DEMAND_MS
+            self.demands[lane] = Demand(alive[0], until_ms)
+            self.orders.setdefault(alive[0], []).append(order)
+
+    def _now_ms(self) -> int:
+        seconds, micros = self.pool.redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    @precondition(lambda self: self.demands)
+    @rule(data=st.data())
+    def outlive_a_demand(self, data: st.DataObject) -> None:
+        """A load takes longer than the life of its demand: another worker is ordered."""
+        lane = data.draw(st.sampled_from(sorted(self.demands)))
+        self.pool.expire_demand(lane)
+        self.demands[lane].until_ms = 1
+        self._demand(lane, data.draw(st.permutations(sorted(self.workers))))
+
     @rule(gateway=st.sampled_from(GATEWAYS))
     def collect(self, gateway: str) -> None:
         assert self.pool.replies(gateway) == self.replies[gateway]
@@ -181,12 +241,18 @@ class ExchangeMachine(RuleBasedStateMachine):
                     again += 1
                     batch.attempt += not died
         assert result == (len(workers), again, given_up)
+        self._end_orders(workers)
         for name in workers:
             worker = self.workers[name]
             worker.known, worker.alone = False, ""
             if worker.dead:
                 del self.workers[name]
         self._in_any_order(workers)
+
+    def _end_orders(self, workers: set[str]) -> None:
+        """Workers are gone, and with them what they were ordered."""
+        self.demands = {lane: demand for lane, demand in self.demands.items() if demand.worker not in workers}
+        self.orders = {worker: orders for worker, orders in self.orders.items() if worker not in workers}
 
     def _in_any_order(self, workers: set[str]) -> None:
         """Batches of several workers are given up in no particular order."""
@@ -220,14 +286,19 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     def _hold(self, worker: Worker, lanes: set[str]) -> None:
         worker.lanes |= lanes
+        self._serve(worker, lanes)
+
+    def _serve(self, worker: Worker, lanes: set[str]) -> None:
         self.pool.worker(worker.name).add_lanes(sorted(lanes))
+        for lane in lanes:
+            self.demands.pop(lane, None)
 
     def _beat(self, worker: Worker) -> None:
         held = self.snapshot.lanes.get(worker.name, set())
         known = self.pool.worker(worker.name).beat(b"{}", LEASE_MS)
         assert known == (worker.known and bool(held))
         if not known:
-            self.pool.worker(worker.name).add_lanes(sorted(worker.lanes))
+            self._serve(worker, worker.lanes)
         worker.known = True
 
     def _awake(self, data: st.DataObject) -> Worker:
@@ -249,6 +320,70 @@ class ExchangeMachine(RuleBasedStateMachine):
         worker = self._awake(data)
         worker.lanes.discard(lane)
         self.pool.worker(worker.name).remove_lane(lane)
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), lane=st.sampled_from(LANES), others_min=st.integers(0, 2))
+    def release_unused(self, data: st.DataObject, lane: str, others_min: int) -> None:
+        """A worker unloads a version for want of memory: only if nobody calls it and enough others serve it."""
+        worker, before = self._awake(data), self.snapshot
+        consumer = self.pool.worker(worker.name)
+        others = sum(lane in lanes for name, lanes in before.lanes.items() if name != worker.name)
+        used = {entry.lane for entry in before.entries}
+        holders, in_use = consumer.lanes_in_use(LANES, LANES)
+        assert in_use == used
+        assert holders == {lane: sum(lane in lanes for lanes in before.lanes.values()) for lane in LANES}
+        assert consumer.release_lane(lane, others_min) == (lane not in used and others >= others_min)
+        if lane not in used and others >= others_min:
+            worker.lanes.discard(lane)
+
+    @rule(data=st.data(), lane=st.sampled_from(LANES), asks=st.booleans())
+    def give_back(self, data: st.DataObject, lane: str, asks: bool) -> None:
+        """A worker has a long run before it: others have what it leases besides."""
+        if not any(worker.awake and worker.hand for worker in self.workers.values()):
+            if len(self.workers) < WORKERS_MAX:
+                self.join({lane}, ["beat", "hold", "next"])
+            self.put(lane, GATEWAYS[0], 1, 1, 0.25)
+        has = [w for w in self.workers.values() if w.awake and (w.hand or self.snapshot.inbox.get(w.name))]
+        if not has:
+            return
+        worker = data.draw(st.sampled_from(has))
+        if not worker.hand:
+            worker.hand += self.pool.wait(worker.name)
+            self.snapshot = self.pool.snapshot()
+        if asks:
+            self._next(worker, [], len(worker.hand), 4)
+            self.snapshot = self.pool.snapshot()
+        running = worker.hand[: data.draw(st.integers(0, len(worker.hand)))]
+        given = set(self.snapshot.leased(worker.name)) - set(names(running))
+        assert self.pool.worker(worker.name).give_back(running) == len(given)
+        assert not given & set(self.pool.snapshot().leased(worker.name))
+
+    @precondition(lambda self: any(worker.awake and worker.name in self.orders for worker in self.workers.values()))
+    @rule(data=st.data(), outcome=st.sampled_from(["serves", "refuses", "loads"]))
+    def obey(self, data: st.DataObject, outcome: str) -> None:
+        """A worker takes the next order."""
+        name = data.draw(st.sampled_from(sorted(name for name in self.orders if self.workers[name].awake)))
+        worker, order = self.workers[name], self.orders[name].pop(0)
+        assert self.pool.worker(name).take_order(1) == order
+        if not self.orders[name]:
+            del self.orders[name]
+        lane = order.split()[1].decode()
+        if outcome == "serves":
+            self._hold(worker, {lane})
+        elif outcome == "refuses":
+            self._end_demand(name, lane)
+
+    @precondition(lambda self: self.demands and any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data())
+    def end_a_demand(self, data: st.DataObject) -> None:
+        """A worker ends the demand of a lane that may be another one's by now."""
+        self._end_demand(self._awake(data).name, data.draw(st.sampled_from(sorted(self.demands))))
+
+    def _end_demand(self, worker: str, lane: str) -> None:
+        own = lane in self.demands and self.demands[lane].worker == worker
+        assert self.pool.end_demand(lane, worker) == own
+        if own:
+            del self.demands[lane]
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data(), wanted=st.integers(0, 4), leased=st.integers(0, 1))
@@ -387,6 +522,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         worker.hand += consumer.take_inbox()
         self._next(worker, list(worker.hand), 0, 0)
         consumer.leave(ATTEMPTS_MAX)
+        self._end_orders({worker.name})
         del self.workers[worker.name]
 
     # What befalls them.
@@ -424,6 +560,7 @@ class ExchangeMachine(RuleBasedStateMachine):
                 del self.workers[worker.name]
         for expected in self.replies.values():
             expected.clear()
+        self.demands, self.orders = {}, {}
         for name, batch in list(self.batches.items()):
             del self.batches[name]
             self.named += 1
@@ -442,6 +579,9 @@ class ExchangeMachine(RuleBasedStateMachine):
             name: batch.attempt for name, batch in self.batches.items()
         }
         assert {gateway: replies for gateway, replies in self.replies.items() if replies} == snapshot.replies
+        assert {lane: (demand.worker, demand.until_ms) for lane, demand in self.demands.items()} == snapshot.demands
+        assert self.orders == snapshot.orders
+        assert not any(demand.worker not in snapshot.workers for demand in self.demands.values())
         for worker in self.workers.values():
             leased = {entry.key for entry in snapshot.entries if entry.worker == worker.name}
             has = {*keys(worker.hand), *snapshot.inbox.get(worker.name, ())}
