@@ -542,6 +542,17 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.workers[name].awake, self.workers[name].dead = False, True
         self._reclaimed({name}, self.pool.reclaim(name), died=True)
 
+    @precondition(lambda self: any(self.workers[one.worker].awake for one in self.demands.values()))
+    @rule(data=st.data())
+    def die_with_an_order(self, data: st.DataObject) -> None:
+        """Another worker can be ordered at once."""
+        ordered = {one.worker: lane for lane, one in self.demands.items() if self.workers[one.worker].awake}
+        name = data.draw(st.sampled_from(sorted(ordered)))
+        self.workers[name].awake, self.workers[name].dead = False, True
+        self._reclaimed({name}, self.pool.reclaim(name), died=True)
+        self.snapshot = self.pool.snapshot()
+        self._demand(ordered[name], data.draw(st.permutations(sorted(self.workers))))
+
     @precondition(lambda self: any(not worker.awake and not worker.dead for worker in self.workers.values()))
     @rule(data=st.data())
     def thaw(self, data: st.DataObject) -> None:

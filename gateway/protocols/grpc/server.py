@@ -39,6 +39,10 @@ QUIET_S = 0.5
 
 STREAMS_MAX = 1024  # concurrent calls of one connection
 WINDOW_BYTES = 65535  # bytes that a client may send of a call that is not being read
+#: Calls that have begun and wait for the event loop, over all connections. Each takes about 14 KiB, also if its client
+#: has reset it. Beyond, the library answers random ones with CANCELLED; by itself from 1,000 on, which a single client
+#: that resets its calls exceeds, to the cost of all others.
+PENDING_CALLS_MAX = 8 * STREAMS_MAX
 OTHER_CALLS_MAX = 256  # streams, health watches and unary calls beside inference requests
 KEEPALIVE_S = 60
 KEEPALIVE_TIMEOUT_S = 20
@@ -62,6 +66,8 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.per_message_decompression", 0),  # millstream.gateway.protocols.grpc.messages does it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
         ("grpc.max_allowed_incoming_connections", settings.client_connections_max),
         ("grpc.max_connection_age_ms", round(max_age_s(settings) * SECOND_MS)),
         ("grpc.max_connection_age_grace_ms", round(settings.grpc_age_grace_s * SECOND_MS)),
