@@ -24,7 +24,7 @@ from millstream.services.client.infer_codec import EncodedRequest
 from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.retry import Budget
-from millstream.services.client.transport import AwaitingTransport
+from millstream.services.client.transport import AwaitingTransport, announces
 from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
 
 
@@ -72,7 +72,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Prediction:
         budget = self._budget(timeout)
-        options = Options(version, outputs, request_id, parameters)
+        options = Options(version, outputs, request_id, parameters, announces())
         return await self._transport.run(inference.predict(model, inputs, options, self._signatures, budget), budget)
 
     async def infer(self, model: str, request: EncodedRequest, *, version: int | None = None) -> Reply:

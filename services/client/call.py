@@ -67,9 +67,10 @@ class Reply(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A wait between two calls."""
+    """A wait between two calls. `why`: for the log; empty: nothing is logged."""
 
     seconds: float
+    why: str = ""
 
 
 Steps = Generator[Call | Pause, Reply, T]

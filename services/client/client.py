@@ -25,7 +25,7 @@ from millstream.services.client.infer_codec import EncodedRequest
 from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.retry import Budget
-from millstream.services.client.transport import BlockingTransport, Connection
+from millstream.services.client.transport import BlockingTransport, Connection, announces
 from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
 
 TIMEOUT_S = 60.0
@@ -118,7 +118,7 @@ class Client:
             timeout: seconds; the server also stops working on the request then. None: the client's.
         """
         budget = self._budget(timeout)
-        options = Options(version, outputs, request_id, parameters)
+        options = Options(version, outputs, request_id, parameters, announces())
         return self._transport.run(inference.predict(model, inputs, options, self._signatures, budget), budget)
 
     def infer(self, model: str, request: EncodedRequest, *, version: int | None = None) -> Reply:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from millstream.services.client.call import Call, Reply, Steps, send
+from millstream.services.client.call import Call, Pause, Reply, Steps, send
 from millstream.services.client.documents import Metadata
 from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
-from millstream.services.client.models import metadata, v2_path
+from millstream.services.client.models import load_s, metadata, v2_path
 from millstream.services.client.replies import REQUEST_ID, document_of
 from millstream.services.client.retry import Budget
 from millstream.services.client.tensors import Array
@@ -54,12 +54,16 @@ class Prediction(dict[str, Array]):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a caller may say besides the inputs; `outputs` None: all outputs."""
+    """What a caller may say besides the inputs.
+
+    `outputs` None: all outputs. `announce`: log the load that the first call of a model waits for.
+    """
 
     version: int | None = None
     outputs: Sequence[str] | None = None
     request_id: str | None = None
     parameters: Mapping[str, Scalar] | None = None
+    announce: bool = False
 
 
 def predict(
@@ -69,6 +73,8 @@ def predict(
     key = (name, options.version)
     kept = signatures.get(key)
     signature = kept or (yield from _learn(key, signatures))
+    if kept is None and options.announce:
+        yield from _announce(key)
     try:
         return (yield from _predict(signature, inputs, options, budget))
     except Failure as failure:
@@ -78,6 +84,17 @@ def predict(
         if all(signature[part] == kept[part] for part in ("inputs", "outputs")):
             raise
     return (yield from _predict(signature, inputs, options, budget))
+
+
+def _announce(key: tuple[str, int | None]) -> Steps[None]:
+    """Log for how long the first call of a model waits, if it is not loaded."""
+    name, _ = key
+    try:
+        seconds = yield from load_s(*key)
+    except Failure:
+        return  # the call itself tells
+    if seconds:
+        yield Pause(0.0, f"{name} is loading, predicted {seconds:.3g} s: the call waits for it")
 
 
 def _learn(key: tuple[str, int | None], signatures: Signatures) -> Steps[Metadata]:

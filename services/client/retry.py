@@ -73,7 +73,7 @@ def with_retries(steps: Steps[T], retries: Retries, budget: Budget) -> Steps[T]:
         step = next(steps)
         while True:
             if isinstance(step, Pause):
-                yield Pause(max(0.0, min(step.seconds, budget.left_s())))
+                yield Pause(max(0.0, min(step.seconds, budget.left_s())), step.why)
                 step = steps.send(NO_REPLY)
                 continue
             try:
@@ -105,4 +105,4 @@ def _attempts(call: Call, retries: Retries, budget: Budget) -> Steps[Reply]:
         pause_s = retries.pause_s(failure, call, attempt)
         if pause_s is None or pause_s >= budget.left_s():
             raise failure
-        yield Pause(pause_s)
+        yield Pause(pause_s, f"{call.method} {call.path}: {failure.message}; sent again in {pause_s:.3g} s")

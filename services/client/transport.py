@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import random
 import ssl
@@ -25,9 +26,21 @@ from millstream.services.client.retry import Budget, Retries, with_retries
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.version import VERSION
 
+log = logging.getLogger("millstream.client")
+
 CONNECTIONS_MAX = 100
 KEEP_ALIVE_S = 60.0  # less than the server's MILLSTREAM_HTTP_KEEP_ALIVE_S, which would close a connection in use
 REPLY_BYTES_MAX = 2 << 30
+
+
+def announces() -> bool:
+    """Return whether the caller sees INFO lines of the client."""
+    return log.isEnabledFor(logging.INFO)
+
+
+def _log(pause: Pause) -> None:
+    if pause.why:
+        log.info("%s", pause.why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,7 @@ class BlockingTransport:
             while True:
                 reply = NO_REPLY
                 if isinstance(step, Pause):
+                    _log(step)
                     time.sleep(step.seconds)
                 else:
                     try:
@@ -134,6 +148,7 @@ class AwaitingTransport:
             while True:
                 reply = NO_REPLY
                 if isinstance(step, Pause):
+                    _log(step)
                     await asyncio.sleep(step.seconds)
                 else:
                     try:

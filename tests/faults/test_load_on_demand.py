@@ -22,7 +22,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
+from millstream import Client
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
@@ -42,12 +44,14 @@ CALLERS = 6
 ANSWERS_EACH = 3  # of each model, before and after each death of the worker
 DEATHS = 1
 REFUSALS = {429, 503, 504}
+VERTEX = "/v1/endpoints/1/deployedModels/2:predict"
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("demand")
-    with running_stack(folder, gateways=2) as stack:
+    settings = {"vertex_predict_route": VERTEX, "vertex_health_route": f"{VERTEX}-health", "sagemaker_model": "scale"}
+    with running_stack(folder, gateways=2, settings=settings) as stack:
         stack.push("scale", models.scale(folder / "scale.onnx"))
         stack.push("tokens", models.embeddings(folder / "tokens.onnx"))
         yield stack
@@ -136,6 +140,7 @@ CALLS: dict[str, Callable[[Stack], None]] = {
         lambda reply: reply == {"predictions": [[2.0, 2.0]]},
         {"X-Amzn-SageMaker-Target-Model": "scale"},
     ),
+    "vertex": partial(post, VERTEX, ROWS, lambda reply: reply == {"predictions": [[2.0, 2.0]]}, {}),
     "generate": partial(post, "/v2/models/scale/generate", {"x": [1.0, 1.0]}, lambda reply: "y" in reply, {}),
     "openai": partial(
         post,
@@ -153,6 +158,16 @@ def test_the_first_call_of_every_protocol_loads_the_model(stack: Stack, protocol
     put_on_standby(stack, name)
     CALLS[protocol](stack)
     wait_until(lambda: state(stack, name) == "ready", what="ready")
+
+
+def test_a_sequence_is_refused_and_loads_nothing(stack: Stack) -> None:
+    put_on_standby(stack, "scale")
+    assert stack.http.get(f"{VERTEX}-health").status_code == 200  # ready, as all health checks say
+    with triton.InferenceServerClient(stack.grpc) as client:
+        for _ in range(2):  # of both gateways
+            with pytest.raises(InferenceServerException, match="sequences are not supported"):
+                client.infer(*grpc_request(), sequence_id=7, sequence_start=True)
+    assert state(stack, "scale") == "standby"
 
 
 class Callers:
@@ -321,6 +336,28 @@ def test_the_command_says_that_a_model_is_being_loaded(stack: Stack) -> None:
         assert "waiting for long (loading, about 1" in shown
         assert "load_s" not in stack.http.get("/v2/models/long/ready").json()
     stack.http.delete("/admin/v1/models/long")
+
+
+def test_the_command_and_the_client_wait_for_a_load_longer_than_a_request(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = FolderRepository(stack.home / "repository")
+    config = ModelConfig(pools=("patient",), timeout_ms_default=500)
+    publish_simulated(repository, "patient", {"load_s": 2.0}, config=config)
+    with running_worker(stack, "patient"):
+        wait_until(partial(status, stack, "patient", 200), 60, "it answers")
+        put_on_standby(stack, "patient", "patient")
+        done = Millstream(stack.home).run("predict", "patient", "--example", "--endpoint", stack.url)
+        assert done.returncode == 0, done.stderr
+        assert "model 'patient' is loading, about" in done.stderr
+        assert "sent again in" in done.stderr
+        put_on_standby(stack, "patient", "patient")
+        with Client(stack.url) as client, caplog.at_level("INFO", "millstream.client"):
+            client.predict("patient", np.ones((1, 4), np.float32))
+            client.predict("patient", np.ones((1, 4), np.float32))
+        [line] = caplog.messages
+        assert line.startswith("patient is loading, predicted ")
+    stack.http.delete("/admin/v1/models/patient")
 
 
 def test_a_model_that_fails_to_load_is_refused_with_the_reason(stack: Stack) -> None:

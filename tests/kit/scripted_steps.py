@@ -37,6 +37,7 @@ class Script:
         self.call_s = call_s
         self.calls: list[Call] = []
         self.pauses: list[float] = []
+        self.logged: list[str] = []
         self.now = 1000.0
 
     def budget(self, timeout_s: float | None) -> Budget:
@@ -59,6 +60,7 @@ class Script:
             while True:
                 if isinstance(step, Pause):
                     self.pauses.append(step.seconds)
+                    self.logged += [step.why] if step.why else []
                     self.now += step.seconds
                     step = running.send(NO_REPLY)
                     continue

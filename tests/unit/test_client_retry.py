@@ -39,6 +39,12 @@ def test_a_refusal_with_retry_after_is_repeated_then_and_not_earlier(status):
     assert script.pauses == [2.0]
 
 
+def test_a_repeated_call_is_logged_for_callers_who_want_it():
+    script = Script(refusal(429, "model 'm' is loading, about 2 s", retry_after="2"), reply())
+    script.run(send(POST))
+    assert script.logged == ["POST /x: model 'm' is loading, about 2 s; sent again in 2 s"]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -14,11 +16,16 @@ from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, Version, server_address
 from millstream.services.errors import invalid
 
+#: Longest wait for the load of a model whose load takes longer than one request may wait.
+LOAD_WAIT_S_MAX = 900.0
+TOO_SLOW = 429
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from millstream.services.cli.example import Example
     from millstream.services.client.call import Reply
+    from millstream.services.client.client import Client
     from millstream.services.client.documents import Metadata
     from millstream.services.client.infer_codec import DecodedReply, EncodedRequest
     from millstream.services.client.tensors import Array
@@ -72,7 +79,7 @@ def _predict(
 ) -> None:
     """Send one request and print the reply; `source` None: an example."""
     from millstream.services.cli.inputs import read
-    from millstream.services.cli.terminal import duration, notices, working
+    from millstream.services.cli.terminal import working
     from millstream.services.client.client import Client
     from millstream.services.client.inference import decode
 
@@ -80,10 +87,7 @@ def _predict(
     with Client(server, retries=0) as client:
         request = _request(client.metadata(name, version), content, binary_outputs=not json_output)
         with working(f"waiting for {name}", quiet=json_output) as more:
-            load_s = client.load_s(name, version) if notices().is_interactive else 0.0
-            if load_s:
-                more(f"(loading, about {duration(load_s)})")
-            reply = client.infer(name, request.encoded, version=version)
+            reply = _answer(client, name, version, request.encoded, more)
     answer = decode(reply) if output is not None or not json_output else None
     if output is not None and answer is not None:
         _save(output, answer)
@@ -94,6 +98,33 @@ def _predict(
     if request.example is not None:
         _show_example(request.example, _url(server, name, version))
     _show(answer, output)
+
+
+def _answer(
+    client: Client, name: str, version: int | None, encoded: EncodedRequest, more: Callable[[str], None]
+) -> Reply:
+    """Send a request and return its reply. While the model is loading for longer than a request may wait, wait here."""
+    from millstream.services.cli.terminal import duration, notices
+    from millstream.services.client.errors import ServerError
+
+    until = time.monotonic() + LOAD_WAIT_S_MAX
+    while True:
+        load_s = client.load_s(name, version) if notices().is_interactive else 0.0
+        if load_s:
+            more(f"(loading, about {duration(load_s)})")
+        try:
+            return client.infer(name, encoded, version=version)
+        except ServerError as refusal:
+            again_s = refusal.retry_after_s
+            if refusal.status != TOO_SLOW or again_s is None or time.monotonic() + again_s > until:
+                raise
+            if not client.load_s(name, version):
+                raise  # it is loaded: too many requests wait for it
+            if notices().is_interactive:
+                more(f"(loading, about {duration(again_s)})")
+            else:
+                notices().print(f"{refusal.message}: sent again in {duration(again_s)}", markup=False)
+            time.sleep(again_s)
 
 
 def _request(metadata: Metadata, content: bytes | None, *, binary_outputs: bool) -> _Request:
