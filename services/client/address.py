@@ -44,7 +44,7 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
     if not endpoint and settings.endpoint:
         endpoint, source = settings.endpoint, "MILLSTREAM_ENDPOINT"
     if not endpoint:
-        endpoint = _url_of_home(settings.home)
+        endpoint = url_of_home(settings.home)
     secret = settings.admin_key.get_secret_value() if settings.admin_key else None
     if endpoint and "://" in endpoint:
         return ServerAddress(checked_url(endpoint, source), _checked_key(key or secret))
@@ -73,7 +73,7 @@ def _checked_key(key: str | None) -> str | None:
     return key or None
 
 
-def _url_of_home(home: Path) -> str | None:
+def url_of_home(home: Path) -> str | None:
     """Return the URL of the installation that runs in a home; None if none does."""
     try:
         return (home / "run" / "url").read_text().strip() or None

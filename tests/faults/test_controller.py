@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,8 +18,10 @@ import redis
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
+from tests.kit.command_line import Millstream
+from tests.kit.models import scale
 from tests.kit.redis_server import redis_server
-from tests.kit.stack import running_stack, sigstopped
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 WAIT_S = 60
@@ -34,18 +37,16 @@ class Controllers:
         self.keys = InstallationKeys("fleet")
         self.redis: redis.Redis = client(address)
 
+        self.settings: dict[str, object] = {"home": folder / "home", "installation_name": "fleet"}
+
     def start(self) -> subprocess.Popen[bytes]:
         log = self._folder / f"controller-{len(self._started)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "millstream.services.controller"],
                 env=os.environ
-                | {
-                    "MILLSTREAM_HOME": str(self._folder / "home"),
-                    "MILLSTREAM_REDIS_URL": self._address.url,
-                    "MILLSTREAM_INSTALLATION_NAME": "fleet",
-                    "MILLSTREAM_LOG_FORMAT": "json",
-                },
+                | {"MILLSTREAM_REDIS_URL": self._address.url, "MILLSTREAM_LOG_FORMAT": "json"}
+                | {f"MILLSTREAM_{name.upper()}": str(value) for name, value in self.settings.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -68,11 +69,14 @@ class Controllers:
         wait_until(lambda: self.said(process, "leads with token") >= times, WAIT_S, "leads")
         return self.token()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         for process in self._started:
             if process.poll() is None:
                 process.terminate()
                 assert process.wait(WAIT_S) == 0
+
+    def end(self) -> None:
+        self.stop()
         assert not self.redis.exists(self.keys.leader)
 
     def kill(self) -> None:
@@ -137,6 +141,47 @@ def test_a_redis_that_restarts_empty_has_a_leader_again_with_a_higher_token(tmp_
             controllers.end()
     finally:
         controllers.kill()
+
+
+def leader(stack: Stack) -> str:
+    """The name of the controller that leads; empty: none does."""
+    found = stack.http.get("/admin/v1/placement").json()["leader"]
+    return found["name"] if found else ""
+
+
+def doctor(stack: Stack) -> dict[str, Any]:
+    """What `millstream doctor` says about the controller."""
+    checks = Millstream(stack.home).json("doctor")["checks"]
+    [found] = [check for check in checks if check["name"] == "Controller"]
+    return dict(found)
+
+
+def test_a_controller_beside_a_stack_takes_over_from_one_that_is_frozen_or_killed(tmp_path):
+    with running_stack(tmp_path, controller=True, models={"scale": scale(tmp_path / "scale.onnx")}) as stack:
+        first = wait_until(lambda: leader(stack), what="leads")
+        said = doctor(stack)
+        assert (said["state"], said["detail"].split()[0]) == ("ok", first)
+        beside = Controllers(tmp_path, RedisAddress.unix(str(stack.socket)))
+        beside.settings = {"home": stack.home, "installation_name": stack.installation}
+        try:
+            second = beside.start()
+            wait_until(lambda: beside.said(second, "starts"), WAIT_S, "a second one")
+            pid = stack.pids()["controller"]
+            with sigstopped(pid):
+                wait_until(lambda: leader(stack) not in {"", first}, WAIT_S, "the second leads")
+                assert beside.said(second, "leads with token") == 1
+                assert doctor(stack)["detail"].split()[0] == leader(stack)
+                assert stack.http.patch("/admin/v1/models/scale", json={"instances_min": 1}).json()["warnings"] == []
+            second.kill()
+            wait_until(lambda: leader(stack) == first, WAIT_S, "the first leads again")
+            third = beside.start()
+            wait_until(lambda: beside.said(third, "starts"), WAIT_S, "a third one")
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: leader(stack) not in {"", first}, WAIT_S, "another one leads")
+            beside.stop()
+            wait_until(lambda: leader(stack), what="that of the stack leads")
+        finally:
+            beside.kill()
 
 
 def test_a_stack_replaces_a_dead_controller_and_serves_without_one(tmp_path):

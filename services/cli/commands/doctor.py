@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 State = Literal["ok", "warn", "fail"]
 _COLOURS: dict[State, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PYTHON_MIN = (3, 11)
+#: Longest wait for the installation that is asked who leads it.
+SERVER_S_MAX = 5.0
 #: files that a gateway opens besides its connections
 _OTHER_FILES = 256
 
@@ -36,8 +38,9 @@ class Check(NamedTuple):
 def doctor(json_output: Json = False) -> None:
     """Check this machine: Python, packages, ONNX Runtime, Redis, memory, limits, and the kernel's sandbox features.
 
-    Prints one line per check, and what to do about a problem. Exits with code 1 if a requirement is not met. Reads
-    the settings from MILLSTREAM_… variables.
+    If an installation runs with this home, or MILLSTREAM_ENDPOINT names one, says which controller leads it. Prints
+    one line per check, and what to do about a problem. Exits with code 1 if a requirement is not met. Reads the
+    settings from MILLSTREAM_… variables.
     """
     from millstream.services.cli.terminal import emit, escape, results, show_detail
 
@@ -60,7 +63,8 @@ def run_checks(settings: Settings) -> list[Check]:
     packages = _packages()
     redis = [] if missing_modules("worker") else _redis(settings)
     device = _device(settings)
-    return [*_python(), packages, *_runtime(), *device, *redis, *_memory(settings), *_files(settings), *_sandbox()]
+    machine = [*_python(), packages, *_runtime(), *device, *redis, *_memory(settings), *_files(settings), *_sandbox()]
+    return [*machine, *_controller(settings)]
 
 
 def _python() -> list[Check]:
@@ -152,6 +156,25 @@ def _files(settings: Settings) -> list[Check]:
         advice = f"ulimit -Hn {required}, or lower MILLSTREAM_CLIENT_CONNECTIONS_MAX"
         return [Check("Open files", "warn", detail, advice)]
     return [Check("Open files", "ok", detail)]
+
+
+def _controller(settings: Settings) -> list[Check]:
+    """Say who leads the installation that runs with this home, or that the settings name; nothing if there is none."""
+    from millstream.services.client.address import find_server, url_of_home
+    from millstream.services.client.client import Client
+
+    if not settings.endpoint and url_of_home(settings.home) is None:
+        return []
+    try:
+        with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:
+            leader = client.placement()["leader"]
+    except Failure as failure:
+        return [Check("Controller", "warn", failure.message, "nothing runs there, or it needs MILLSTREAM_ADMIN_KEY")]
+    if leader is not None:
+        return [Check("Controller", "ok", f"{leader['name']} leads, with token {leader['token']}")]
+    advice = "start `millstream up` without --no-controller, or python -m millstream.services.controller"
+    detail = "none leads: models are loaded at calls, and instances_min and idle_s have no effect"
+    return [Check("Controller", "warn", detail, advice)]
 
 
 def _sandbox() -> list[Check]:
