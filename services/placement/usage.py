@@ -18,7 +18,8 @@ GAP_S_MIN = 1.0  # gaps up to this are one bucket: calls of one burst, between w
 BUCKETS_PER_OCTAVE = 4
 BUCKET_MAX = 100  # about a year
 #: Weight of the prior, in calls: P(no call within a further h | none for a) = a0 / (a0 + h), where a0 = a + scale.
-PRIOR_CALLS = 1.0
+#: Three: with one, a model with one or two gaps, as most are, is judged by accident (docs/multi-model.md).
+PRIOR_CALLS = 3.0
 PRIOR_S = 60.0  # scale of the prior for a model without a gap; with gaps: their mean
 HALVE_AT = 64  # a histogram with this number of gaps is halved, so that it follows a model that changes its habits
 DEVIATION_GAIN = 0.25  # weight of the newest gap in mean and mean deviation

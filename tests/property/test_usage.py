@@ -68,8 +68,11 @@ def test_its_size_is_bounded(gaps_s):
 
 
 def test_a_burst_does_not_push_the_gaps_between_bursts_out():
-    usage = usage_of([600.0, 600.0, 600.0, *[0.01] * 10_000])
-    assert usage.next_use_probability(540.0, 70.0) > 0.6
+    three = [600.0, 600.0, 600.0]
+    expected = usage_of(three).next_use_probability(540.0, 70.0)
+    usage = usage_of([*three, *[0.01] * 10_000])
+    assert usage.next_use_probability(540.0, 70.0) == expected
+    assert expected > 4 * usage_of([600.0]).next_use_probability(1200.0, 70.0)
     assert usage.with_gap(0.01) is usage, "a gap in a long burst costs nothing"
 
 
