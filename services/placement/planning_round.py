@@ -200,6 +200,8 @@ class PlanningRound:
         held = sum(self.pool_of(worker) == pool for worker, _ in self.holders(version))
         if version.instances_max and held >= version.instances_max:
             return None
+        if free_only and need.load_bytes > self._most_spare_bytes[pool]:
+            return None
         offers = fleet.offers(version.content_id, need, self.now, limit=1, exclude=exclude)
         if isinstance(offers, Refusal):
             return None
@@ -292,6 +294,16 @@ class PlanningRound:
             for worker, _ in holders:
                 utilisations[worker] += version.calls_per_s * version.run_s / len(holders)
         return utilisations
+
+    @cached_property
+    def _most_spare_bytes(self) -> Mapping[str, float]:
+        """Pool -> bytes beyond SPARE_SHARE of its budget that the worker with most of them had free at the start."""
+        spare = dict.fromkeys((worker.pool for worker in self._workers.values()), -math.inf)
+        for worker in self._workers.values():
+            if not worker.draining:
+                free_bytes = worker.free_bytes - SPARE_SHARE * worker.budget_bytes
+                spare[worker.pool] = max(spare[worker.pool], free_bytes)
+        return spare
 
     @cached_property
     def _free_shares(self) -> Mapping[str, float]:

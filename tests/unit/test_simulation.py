@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.simulation.models import SimulatedModel, generated_models, read_models
 from millstream.services.placement.simulation.policies import POLICIES
 from millstream.services.placement.simulation.report import summary_of
@@ -34,9 +36,13 @@ def test_every_call_ends_in_one_way_and_no_budget_is_exceeded(name):
 
 
 def _check_budgets(simulator):
+    models = simulator._state.models
     for worker in simulator._state.workers:
         assert 0 <= worker.used_bytes <= worker.budget_bytes
-        held = sum(MODELS[model].footprint.resident_bytes for model in worker.instances)
+        for model, instance in worker.instances.items():
+            ready = instance.loaded_at < float("inf") and not worker.draining
+            assert (worker.index in simulator._state.holders[model]) == ready
+        held = sum(models[model].footprint.resident_bytes for model in worker.instances)
         assert held <= worker.used_bytes
 
 
@@ -60,8 +66,12 @@ def test_memory_for_everything_means_no_eviction():
     assert not outcome.refused
 
 
-def _model(name, size, load_s=1.0, pin=False):
-    return SimulatedModel(name, Footprint(size, 0, load_s, True), 0.01, pin)
+def _model(name, size, load_s=1.0, pin=False, run_s=0.01, instances_min=0, idle_s=0.0):
+    return SimulatedModel(name, Footprint(size, 0, load_s, True), run_s, pin, instances_min, idle_s=idle_s)
+
+
+def _held(simulator, model) -> int:
+    return sum(model in worker.instances for worker in simulator._state.workers)
 
 
 def _calls(*calls: tuple[float, int], end_s=1000.0):
@@ -102,8 +112,74 @@ def test_a_timer_finds_its_model_loaded_although_others_used_the_memory_meanwhil
     models = [_model("a", 60), _model("b", 60)]
     calls = [(at * 600.0 + 300.0 * model + 10, model) for at in range(60) for model in (0, 1)]
     outcome = Simulator(models, FleetOptions(1, 100), POLICIES["millstream"]).run(_calls(*calls, end_s=36_000.0))
-    assert outcome.prefetches >= 80
+    assert outcome.planned[OrderReason.PREFETCH] >= 80
     assert summary_of(outcome).hit_rate > 0.95
+
+
+def test_the_controller_keeps_instances_min_loaded_without_a_call():
+    models = [_model("a", 60, instances_min=2), _model("b", 60)]
+    simulator = Simulator(models, FleetOptions(3, 100), POLICIES["millstream"])
+    outcome = simulator.run(_calls((10.0, 1), (400.0, 0), (600.0, 0)))
+    assert outcome.hits == outcome.calls == 2
+    assert _held(simulator, 0) == 2
+
+
+def test_without_a_controller_nothing_is_loaded_ahead():
+    outcome = Simulator(
+        [_model("a", 60, instances_min=1)], FleetOptions(1, 100, round_s=0), POLICIES["millstream"]
+    ).run(_calls((400.0, 0), (600.0, 0)))
+    assert (outcome.hits, outcome.planned) == (1, {})
+
+
+def test_what_is_called_regularly_gets_a_second_instance_while_memory_is_plentiful():
+    calls = [(at * 600.0 + (at % 3) * 50 + 1, 0) for at in range(12)]
+    for memory_bytes, held in ((1000, 2), (110, 1)):
+        simulator = Simulator([_model("a", 100)], FleetOptions(2, memory_bytes), POLICIES["millstream"])
+        outcome = simulator.run(_calls(*calls, end_s=7200.0))
+        assert _held(simulator, 0) == held
+        assert outcome.planned[OrderReason.REGULAR] == 0 or memory_bytes == 1000
+
+
+def test_calls_that_one_instance_cannot_run_get_another_one():
+    calls = [(100 + at * 0.5, 0) for at in range(2000)]  # 2 calls a second of 0.4 s
+    simulator = Simulator([_model("a", 60, run_s=0.4)], FleetOptions(3, 100, runs=1), POLICIES["millstream"])
+    simulator.run(_calls(*calls, end_s=1100.0))
+    assert _held(simulator, 0) == 2
+
+
+def test_what_idles_is_unloaded_and_loaded_again():
+    models = [_model("a", 60, idle_s=100.0), _model("b", 10)]
+    outcome = Simulator(models, FleetOptions(1, 100), POLICIES["millstream"]).run(
+        _calls((300.0, 0), (320.0, 0), (500.0, 1), (700.0, 0), (720.0, 1))
+    )
+    assert outcome.planned[OrderReason.IDLE] == 1
+    assert len(outcome.cold_s) == 3
+    assert outcome.evictions == 0
+
+
+def test_a_worker_that_restarts_leaves_its_models_to_others():
+    """Two workers are replaced in turn every 200 s; models in use are loaded elsewhere when that begins."""
+    calls = sorted((300.0 + at * 5 + model, model) for at in range(300) for model in range(4))
+    counts = {}
+    for round_s in (10.0, 0.0):
+        options = FleetOptions(2, 1000, round_s=round_s, restart_s=200.0)
+        simulator = Simulator([_model(name, 60) for name in "abcd"], options, POLICIES["millstream"])
+        outcome = simulator.run(_calls(*calls, end_s=1800.0))
+        assert not outcome.refused
+        assert outcome.hits + len(outcome.cold_s) == outcome.calls
+        counts[round_s] = outcome.calls - outcome.hits
+        _check_budgets(simulator)
+    assert counts[10.0] <= counts[0.0]
+
+
+def test_a_gateway_that_sees_an_old_record_asks_another_worker():
+    """Until its record says so, a worker that has just filled up seems to be free."""
+    models = [_model("a", 60, pin=True), _model("b", 60, pin=True), _model("c", 60)]
+    simulator = Simulator(models, FleetOptions(2, 100), POLICIES["millstream"])
+    with patch.object(simulator._policy, "ordered"):  # the orders of another gateway
+        outcome = simulator.run(_calls((500.0, 0), (500.001, 1), (500.002, 2), (520.0, 0)))
+    assert outcome.loads == 2
+    assert outcome.refused == {RefusalKind.NOTHING_EVICTABLE: 1}
 
 
 def test_the_trace_has_the_published_statistics():
@@ -121,6 +197,7 @@ def test_bad_tables_are_refused_with_row_and_column():
         ([{"name": "a", "memory_bytes": "1"}] * 2, "'a' is there twice"),
         ([{"memory_bytes": "1"}], "row 1: a model needs a name"),
         ([{"name": "a", "memory_bytes": 1, "load_s": -1}], "load_s is -1"),
+        ([{"name": "a", "memory_bytes": 1, "instances_min": 3, "instances_max": 2}], "more than instances_max"),
         ([], "no model"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -10,6 +10,9 @@ from millstream.services.placement.simulation.models import SimulatedModel
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import PlacedInstance, WorkerView
 
+POOL = "cpu"  # of all simulated workers
+RATE_S = 20.0  # time constant of the mean of calls a second, as in services/controller/survey.py
+
 
 @dataclass(slots=True)
 class SimulatedInstance:
@@ -20,25 +23,36 @@ class SimulatedInstance:
     busy_until: float = 0.0
 
 
-@dataclass(slots=True)
-class Load:
-    """A load that a worker was ordered to make, and the instants of the calls that wait for it."""
+@dataclass(slots=True, eq=False)
+class QueuedLoad:
+    """A load that a worker was ordered to make and has not begun.
+
+    Args:
+        evict: whether it may unload others for it.
+    """
 
     model: int
-    waiting: list[float] = field(default_factory=list)
+    evict: bool = True
 
 
 @dataclass(slots=True)
 class SimulatedWorker:
-    """A worker: what it holds, what it is to load, and when each of its run slots is free."""
+    """A worker: what it holds, what it is to load, and when each of its run slots is free.
+
+    Args:
+        starts: how often its process was replaced.
+        draining: whether it stops soon.
+    """
 
     index: int
     budget_bytes: int
     free_at: list[float]
-    used_bytes: int = 0  # as `FleetState.count` counts it
+    used_bytes: int = 0
     instances: dict[int, SimulatedInstance] = field(default_factory=dict)
-    queue: deque[Load] = field(default_factory=deque)
+    queue: deque[QueuedLoad] = field(default_factory=deque)
     loads: int = 0  # in progress
+    starts: int = 0
+    draining: bool = False
 
     @property
     def name(self) -> str:
@@ -51,28 +65,27 @@ class FleetState:
     def __init__(self, models: list[SimulatedModel], workers: list[SimulatedWorker]) -> None:
         self.models = models
         self.workers = workers
-        self.holders = [-1] * len(models)  # the worker that has it ready; -1: none
+        self.holders: list[list[int]] = [[] for _ in models]  # the workers that have it ready
         self.usage: list[Usage] = [NO_USAGE] * len(models)
         self.last_used: list[float] = [-math.inf] * len(models)
+        self._rates: list[float] = [0.0] * len(models)  # calls a second at the last call
 
     def called(self, model: int, now: float) -> None:
         """Count a call in the habits of a model."""
         last = self.last_used[model]
         if last > -math.inf:
             self.usage[model] = self.usage[model].with_gap(now - last)
+        self._rates[model] = self.calls_per_s(model, now) + 1 / RATE_S
         self.last_used[model] = now
 
-    def count(self, worker: SimulatedWorker, now: float) -> None:
-        """Count what a worker uses: its instances, the largest peak of them, and what loads in progress take."""
-        resident_bytes = peak_bytes = 0
-        for model, one in worker.instances.items():
-            footprint = self.models[model].footprint
-            if one.loaded_at > now:
-                resident_bytes += footprint.load_bytes
-            else:
-                resident_bytes += footprint.resident_bytes
-                peak_bytes = max(peak_bytes, footprint.peak_bytes)
-        worker.used_bytes = resident_bytes + peak_bytes
+    def calls_per_s(self, model: int, now: float) -> float:
+        """Return the calls a second of a model in the last half minute."""
+        return self._rates[model] * math.exp((self.last_used[model] - now) / RATE_S)
+
+    def must_stay(self, model: int) -> bool:
+        """Whether no instance of a model may be unloaded."""
+        one = self.models[model]
+        return one.pin or len(self.holders[model]) <= one.instances_min > 0
 
     def view(self, worker: SimulatedWorker, now: float) -> WorkerView:
         """Return a worker as its record would show it."""
@@ -86,7 +99,7 @@ class FleetState:
                 one.loaded_at,
                 one.last_used,
                 in_use=one.busy_until > now,
-                pinned=models[model].pin,
+                pinned=self.must_stay(model),
                 usage=usage[model],
             )
         used_bytes = worker.used_bytes
@@ -95,4 +108,4 @@ class FleetState:
             name = models[load.model].name
             instances[name] = PlacedInstance(name, need, math.inf, now, in_use=True)
             used_bytes += need.load_bytes
-        return WorkerView(worker.name, "cpu", worker.budget_bytes, used_bytes, instances=instances)
+        return WorkerView(worker.name, POOL, worker.budget_bytes, used_bytes, worker.draining, instances)

@@ -21,6 +21,7 @@ LOAD_FIXED_S = 0.2
 MEDIAN_RUN_S, SIGMA_RUN = 0.015, 0.8
 #: of a model in a file that names its memory alone
 PEAK_SHARE = 0.1
+SETTINGS = ("instances_min", "instances_max", "idle_s")  # columns of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,18 @@ class SimulatedModel:
     Args:
         run_s: seconds that one call takes.
         pin: whether it stays loaded.
+        instances_min: instances that are always loaded.
+        instances_max: most instances; 0: no limit.
+        idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
     """
 
     name: str
     footprint: Footprint
     run_s: float
     pin: bool = False
+    instances_min: int = 0
+    instances_max: int = 0
+    idle_s: float = 0.0
 
 
 def generated_models(number: int, seed: int) -> list[SimulatedModel]:
@@ -56,7 +63,8 @@ def read_models(rows: Sequence[Mapping[str, Any]]) -> list[SimulatedModel]:
     """Return the models of a table. Raises ValueError, which names the row and the column.
 
     Args:
-        rows: `name` and `memory_bytes`, and maybe `peak_bytes`, `load_s`, `run_s`, `pin`.
+        rows: `name` and `memory_bytes`, and maybe `peak_bytes`, `load_s`, `run_s`, `pin`, `instances_min`,
+            `instances_max`, `idle_s`.
     """
     models = [_read_model(row, at) for at, row in enumerate(rows, 1)]
     names = [model.name for model in models]
@@ -76,6 +84,9 @@ def _read_model(row: Mapping[str, Any], at: int) -> SimulatedModel:
     if size is None or size < 1:
         raise ValueError(f"row {at}, model {name!r}: memory_bytes must be a number of bytes")
     peak, load_s, run_s = (_number(row, column, at) for column in ("peak_bytes", "load_s", "run_s"))
+    smallest, largest, idle_s = (_number(row, column, at) or 0.0 for column in SETTINGS)
+    if largest and smallest > largest:
+        raise ValueError(f"row {at}, model {name!r}: instances_min is more than instances_max")
     return SimulatedModel(
         name,
         Footprint(
@@ -86,6 +97,9 @@ def _read_model(row: Mapping[str, Any], at: int) -> SimulatedModel:
         ),
         MEDIAN_RUN_S if run_s is None else run_s,
         str(row.get("pin", "")).lower() in {"1", "true", "yes"},
+        int(smallest),
+        int(largest),
+        idle_s,
     )
 
 

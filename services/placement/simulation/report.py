@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.simulation.simulator import Outcome
 
 
@@ -19,6 +20,8 @@ class Summary:
         in_time_share: share of the calls that were answered within 100 ms beyond their run.
         refused: kind of refusal -> calls.
         expired: calls whose time was over before the answer.
+        prefetches: loads ahead of a call.
+        planned: reason -> orders of the controller, prefetches among them.
         memory_share: mean used share of the fleet's memory.
     """
 
@@ -35,6 +38,7 @@ class Summary:
     expired: int
     loads: int
     prefetches: int
+    planned: dict[str, int]
     evictions: int
     memory_share: float
 
@@ -56,7 +60,8 @@ def summary_of(outcome: Outcome) -> Summary:
         refused_calls=sum(outcome.refused.values()),
         expired=outcome.expired,
         loads=outcome.loads,
-        prefetches=outcome.prefetches,
+        prefetches=outcome.planned[OrderReason.PREFETCH],
+        planned={reason.value: number for reason, number in sorted(outcome.planned.items())},
         evictions=outcome.evictions,
         memory_share=float(np.mean(outcome.memory_shares)) if outcome.memory_shares else 0.0,
     )

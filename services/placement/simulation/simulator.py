@@ -1,19 +1,28 @@
 """Runs a trace against a fleet under a virtual clock. Pure.
 
-calls, loads that end, prefetches that are due ─> the earliest first ─> a policy decides ─> Outcome
+calls, loads that end, records, rounds of the controller, restarts ─> the earliest first ─> a policy decides ─> Outcome
 
 Simulated: the memory, loads in parallel, run slots and queues of each worker; calls that wait for a load within their
-deadline; refusals. Not simulated: the network, batches, failures. A load takes its model's load time, an unload none.
+deadline; refusals; the controller; records that show a change only when they are renewed; restarts of workers. Not
+simulated: the network, batches, failures. A load takes its model's load time, an unload none.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from millstream.services.placement.simulation.fleet_state import FleetState, Load, SimulatedInstance, SimulatedWorker
+from millstream.services.placement.planned import OrderReason
+from millstream.services.placement.simulation.fleet_state import (
+    FleetState,
+    QueuedLoad,
+    SimulatedInstance,
+    SimulatedWorker,
+)
 from millstream.services.placement.simulation.models import SimulatedModel
 from millstream.services.placement.simulation.policies import Policy
 from millstream.services.placement.simulation.traffic import Trace
@@ -22,6 +31,9 @@ from millstream.services.placement.views import Refusal, RefusalKind
 WARMUP_SHARE = 0.25  # of the trace, which is simulated but not counted: at the start nothing is loaded
 PROGRESS_CALLS = 20_000  # calls between two reports of progress
 SAMPLE_S = 300.0  # virtual time between two looks at the memory
+RECORD_S = 0.5  # interval at which a worker renews its record
+ROUND_S = 10.0  # between two rounds of the controller; a real one has a round every 2 s
+DRAIN_S = 10.0  # from the instant at which a worker takes no more work until its next process serves
 IN_TIME_S = 0.1  # a call is answered in time within this beyond its run
 
 
@@ -34,6 +46,8 @@ class FleetOptions:
         loads: loads that a worker makes at the same time.
         runs: runs that a worker makes at the same time.
         timeout_s: how long a call waits.
+        round_s: between two rounds of the controller; 0: there is no controller.
+        restart_s: after which the next worker is replaced, one after the other; 0: none is.
     """
 
     workers: int
@@ -41,6 +55,11 @@ class FleetOptions:
     loads: int = 1
     runs: int = 2
     timeout_s: float = 30.0
+    round_s: float = ROUND_S
+    restart_s: float = 0.0
+
+
+_NO_FREE_MEMORY = Refusal(RefusalKind.NOTHING_EVICTABLE, "no memory is free", 1.0)
 
 
 @dataclass(slots=True)
@@ -51,6 +70,7 @@ class Outcome:
         cold_s: seconds until the answer, of each call that found its model not loaded and was answered.
         refused: kind of refusal -> calls.
         expired: calls whose deadline passed while they waited.
+        planned: orders of the controller that were carried out, by reason.
         in_time: calls that were answered within IN_TIME_S beyond their run.
         memory_shares: used share of all memory, every SAMPLE_S.
     """
@@ -63,7 +83,7 @@ class Outcome:
     refused: Counter[RefusalKind] = field(default_factory=Counter)
     expired: int = 0
     loads: int = 0
-    prefetches: int = 0
+    planned: Counter[OrderReason] = field(default_factory=Counter)
     evictions: int = 0
     memory_shares: list[float] = field(default_factory=list)
 
@@ -82,10 +102,14 @@ class Simulator:
         self._options = options
         self._state = FleetState(models, workers)
         self._policy = policy(self._state, seed)
+        self._worker_of = {worker.name: worker for worker in workers}
+        self._model_of = {model.name: at for at, model in enumerate(models)}
         self.outcome = Outcome(self._policy.name)
-        self._events: list[tuple[float, int, int, int]] = []  # instant, number, worker (-1: prefetch), model
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []  # instant, number, what happens
         self._number = 0
-        self._loads: dict[int, Load] = {}  # model -> its load that waits or is in progress
+        self._loading: Counter[int] = Counter()  # model -> its loads that wait or are in progress
+        self._waiting: defaultdict[int, list[float]] = defaultdict(list)  # model -> instants of calls that wait for it
+        self._unpublished: set[int] = set()  # workers whose record is about to show a change
         self._counted = False
         self._last_refusal = RefusalKind.NOTHING_EVICTABLE
 
@@ -94,9 +118,12 @@ class Simulator:
         count_from = WARMUP_SHARE * trace.end_s
         sample_at = count_from
         calls = len(trace)
+        if self._policy.sees_records and self._options.round_s:
+            self._at(self._options.round_s, self._round)
+        if self._options.restart_s:
+            self._at(self._options.restart_s, partial(self._drain, 0))
         for at, (now, model) in enumerate(zip(trace.seconds.tolist(), trace.models.tolist(), strict=True)):
-            while self._events and self._events[0][0] <= now:
-                self._next_event()
+            self._advance(now)
             if now >= sample_at:
                 self._counted = True
                 self._sample()
@@ -108,96 +135,177 @@ class Simulator:
         progress(1.0)
         return self.outcome
 
-    def _next_event(self) -> None:
-        now, _, worker, model = heapq.heappop(self._events)
-        if worker < 0:
-            self._prefetch(model, now)
-        else:
-            self._loaded(self._state.workers[worker], model, now)
+    def _advance(self, now: float) -> None:
+        while self._events and self._events[0][0] <= now:
+            at, _, happen = heapq.heappop(self._events)
+            happen(at)
 
-    def _at(self, now: float, worker: int, model: int) -> None:
+    def _at(self, instant: float, happen: Callable[[float], None]) -> None:
         self._number += 1
-        heapq.heappush(self._events, (now, self._number, worker, model))
+        heapq.heappush(self._events, (instant, self._number, happen))
 
     def _call(self, model: int, now: float) -> None:
         state = self._state
         self.outcome.calls += self._counted
         state.called(model, now)
-        holder = state.holders[model]
-        if holder >= 0:
+        if state.holders[model]:
             self.outcome.hits += self._counted
-            self._run(state.workers[holder], model, now, now)
-        elif model in self._loads:
-            self._loads[model].waiting.append(now)
-        else:
-            self._cold_call(model, now)
-        expected_at = self._policy.next_prefetch(model)
-        if expected_at is not None and expected_at > now:
-            self._at(expected_at, -1, model)
-
-    def _cold_call(self, model: int, now: float) -> None:
-        chosen = self._policy.choose(model, now)
-        if isinstance(chosen, Refusal):
-            self._refuse(chosen.kind, 1)
-            return
-        load = self._order(model, chosen, now)
-        if self._state.models[model].footprint.load_s > self._options.timeout_s:
-            self._refuse(RefusalKind.TOO_SLOW, 1)  # it is loaded all the same, for the next call
-        elif load is not None:
-            load.waiting.append(now)
+            self._run(model, now, now)
+        elif self._loading[model] or self._order_for_calls(model, now):
+            self._wait(model, now)
         else:
             self._refuse(self._last_refusal, 1)
 
-    def _prefetch(self, model: int, now: float) -> None:
-        if self._state.holders[model] >= 0 or model in self._loads:
-            return
-        worker = self._policy.prefetch(model, now)
-        if worker is not None:
-            self.outcome.prefetches += self._counted
-            self._order(model, worker, now)
+    def _wait(self, model: int, now: float) -> None:
+        """Let a call wait for a load, unless it takes too long: the model is loaded all the same, for the next call."""
+        if self._state.models[model].footprint.load_s > self._options.timeout_s:
+            self._refuse(RefusalKind.TOO_SLOW, 1)
+        else:
+            self._waiting[model].append(now)
 
-    def _order(self, model: int, worker: int, now: float) -> Load | None:
-        """Order a worker to load a model; return None if it refuses at once."""
-        load = self._loads[model] = Load(model)
-        target = self._state.workers[worker]
-        target.queue.append(load)
-        self._begin_loads(target, now)
-        self._policy.changed(target, now)
-        return load if model in self._loads else None
+    def _order_for_calls(self, model: int, now: float) -> bool:
+        """Order a worker to load a model, and the next one if it refuses; return whether one loads it."""
+        refused: list[int] = []
+        for _ in range(self._policy.attempts):
+            chosen = self._policy.choose(model, now, refused)
+            if isinstance(chosen, Refusal):
+                if not refused:
+                    self._last_refusal = chosen.kind
+                return False
+            worker = self._state.workers[chosen]
+            self._policy.ordered(worker, model, now)
+            if self._order(worker, QueuedLoad(model), now):
+                return True
+            refused.append(chosen)
+        return False
+
+    def _order(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> bool:
+        """Order a worker to load a model; return whether it does."""
+        model = load.model
+        if worker.draining or model in worker.instances or any(one.model == model for one in worker.queue):
+            return False
+        worker.queue.append(load)
+        self._loading[model] += 1
+        self._begin_loads(worker, now)
+        self._changed(worker, now)
+        return load in worker.queue or model in worker.instances
 
     def _begin_loads(self, worker: SimulatedWorker, now: float) -> None:
         """Begin the loads that a worker has a slot for, or refuse them if it cannot make room."""
         while worker.queue and worker.loads < self._options.loads:
             load = worker.queue.popleft()
-            victims = self._policy.make_room(worker, load.model, now)
+            victims = self._make_room(worker, load, now)
             if isinstance(victims, Refusal):
-                del self._loads[load.model]
                 self._last_refusal = victims.kind
-                self._refuse(victims.kind, len(load.waiting))
+                self._lost(load.model, now)
                 continue
             for victim in victims:
                 self._unload(worker, victim)
+                self.outcome.evictions += self._counted
+            need = self._state.models[load.model].footprint
+            worker.used_bytes += need.load_bytes
             worker.loads += 1
             worker.instances[load.model] = SimulatedInstance(last_used=now)
-            self._state.count(worker, now)
             self.outcome.loads += self._counted
-            self._at(now + self._state.models[load.model].footprint.load_s, worker.index, load.model)
+            self._at(now + need.load_s, partial(self._loaded, worker, load.model, worker.starts))
+
+    def _make_room(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> Sequence[int] | Refusal:
+        need = self._state.models[load.model].footprint
+        if not load.evict and need.load_bytes > worker.budget_bytes - worker.used_bytes:
+            return _NO_FREE_MEMORY
+        return self._policy.make_room(worker, load.model, now)
+
+    def _lost(self, model: int, now: float) -> None:
+        """Count that a load will not end; calls that wait for it alone have another worker ordered, or are refused."""
+        self._loading[model] -= 1
+        calls = [] if self._loading[model] else self._waiting.pop(model, [])
+        if not calls:
+            return
+        if self._order_for_calls(model, now):
+            self._waiting[model] += calls
+        else:
+            self._refuse(self._last_refusal, len(calls))
 
     def _unload(self, worker: SimulatedWorker, model: int) -> None:
         del worker.instances[model]
-        self._state.holders[model] = -1
-        self.outcome.evictions += self._counted
+        if worker.index in self._state.holders[model]:
+            self._state.holders[model].remove(worker.index)
+        worker.used_bytes -= self._state.models[model].footprint.resident_bytes
 
-    def _loaded(self, worker: SimulatedWorker, model: int, now: float) -> None:
+    def _loaded(self, worker: SimulatedWorker, model: int, starts: int, now: float) -> None:
         """End a load: the calls that wait for it run, and the next load begins."""
+        if worker.starts != starts:
+            return  # its process was replaced
         worker.loads -= 1
+        worker.used_bytes -= self._state.models[model].footprint.peak_bytes
         worker.instances[model].loaded_at = now
-        self._state.count(worker, now)
-        self._state.holders[model] = worker.index
-        for called_at in self._loads.pop(model).waiting:
-            self._run(worker, model, called_at, now)
+        self._loading[model] -= 1
+        if not worker.draining:
+            self._state.holders[model].append(worker.index)
+            for called_at in self._waiting.pop(model, ()):
+                self._run(model, called_at, now)
         self._begin_loads(worker, now)
-        self._policy.changed(worker, now)
+        self._changed(worker, now)
+
+    def _changed(self, worker: SimulatedWorker, now: float) -> None:
+        """Have a worker's record show a change when it is renewed next."""
+        if not self._policy.sees_records or worker.index in self._unpublished:
+            return
+        self._unpublished.add(worker.index)
+        phase_s = RECORD_S * worker.index / len(self._state.workers)
+        beat = math.floor((now - phase_s) / RECORD_S) + 1
+        self._at(phase_s + beat * RECORD_S, partial(self._publish, worker))
+
+    def _publish(self, worker: SimulatedWorker, now: float) -> None:
+        self._unpublished.discard(worker.index)
+        self._policy.published(worker, now)
+
+    def _round(self, now: float) -> None:
+        """Carry out what the controller orders."""
+        for order in self._policy.round(now):
+            worker, model = self._worker_of[order.worker], self._model_of[order.content_id]
+            if order.do == "load":
+                done = self._order(worker, QueuedLoad(model, order.evict), now)
+            else:
+                done = self._unload_planned(worker, model, now)
+            if done and self._counted:
+                self.outcome.planned[order.reason] += 1
+        self._at(now + self._options.round_s, self._round)
+
+    def _unload_planned(self, worker: SimulatedWorker, model: int, now: float) -> bool:
+        """Unload a model if its worker may, by what it knows itself; return whether it does."""
+        instance = worker.instances.get(model)
+        if instance is None or instance.loaded_at > now or instance.busy_until > now:
+            return False
+        if not worker.draining and self._state.must_stay(model):
+            return False
+        self._unload(worker, model)
+        self._changed(worker, now)
+        return True
+
+    def _drain(self, index: int, now: float) -> None:
+        """Have a worker take no more work; a new process replaces it after DRAIN_S."""
+        worker = self._state.workers[index]
+        worker.draining = True
+        for model in worker.instances:
+            if index in self._state.holders[model]:
+                self._state.holders[model].remove(index)
+        self._changed(worker, now)
+        while worker.queue:
+            self._lost(worker.queue.popleft().model, now)
+        self._at(now + DRAIN_S, partial(self._replace, worker))
+        self._at(now + self._options.restart_s, partial(self._drain, (index + 1) % len(self._state.workers)))
+
+    def _replace(self, worker: SimulatedWorker, now: float) -> None:
+        loading = [model for model, one in worker.instances.items() if one.loaded_at == math.inf]
+        worker.instances.clear()
+        worker.used_bytes = worker.loads = 0
+        worker.starts += 1
+        worker.draining = False
+        worker.free_at = [now] * len(worker.free_at)
+        self._changed(worker, now)
+        for model in loading:
+            self._lost(model, now)
 
     def _refuse(self, kind: RefusalKind, calls: int) -> None:
         if self._counted and calls:
@@ -208,9 +316,11 @@ class Simulator:
         used_bytes = sum(worker.used_bytes for worker in self._state.workers)
         self.outcome.memory_shares.append(used_bytes / (options.memory_bytes * options.workers))
 
-    def _run(self, worker: SimulatedWorker, model: int, called_at: float, now: float) -> None:
-        """Run a call on the slot that is free first, and count its time."""
-        run_s = self._state.models[model].run_s
+    def _run(self, model: int, called_at: float, now: float) -> None:
+        """Run a call in the holder, on the slot, that is free first, and count its time."""
+        workers = self._state.workers
+        at = min(self._state.holders[model], key=lambda at: min(workers[at].free_at))
+        worker, run_s = workers[at], self._state.models[model].run_s
         slot = min(range(len(worker.free_at)), key=worker.free_at.__getitem__)
         end = max(now, worker.free_at[slot]) + run_s
         instance = worker.instances[model]
