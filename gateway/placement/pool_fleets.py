@@ -35,21 +35,32 @@ class PoolFleet:
     records: dict[str, WorkerRecord] = field(default_factory=dict)
     refusals: Mapping[str, Mapping[str, RefusalRecord]] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
+    _pinned: frozenset[str] = frozenset()
     _views: dict[str, WorkerView] = field(default_factory=dict)  # that the fleet's prices were made from
 
-    def update(self, records: Sequence[WorkerRecord], view_of: Callable[[WorkerRecord], WorkerView]) -> None:
-        """Follow the records: a worker whose instances, memory and state are as before keeps its price."""
+    def update(
+        self, records: Sequence[WorkerRecord], view_of: Callable[[WorkerRecord], WorkerView], pinned: frozenset[str]
+    ) -> None:
+        """Follow the records: a worker whose instances, memory and state are as before keeps its price.
+
+        Args:
+            records: of the live workers.
+            view_of: makes a view of a worker.
+            pinned: names of the models whose instances stay.
+        """
+        same_pins, self._pinned = pinned is self._pinned, pinned
         before, self.records = self.records, {one.id: one for one in records}
         for gone in before.keys() - self.records.keys():
             self._views.pop(gone, None)
             self.fleet.remove(gone)
         refusals: defaultdict[str, dict[str, RefusalRecord]] = defaultdict(dict)
         for record in records:
-            view = view_of(record)
             known = self._views.get(record.id)
-            if known is None or _differ(known, view):
-                self._views[record.id] = view
-                self.fleet.update(view)
+            if known is None or not same_pins or before.get(record.id) is not record:
+                view = view_of(record)
+                if known is None or _differ(known, view):
+                    self._views[record.id] = view
+                    self.fleet.update(view)
             for refusal in record.refusals:
                 refusals[refusal.content_id][record.id] = refusal
         self.refusals = refusals
@@ -83,7 +94,7 @@ class PoolFleets:
         if self._synced.get(pool) is not snapshot:
             self._group(snapshot)
             models, pinned = snapshot.models, self._pinned
-            fleet.update(self._workers_of.get(pool, []), lambda worker: self._views.of(worker, models, pinned))
+            fleet.update(self._workers_of.get(pool, []), lambda worker: self._views.of(worker, models, pinned), pinned)
             self._synced[pool] = snapshot
         return fleet
 

@@ -114,6 +114,8 @@ _add(
     plan,
     "millstream plan --models 500 --workers 4 --memory 8GiB",
     "millstream plan --models models.csv --trace calls.csv --workers 4 --memory 8GiB --compare",
+    "millstream plan --models server --trace calls.csv --memory 16GiB",
+    "millstream plan --models .millstream/repository --trace calls.csv --json",
 )
 _add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
 

@@ -19,7 +19,15 @@ from millstream.services.client import inference, models
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.call import Call, Reply, Steps, T, send
 from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike, connection_to
-from millstream.services.client.documents import EndpointSettings, ListedVersion, Metadata, Model, Placement, Version
+from millstream.services.client.documents import (
+    EndpointSettings,
+    ListedVersion,
+    Metadata,
+    Model,
+    Placement,
+    Version,
+    VersionStatistics,
+)
 from millstream.services.client.infer_codec import EncodedRequest
 from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
 from millstream.services.client.metrics_page import Metrics
@@ -157,6 +165,9 @@ class AsyncClient:
 
     async def placement(self, model: str | None = None) -> Placement:
         return await self._run(models.placement(model))
+
+    async def statistics(self) -> list[VersionStatistics]:
+        return await self._run(models.statistics())
 
     async def settings(self, model: str) -> EndpointSettings:
         return await self._run(models.settings(model))

@@ -20,7 +20,15 @@ from numpy.typing import ArrayLike
 from millstream.services.client import inference, models
 from millstream.services.client.address import ServerAddress, find_server
 from millstream.services.client.call import Call, Reply, Steps, T, send
-from millstream.services.client.documents import EndpointSettings, ListedVersion, Metadata, Model, Placement, Version
+from millstream.services.client.documents import (
+    EndpointSettings,
+    ListedVersion,
+    Metadata,
+    Model,
+    Placement,
+    Version,
+    VersionStatistics,
+)
 from millstream.services.client.infer_codec import EncodedRequest
 from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
 from millstream.services.client.metrics_page import Metrics
@@ -248,6 +256,10 @@ class Client:
     def placement(self, model: str | None = None) -> Placement:
         """Return which worker holds which version, and why; of one model, or all. Raises ModelNotFound."""
         return self._run(models.placement(model))
+
+    def statistics(self) -> list[VersionStatistics]:
+        """Return what each loaded version has run, over all gateways (Triton's statistics)."""
+        return self._run(models.statistics())
 
     def settings(self, model: str) -> EndpointSettings:
         """Return where and how often a model is loaded. Raises ModelNotFound."""

@@ -178,6 +178,37 @@ class Placement(TypedDict):
     next_page_token: str | None
 
 
+class Duration(TypedDict):
+    """A number of events, and their total time in nanoseconds."""
+
+    count: int
+    ns: int
+
+
+class RequestStatistics(TypedDict):
+    """Requests of a version; the members that the client uses."""
+
+    success: Duration
+
+
+class BatchStatistics(TypedDict):
+    """Runs of one batch size."""
+
+    batch_size: int
+    compute_infer: Duration
+
+
+class VersionStatistics(TypedDict):
+    """What one version has run since it was loaded, over all gateways. `inference_count`: rows."""
+
+    name: str
+    version: str
+    inference_count: int
+    execution_count: int
+    inference_stats: RequestStatistics
+    batch_stats: list[BatchStatistics]
+
+
 class Model(TypedDict):
     """A model and its versions, the oldest first. `serving`: the version that answers; None: none does."""
 

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from millstream.services.client.call import Call, Pause, Steps, send
-from millstream.services.client.documents import EndpointSettings, ListedVersion, Metadata, Model, Placement, Version
+from millstream.services.client.documents import (
+    EndpointSettings,
+    ListedVersion,
+    Metadata,
+    Model,
+    Placement,
+    Version,
+    VersionStatistics,
+)
 from millstream.services.client.errors import ServerError, Timeout, VersionFailed
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.replies import document_of
@@ -199,6 +207,11 @@ def placement(name: str | None) -> Steps[Placement]:
 def _placement_page(query: dict[str, str]) -> Steps[dict[str, Any]]:
     reply = yield from send(Call("GET", "/admin/v1/placement", query=query, repeatable=True))
     return document_of(reply, "leader", "workers", "models", "next_page_token")
+
+
+def statistics() -> Steps[list[VersionStatistics]]:
+    document = yield from get_json("/v2/models/stats", "model_stats")
+    return cast("list[VersionStatistics]", document["model_stats"])
 
 
 def settings(name: str) -> Steps[EndpointSettings]:

@@ -93,6 +93,13 @@ class Footprints:
             return known.footprint
         return predicted
 
+    def kinds(self, manifest: Manifest) -> list[str]:
+        """Return the kinds of instances that were measured for a version."""
+        self.measured(manifest, "")
+        with self._lock:
+            _, document = self._known.get(manifest.content_id, (-1, {}))
+            return [kind for kind, one in document.items() if one.measured]
+
     def measured(self, manifest: Manifest, kind: str) -> Measured | None:
         """Return what was written for the version; None: nothing."""
         folder = self._folder / manifest.model

@@ -1,6 +1,6 @@
-"""The study of docs/multi-model.md: 200 workers, 5,000 models, three policies, one seed; writes its table and plot.
+"""The study of docs/multi-model.md: 200 workers, 5,000 models, three policies, several seeds; writes table and plot.
 
-python -m tests.bench.placement_study [--workers N] [--models N] [--hours H] [--memory-gib G] [--seed N]
+python -m tests.bench.placement_study [--workers N] [--models N] [--hours H] [--memory-gib G] [--seeds N …]
 """
 
 from __future__ import annotations
@@ -8,92 +8,219 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from millstream.gateway.catalog.snapshot import Snapshot, VersionView
+from millstream.gateway.placement.decision import ColdVersion, decide
+from millstream.gateway.placement.pool_fleets import PoolFleets
 from millstream.services.placement.fleet import Fleet
-from millstream.services.placement.simulation.models import generated_models
+from millstream.services.placement.simulation.models import SimulatedModel, generated_models
 from millstream.services.placement.simulation.policies import POLICIES
 from millstream.services.placement.simulation.report import Summary, summary_of
 from millstream.services.placement.simulation.simulator import FleetOptions, Simulator
 from millstream.services.placement.simulation.traffic import generated_trace
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import PlacedInstance, Refusal, WorkerView
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+from tests.kit.versions import publish
 
 ROOT = Path(__file__).parents[2]
 PAGE, PLOT = ROOT / "docs/multi-model.md", ROOT / "docs/placement-study.svg"
 BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
 COLOURS = {"millstream": "#1a7f37", "byte LRU": "#bc4c00", "count LRU": "#6e7781"}
+#: HORIZON_S was chosen with seed 1, PRIOR_CALLS with 101 to 108.
+SEEDS = (11, 12, 13)
+SMALL_SEEDS = tuple(range(201, 221))
 DECISIONS = 20_000
+HELD = 10  # instances in each worker, for the rates of decisions
+BASE_BYTES = 2**27
 
 
-def simulated(task: tuple[str, argparse.Namespace]) -> tuple[Summary, list[float]]:
+class Case(NamedTuple):
+    """A small case of the study."""
+
+    models: int
+    workers: int
+    memory_gib: float
+    hours: float
+
+
+SMALL = (Case(60, 2, 2, 1), Case(60, 3, 2, 1), Case(60, 4, 2, 1), Case(400, 12, 1, 2), Case(400, 12, 2, 2))
+
+
+class Task(NamedTuple):
+    """One run of a policy."""
+
+    policy: str
+    case: Case
+    seed: int
+
+
+def simulated(task: Task) -> tuple[Summary, list[float]]:
     """Return what a policy does, and the times of its cold calls."""
-    name, options = task
-    models = generated_models(options.models, options.seed)
-    trace = generated_trace(options.models, options.hours, options.seed)
-    fleet = FleetOptions(options.workers, int(options.memory_gib * 2**30))
-    outcome = Simulator(models, fleet, POLICIES[name], options.seed).run(trace)
+    case = task.case
+    models = generated_models(case.models, task.seed)
+    trace = generated_trace(case.models, case.hours, task.seed)
+    fleet = FleetOptions(case.workers, int(case.memory_gib * 2**30))
+    outcome = Simulator(models, fleet, POLICIES[task.policy], task.seed).run(trace)
     return summary_of(outcome), outcome.cold_s
 
 
-def decisions_per_s(options: argparse.Namespace) -> float:
+def decisions_per_s(case: Case, seed: int) -> float:
     """Return the placements that a fleet decides in a second of CPU time, each with the worker's new price."""
-    models = generated_models(options.models, options.seed)
-    fleet, held = Fleet(), [models[at :: options.workers][:10] for at in range(options.workers)]
-    usage = NO_USAGE
+    models = generated_models(case.models, seed)
+    fleet, usage = Fleet(), NO_USAGE
     for gap_s in (30.0, 400.0, 90.0, 700.0, 60.0):
         usage = usage.with_gap(gap_s)
-    for at, some in enumerate(held):
+    for at in range(case.workers):
+        some = models[at :: case.workers][:HELD]
         instances = {
             one.name: PlacedInstance(one.name, one.footprint, 0.0, 900.0 - number * 40, usage=usage)
             for number, one in enumerate(some)
         }
         used_bytes = sum(one.footprint.resident_bytes for one in some)
-        fleet.update(WorkerView(f"worker-{at}-0", "cpu", used_bytes + 2**27, used_bytes, instances=instances))
-    began = time.process_time()
-    for at in range(DECISIONS):
+        fleet.update(WorkerView(f"worker-{at}-0", "cpu", used_bytes + BASE_BYTES, used_bytes, instances=instances))
+
+    def decision(at: int) -> None:
         model = models[at % len(models)]
         chosen = fleet.choose(model.name, model.footprint, 1000.0 + at / DECISIONS)
         assert not isinstance(chosen, Refusal)
         fleet.update(fleet[chosen[0]])  # as after a load: its price is made anew
+
+    return rate_of(decision)
+
+
+def gateway_decisions_per_s(case: Case, seed: int) -> float:
+    """Return the cold calls that a gateway decides in a second of CPU time, from records; each changes one worker."""
+    models = generated_models(case.models, seed)
+    records = [record_of(at, models[at :: case.workers][:HELD]) for at in range(case.workers)]
+    fleets = PoolFleets(lambda _manifest, _worker: models[0].footprint)
+    with tempfile.TemporaryDirectory() as folder:
+        standby = publish(FolderRepository(Path(folder)), "m", 1)
+
+    def decision(at: int) -> None:
+        changed = at % len(records)  # a new snapshot, in which one worker has changed
+        records[changed] = records[changed].model_copy(update={"used_bytes": BASE_BYTES * (1 + at % 2)})
+        workers = fleets.of(Snapshot({}, tuple(records)), "cpu")
+        version = VersionView(standby, State.STANDBY, None, (), on_demand=True)
+        footprint = models[at % len(models)].footprint
+        assert not isinstance(decide(ColdVersion(version, "cpu", workers, "", footprint, 1000.0)), Refusal)
+
+    return rate_of(decision)
+
+
+def record_of(at: int, models: Sequence[SimulatedModel]) -> WorkerRecord:
+    """Return the record of a worker that holds `models`."""
+    instances = tuple(
+        InstanceRecord(
+            content_id=one.name,
+            model=one.name,
+            version=1,
+            state=State.READY,
+            resident_bytes=one.footprint.resident_bytes,
+            load_s=one.footprint.load_s,
+            loaded_at=1.0,
+            last_used=900.0 - 40 * number,
+        )
+        for number, one in enumerate(models)
+    )
+    used_bytes = sum(one.footprint.resident_bytes for one in models)
+    return WorkerRecord(
+        id=f"worker-{at}-0",
+        pool="cpu",
+        device="cpu",
+        backend="onnxruntime",
+        pid=1,
+        host="h",
+        started=0.0,
+        budget_bytes=used_bytes + BASE_BYTES,
+        used_bytes=used_bytes,
+        instances=instances,
+    )
+
+
+def rate_of(decision: Callable[[int], None]) -> float:
+    """Return the decisions in a second of CPU time."""
+    began = time.process_time()
+    for at in range(DECISIONS):
+        decision(at)
     return DECISIONS / (time.process_time() - began)
 
 
-def table_of(summaries: Sequence[Summary], rate: float, options: argparse.Namespace) -> str:
-    """Return the table of the study, in Markdown."""
+def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """Return "median (least to most)"."""
+    low, high = form(min(values)), form(max(values))
+    middle = form(float(np.median(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def table_of(summaries: Sequence[Sequence[Summary]], seeds: Sequence[int], case: Case) -> list[str]:
+    """Return the table of the study, in Markdown: median and range of the seeds, for each policy."""
+    calls = spread([one.calls for one in summaries[0]], lambda value: f"{value:,.0f}")
     rows = [
         (
-            f"`make plan-study` (seed {options.seed}): {options.workers} workers of {options.memory_gib:g} GiB, "
-            f"{options.models:,} models, {options.hours:g} hours, of"
+            f"`make plan-study`: {case.workers} workers of {case.memory_gib:g} GiB, {case.models:,} models, "
+            f"{case.hours:g} hours, of"
         ),
-        f"which the first quarter is not counted; {summaries[0].calls:,} calls are.",
+        f"which the first quarter is not counted; {calls} calls are. Median and range of the seeds",
+        f"{', '.join(map(str, seeds))}, which no constant was chosen with.",
         "",
         (
             "| policy | hit rate | calls without a loaded model | cold p50 | cold p99 | within 100 ms + run "
-            "| refused or late | loads | prefetched | evictions | memory used |"
+            "| refused or late | loads | of them ahead of a call | evictions | memory used |"
         ),
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    rows += [
-        f"| {one.policy} | {one.hit_rate:.2%} | {one.calls - one.hits:,} | {one.cold_p50_s:.2f} s | "
-        f"{one.cold_p99_s:.2f} s | {one.in_time_share:.2%} | {one.refused_calls + one.expired:,} | {one.loads:,} | "
-        f"{one.prefetches:,} | {one.evictions:,} | {one.memory_share:.0%} |"
-        for one in summaries
-    ]
-    rows += [
-        "",
-        "![Cold calls that took longer than a time, by policy](placement-study.svg)",
+    figures: tuple[tuple[Callable[[Summary], float], Callable[[float], str]], ...] = (
+        (lambda one: one.hit_rate, lambda value: f"{value:.2%}"),
+        (lambda one: one.calls - one.hits, lambda value: f"{value:,.0f}"),
+        (lambda one: one.cold_p50_s, lambda value: f"{value:.2f} s"),
+        (lambda one: one.cold_p99_s, lambda value: f"{value:.2f} s"),
+        (lambda one: one.in_time_share, lambda value: f"{value:.2%}"),
+        (lambda one: one.refused_calls + one.expired, lambda value: f"{value:,.0f}"),
+        (lambda one: one.loads, lambda value: f"{value:,.0f}"),
+        (lambda one: one.prefetches, lambda value: f"{value:,.0f}"),
+        (lambda one: one.evictions, lambda value: f"{value:,.0f}"),
+        (lambda one: one.memory_share, lambda value: f"{value:.0%}"),
+    )
+    for of_policy in summaries:
+        cells = [spread([figure(one) for one in of_policy], form) for figure, form in figures]
+        rows.append(f"| {of_policy[0].policy} | {' | '.join(cells)} |")
+    return rows
+
+
+def small_table_of(results: dict[Case, list[tuple[Summary, Summary]]]) -> list[str]:
+    """Return the table of small cases: cold calls of Millstream and byte LRU, seed by seed."""
+    rows = [
+        (
+            f"Small fleets, {len(SMALL_SEEDS)} seeds each ({SMALL_SEEDS[0]} to {SMALL_SEEDS[-1]}), calls without a "
+            "loaded model:"
+        ),
         "",
         (
-            f"Deciding: {rate:,.0f} placements a second of one core, at {options.workers} "
-            f"workers and {options.models:,} models."
+            "| models | workers | hours | Millstream, median | byte LRU, median "
+            "| Millstream / byte LRU, median and range | seeds with fewer | refused, Millstream and byte LRU |"
         ),
+        "|---|---|---|---|---|---|---|---|",
     ]
-    return "\n".join(rows)
+    for case, pairs in results.items():
+        cold = [(one.calls - one.hits, other.calls - other.hits) for one, other in pairs]
+        ratios = [(one + 1) / (other + 1) for one, other in cold]
+        refused = [sum(pair[at].refused_calls for pair in pairs) for at in (0, 1)]
+        rows.append(
+            f"| {case.models} | {case.workers} of {case.memory_gib:g} GiB | {case.hours:g} | "
+            f"{np.median([one for one, _ in cold]):,.0f} | {np.median([other for _, other in cold]):,.0f} | "
+            f"{spread(ratios, lambda value: f'{value:.2f}')} | {sum(ratio < 1 for ratio in ratios)} of {len(ratios)} | "
+            f"{refused[0]:,} and {refused[1]:,} |"
+        )
+    return rows
 
 
 def plot_of(times: dict[str, list[float]], calls: int) -> str:
@@ -140,21 +267,47 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=5000)
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--memory-gib", type=float, default=2.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--print", action="store_true", help="print the table, write no file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--print", action="store_true", help="print the tables, write no file")
     options = parser.parse_args()
-    rate = decisions_per_s(options)
-    with multiprocessing.get_context("spawn").Pool(len(POLICIES)) as pool:
-        results = pool.map(simulated, [(name, options) for name in POLICIES])
-    summaries = [summary for summary, _ in results]
-    table = table_of(summaries, rate, options)
-    print(table)
+    case = Case(options.models, options.workers, options.memory_gib, options.hours)
+    rates = decisions_per_s(case, options.seeds[0]), gateway_decisions_per_s(case, options.seeds[0])
+    tasks = [Task(name, case, seed) for name in POLICIES for seed in options.seeds]
+    small = [Task(name, one, seed) for one in SMALL for seed in SMALL_SEEDS for name in ("millstream", "byte-lru")]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        results = pool.map(simulated, tasks, chunksize=1)
+        found = dict(zip(small, (summary for summary, _ in pool.map(simulated, small)), strict=True))
+    number = len(options.seeds)
+    by_policy = [results[at : at + number] for at in range(0, len(results), number)]
+    summaries = [[summary for summary, _ in of_policy] for of_policy in by_policy]
+    pairs = {
+        one: [(found[Task("millstream", one, seed)], found[Task("byte-lru", one, seed)]) for seed in SMALL_SEEDS]
+        for one in SMALL
+    }
+    text = "\n".join(
+        [
+            *table_of(summaries, options.seeds, case),
+            "",
+            "![Cold calls that took longer than a time, by policy](placement-study.svg)",
+            "",
+            *small_table_of(pairs),
+            "",
+            (
+                f"Deciding: {rates[0]:,.0f} placements a second of one core, at {case.workers} workers and "
+                f"{case.models:,} models; in a gateway,"
+            ),
+            f"from a new snapshot of the workers' records each, {rates[1]:,.0f}.",
+        ]
+    )
+    print(text)
     if options.print:
         return
-    PLOT.write_text(plot_of({summary.policy: cold_s for summary, cold_s in results}, summaries[0].calls))
+    times = {of_policy[0][0].policy: [cold_s for _, one in of_policy for cold_s in one] for of_policy in by_policy}
+    PLOT.write_text(plot_of(times, sum(summary.calls for summary in summaries[0])))
     page = PAGE.read_text()
     head, rest = page.split(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}")
+    PAGE.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,48 @@ def test_each_worker_and_each_version_is_listed(stack):
     ]
 
 
+def test_a_plan_is_made_from_the_running_server_or_its_repository(stack, tmp_path):
+    command = Millstream(stack.home)
+    trace = tmp_path / "calls.csv"
+    trace.write_text("model,seconds\n" + "".join(f"{('first', 'second')[at % 2]},{at * 20}\n" for at in range(100)))
+    server = ("plan", "--models", "server", "--endpoint", stack.url, "--trace", trace)
+    [worker] = placement(stack)["workers"]
+    configure(stack, "first", instances_min=1)
+    with Client(stack.url) as client:
+        counts = [one["inference_stats"]["success"]["count"] for one in client.statistics()]
+    assert len(counts) == 2
+    found = command.json(*server)
+    assert (found["models"], found["models_measured"], found["workers"]) == (2, 2, 1)
+    assert found["models_bytes"] == sum(one["size_bytes"] for one in worker["instances"])
+    held_bytes = found["models_bytes"] + max(one["peak_bytes"] for one in worker["instances"])
+    assert found["memory_bytes"] <= worker["budget_bytes"] - held_bytes
+    assert found["policies"][0]["calls"] == 75
+    assert found["policies"][0]["planned"].get("minimum", 0) == 0, "it was loaded before the counted part"
+    larger = command.json(*server, "--workers", 3, "--memory", "4GiB")
+    assert (larger["workers"], larger["memory_bytes"]) == (3, 4 << 30)
+
+    for folder in (stack.home, stack.home / "repository"):
+        read = command.json("plan", "--models", folder, "--trace", trace)
+        assert (read["models"], read["models_measured"]) == (2, 2)
+        assert (read["workers"], read["memory_bytes"]) == (2, 8 << 30)
+    shown = command.ok("plan", "--models", stack.home, "--trace", trace, "--memory", "1GiB")
+    assert shown.startswith("2 models take ")
+    configure(stack, "first", instances_min=None)
+
+
+def test_a_plan_that_cannot_be_made_says_why(stack, tmp_path):
+    command = Millstream(stack.home)
+    assert "no folder 'models'" in command.fails("plan", "--models", tmp_path, code=2)
+    (tmp_path / "models").mkdir()
+    assert "no model of it serves" in command.fails("plan", "--models", tmp_path, code=2)
+    trace = tmp_path / "calls.csv"
+    trace.write_text("model,seconds\nthird,1\n")
+    server = ("plan", "--models", "server", "--endpoint", stack.url)
+    assert "row 1: there is no model 'third'" in command.fails(*server, "--trace", trace, code=2)
+    nobody = command.fails("plan", "--models", "server", "--endpoint", "http://127.0.0.1:9", code=1)
+    assert "127.0.0.1:9" in nobody
+
+
 def test_one_model_and_pages(stack):
     only = placement(stack, model="second")
     assert [one["model"] for one in only["models"]] == ["second"]

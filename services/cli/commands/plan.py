@@ -14,27 +14,43 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Json
+from millstream.services.cli.options import Endpoint, Json, Key, server_address
 
 if TYPE_CHECKING:
+    from millstream.services.cli.plan_models import KnownModels
     from millstream.services.placement.simulation.models import SimulatedModel
     from millstream.services.placement.simulation.report import Summary
+    from millstream.services.placement.simulation.simulator import FleetOptions
     from millstream.services.placement.simulation.traffic import Trace
 
 T = TypeVar("T")
-GENERATED = "generated"
+GENERATED, SERVER = "generated", "server"
+WORKERS, MEMORY = 2, "8GiB"
+#: what the controller orders, for people
+REASONS = {
+    "minimum": "loads for instances_min",
+    "drain": "loads and unloads for restarts",
+    "load": "further instances",
+    "regular": "second instances",
+    "prefetch": "loads ahead of a call",
+    "spread": "moves",
+    "idle": "unloads of what idles",
+    "surplus": "unloads of surplus",
+}
 MODELS_MAX = 100_000
 FILE_BYTES_MAX = 1 << 30
 
 
 def plan(
+    context: typer.Context,
     models: Annotated[
         str,
         typer.Option(
             "--models",
-            metavar="FILE|N",
+            metavar="FILE|server|FOLDER|N",
             help="Table of models (CSV, or a JSON list) with the columns name, memory_bytes, and maybe peak_bytes, "
-            "load_s, run_s, pin; or a number of models to make up.",
+            "load_s, run_s, pin, instances_min, instances_max, idle_s; `server`: those of a running server; a "
+            "repository's folder; or a number of models to make up.",
         ),
     ] = "500",
     trace: Annotated[
@@ -47,11 +63,20 @@ def plan(
         ),
     ] = GENERATED,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=10_000, help="Workers of the fleet.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--workers", metavar="N", min=1, max=10_000, help="Workers of the fleet; default: the server's, else 2."
+        ),
+    ] = None,
     memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Memory of each worker for models, like 8GiB or 500MB.")
-    ] = "8GiB",
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="Memory of each worker for models, like 8GiB or 500MB; default: that of the server's smallest worker, "
+            "else 8GiB.",
+        ),
+    ] = None,
     hours: Annotated[
         float, typer.Option("--hours", metavar="H", min=0.1, max=720, help="Length of a generated trace.")
     ] = 12.0,
@@ -64,45 +89,77 @@ def plan(
     runs: Annotated[
         int, typer.Option("--runs", metavar="N", min=1, max=1024, help="Runs that a worker makes at the same time.")
     ] = 2,
+    restart_hours: Annotated[
+        float,
+        typer.Option(
+            "--restart-hours",
+            metavar="H",
+            min=0.0,
+            max=8760.0,
+            help="Hours in which each worker is replaced once, one after the other; 0: none is.",
+        ),
+    ] = 0.0,
+    no_controller: Annotated[
+        bool, typer.Option("--no-controller", help="Without a controller: only calls load models.")
+    ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also simulate two simpler rules: least recently used by bytes, by count.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds give equal results.")] = 0,
     json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
 ) -> None:
     """Tell how a fleet would do: how many calls find their model loaded, and how long the others wait.
 
-    Simulates workers with the code that decides in gateways and workers, under a virtual clock; needs no server. The
-    first quarter of the trace fills the workers and is not counted. Not simulated: network, batches, failures.
+    Simulates workers, gateways and the controller with the code that decides in them, under a virtual clock. Only
+    `--models server` asks a server: for what its models take and how they are set. The first quarter of the trace
+    fills the workers and is not counted. Not simulated: network, batches, failures, pools.
+
+    A trace has the lines `model,seconds`, `digits,0.5`, `digits,62`, …; its models must be among the models.
     """
     from millstream.services.placement.simulation.policies import POLICIES
     from millstream.services.placement.simulation.report import summary_of
-    from millstream.services.placement.simulation.simulator import FleetOptions, Simulator
+    from millstream.services.placement.simulation.simulator import ROUND_S, FleetOptions, Simulator
 
-    options = FleetOptions(workers, _memory_bytes(memory), loads, runs, timeout)
-    known = _models(models, seed)
-    calls = _trace(trace, known, hours, seed)
+    known = _known(models, seed, context, endpoint, key)
+    workers = workers or known.workers or WORKERS
+    options = FleetOptions(
+        workers,
+        _memory_bytes(memory, known),
+        loads,
+        runs,
+        timeout,
+        0.0 if no_controller else ROUND_S,
+        restart_hours * 3600 / workers,
+    )
+    calls = _trace(trace, known.models, hours, seed)
     names = list(POLICIES) if compare else ["millstream"]
     summaries = []
     with _progress(quiet=json_output) as progress:
         for at, name in enumerate(names):
-            simulator = Simulator(known, options, POLICIES[name], seed)
+            simulator = Simulator(known.models, options, POLICIES[name], seed)
             outcome = simulator.run(calls, lambda share, at=at: progress((at + share) / len(names)))  # type: ignore[misc]
             summaries.append(summary_of(outcome))
-    needed_bytes = sum(model.footprint.resident_bytes for model in known)
+    needed_bytes = sum(model.footprint.resident_bytes for model in known.models)
     if json_output:
         from millstream.services.cli.terminal import emit
 
-        fleet = {"workers": workers, "memory_bytes": options.memory_bytes, "models": len(known)}
-        emit({**fleet, "models_bytes": needed_bytes, "seed": seed, "policies": [asdict(one) for one in summaries]})
+        fleet = {"workers": workers, "memory_bytes": options.memory_bytes, "models": len(known.models)}
+        counts = {"models_measured": known.measured, "models_bytes": needed_bytes, "seed": seed}
+        emit({**fleet, **counts, "policies": [asdict(one) for one in summaries]})
     else:
-        _show(summaries, needed_bytes, options.memory_bytes * workers)
+        _show(summaries, known, needed_bytes, options)
 
 
-def _memory_bytes(text: str) -> int:
+def _memory_bytes(text: str | None, known: KnownModels) -> int:
     from millstream.services.process.memory_share import EVERY_POOL, parse_memory
 
-    sizes = _or_wrong_usage("--memory", lambda: parse_memory(text))
+    if text is None and known.memory_bytes:
+        return known.memory_bytes
+    if text is None and known.workers:
+        raise wrong_usage("--memory: the server's workers have no limit; say what the simulated ones have, like 8GiB")
+    sizes = _or_wrong_usage("--memory", lambda: parse_memory(text or MEMORY))
     if set(sizes) != {EVERY_POOL}:
         raise wrong_usage("--memory: all workers of the simulation are alike: give one size, like 8GiB")
     size = sizes[EVERY_POOL]
@@ -111,14 +168,28 @@ def _memory_bytes(text: str) -> int:
     return size
 
 
-def _models(source: str, seed: int) -> list[SimulatedModel]:
+def _known(source: str, seed: int, context: typer.Context, endpoint: str | None, key: str | None) -> KnownModels:
+    from millstream.services.cli.plan_models import KnownModels, models_of_repository, models_of_server
     from millstream.services.placement.simulation.models import generated_models, read_models
 
     if source.isdecimal():
         if not 1 <= int(source) <= MODELS_MAX:
             raise wrong_usage(f"--models {source}: between 1 and {MODELS_MAX:,} models can be made up")
-        return generated_models(int(source), seed)
-    return _or_wrong_usage(f"--models {source}", lambda: read_models(_rows(source)))
+        return KnownModels(generated_models(int(source), seed), 0)
+    if source == SERVER:
+        from millstream.services.client.client import Client
+
+        with Client(server_address(context, endpoint, key), retries=0) as client:
+            found, statistics = client.placement(), client.statistics()
+        return _or_wrong_usage("--models server", lambda: models_of_server(found, statistics))
+    if Path(source).is_dir():
+        return _or_wrong_usage(f"--models {source}", lambda: models_of_repository(Path(source)))
+
+    def of_table() -> KnownModels:
+        read = read_models(_rows(source))
+        return KnownModels(read, len(read))
+
+    return _or_wrong_usage(f"--models {source}", of_table)
 
 
 def _trace(source: str, models: list[SimulatedModel], hours: float, seed: int) -> Trace:
@@ -175,7 +246,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[float], None]]:
         yield lambda share: bar.update(task, completed=share)
 
 
-def _show(summaries: list[Summary], needed_bytes: int, memory_bytes: int) -> None:
+def _show(summaries: list[Summary], known: KnownModels, needed_bytes: int, options: FleetOptions) -> None:
     from millstream.services.cli.terminal import duration, results, show_rows, size
 
     console = results()
@@ -189,13 +260,18 @@ def _show(summaries: list[Summary], needed_bytes: int, memory_bytes: int) -> Non
         "refused": _refusals,
         "timed out": lambda one: f"{one.expired:,}",
         "loads": lambda one: f"{one.loads:,}",
-        "  ahead of a call (moves)": lambda one: f"{one.prefetches:,}",
         "evictions": lambda one: f"{one.evictions:,}",
         "memory used": lambda one: f"{one.memory_share:.0%}",
     }
+    for reason in dict.fromkeys(reason for one in summaries for reason in one.planned):
+        title = f"  ordered by the controller: {REASONS.get(reason, reason)}"
+        figures[title] = lambda one, reason=reason: f"{one.planned.get(reason, 0):,}"  # type: ignore[misc]
     rows = [[title, *(figure(one) for one in summaries)] for title, figure in figures.items()]
     names = [one.policy for one in summaries]
-    console.print(f"All models together take {size(needed_bytes)}; the workers have {size(memory_bytes)}.")
+    memory = f"{options.workers} workers have {size(options.memory_bytes)} each"
+    console.print(f"{len(known.models)} models take {size(needed_bytes)} together; {memory}.")
+    if known.measured < len(known.models) and known.measured + known.workers:
+        console.print(f"The memory of {len(known.models) - known.measured} models is predicted, not measured.")
     show_rows(console, ["", *names], rows, right=names)
 
 
