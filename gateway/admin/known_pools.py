@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from millstream.gateway.protocols.http.deps import Deps
-from millstream.services.errors import Failure
-from millstream.services.placement.pools import unknown_pool
+from millstream.services.errors import Failure, invalid
+from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.supervisor.pool_specs import parse_pools
 
 
@@ -30,3 +30,19 @@ async def check_pools(deps: Deps, model: str, pools: Iterable[str]) -> None:
     known = await known_pools(deps, model)
     for pool in sorted(named - known):
         raise unknown_pool("config.pools", pool, known)
+
+
+def check_format(deps: Deps, named: Collection[str], source_format: str) -> None:
+    """Raise Failure(INVALID) if workers of all pools that may serve a model load other formats than its own.
+
+    A pool whose workers were never seen may load any. Every installation has a backend for ONNX, or is to have one.
+    """
+    if source_format == "onnx":
+        return
+    pools = deps.catalog.snapshot.pools
+    traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
+    if traits and all(one is not None and one.formats and source_format not in one.formats for one in traits):
+        raise invalid(
+            f"no worker of {pools_text(sorted(named or pools))} loads {source_format}: start workers that do, like "
+            "`millstream up --pool torch=1,backend=torch`"
+        )

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
-from millstream.gateway.admin.known_pools import check_pools
+from millstream.gateway.admin.known_pools import check_format, check_pools
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import invalid
+from millstream.services.ingest.report import CheckedModel
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput
 from millstream.services.model.names import check_name
@@ -95,7 +96,11 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
         await _receive(incoming, upload, body)
         if incoming.config is not config:  # it was in the form
             await check_pools(deps, upload.model, incoming.config.pools)
-        manifest = await incoming.publish(upload.sha256, show, activate=upload.activate)
+
+        def accept(checked: CheckedModel) -> None:
+            check_format(deps, incoming.config.pools, checked.source_format)
+
+        manifest = await incoming.publish(upload.sha256, show, activate=upload.activate, accept=accept)
         await deps.catalog.announce(manifest.model)
     return manifest
 

@@ -87,6 +87,7 @@ def _manifest(
         version=candidate.version,
         created=time.time(),  # noqa: TID251 - shown to people
         digest=candidate.digest or _digest(files),
+        source_format=checked.source_format,
         served=checked.served,
         files=files,
         signature=checked.signature,

@@ -1,6 +1,7 @@
 """Unpacks an uploaded file into the version's source folder.
 
 upload ─> known to be something else (file_kind)? ─yes─> refused with what to do
+       ─> a program of torch.export, which is a zip itself? moved to source/model.pt2
        ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
                               ─no──> moved to source/model.onnx; the checker parses it next
 An archive is untrusted: the sizes, names and types that it declares are all verified. Sources: APPNOTE.TXT 4.4 (zip),
@@ -24,7 +25,8 @@ from typing import IO, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
-from millstream.services.model.paths import COMPONENT_BYTES_MAX
+from millstream.services.model.paths import COMPONENT_BYTES_MAX, PROGRAM_FILE
+from millstream.services.torch_export.archive import is_program_file
 
 ENTRIES_MAX = 10_000
 PATH_BYTES_MAX = 1024
@@ -56,16 +58,17 @@ class _OpenArchive(Protocol):
 
 
 def unpack(upload: Path, source: Path, bytes_max: int) -> Path:
-    """Unpack `upload` into the new folder `source`, remove `upload`, and return the path of the ONNX file to serve.
+    """Unpack `upload` into the new folder `source`, remove `upload`, and return the path of the model file to serve.
 
     Raises:
         Failure: INVALID (broken, unsafe, or not exactly one model), TOO_LARGE (over `bytes_max` unpacked bytes).
     """
     check_kind(upload)
     source.mkdir(parents=True)
-    open_archive = _detect_format(upload)
+    program = is_program_file(upload)
+    open_archive = None if program else _detect_format(upload)
     if open_archive is None:
-        model = source / "model.onnx"
+        model = source / (PROGRAM_FILE if program else "model.onnx")
         # Copied where needed: Landlock ABI 1 forbids a rename from one folder to another.
         shutil.move(upload, model, shutil.copyfile)
         return model

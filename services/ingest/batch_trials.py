@@ -17,7 +17,7 @@ import numpy as np
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Probe, Style, draw, extreme_row, row_of
 from millstream.services.ingest.trial_memory import memory_allows
-from millstream.services.ingest.trial_session import Array, Session, TrialError
+from millstream.services.ingest.trial_session import Array, TrialError, TrialSession
 from millstream.services.model.agreement import column_scale, disagreeing_rows
 from millstream.services.model.warmup_inputs import INPUT_BYTES_MAX
 
@@ -58,7 +58,7 @@ class Expected(NamedTuple):
 
 
 def run_rows_alone(
-    session: Session, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], probe: Probe
+    session: TrialSession, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], probe: Probe
 ) -> list[Expected]:
     """Run rows of several styles alone. Returns an empty list if the model runs on none. Raises Contradiction."""
     expected: list[Expected] = []
@@ -74,7 +74,7 @@ def run_rows_alone(
 
 
 def check_batches(
-    session: Session, outputs: Sequence[ModelTensor], expected: Sequence[Expected], rows_max: int
+    session: TrialSession, outputs: Sequence[ModelTensor], expected: Sequence[Expected], rows_max: int
 ) -> None:
     """Run the rows in batches of up to `rows_max` and compare with `expected`. Raises Contradiction."""
     generator = np.random.default_rng(rows_max)
@@ -116,7 +116,7 @@ def _varies(datatype: str, rows: Array) -> bool:
 
 
 def _run_style_alone(
-    session: Session, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], size: int, style: Style
+    session: TrialSession, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], size: int, style: Style
 ) -> Expected:
     arrays = draw(inputs, _ROWS_MAX, size, style)
     start = time.monotonic()
@@ -144,7 +144,7 @@ def _stacked(tensor: ModelTensor, rows: Sequence[Array]) -> Array:
     return np.concatenate(rows)
 
 
-def _compare(session: Session, outputs: Sequence[ModelTensor], trial: Expected, order: Array) -> bool:
+def _compare(session: TrialSession, outputs: Sequence[ModelTensor], trial: Expected, order: Array) -> bool:
     """Run the rows of `trial` at the positions `order` in one batch and compare. False if the batch runs out of memory.
 
     Raises Contradiction.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import onnx
 
@@ -28,30 +28,56 @@ from millstream.services.ingest.external_data import link_files
 from millstream.services.ingest.independence import Proof, prove
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Probe, find_probe
-from millstream.services.ingest.trial_session import Array, Session, TrialError
+from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialSession
 from millstream.services.model.manifest import Batching
 
 _NO_TRIAL = "no trial input would run"
+
+
+class ProgramUnderCheck(Protocol):
+    """A model that is no ONNX file."""
+
+    def open(self) -> TrialSession:
+        """Load it for trial runs. Raises Failure(INVALID)."""
+
+    def prove(self) -> Proof:
+        """Return whether its graph shows that rows are independent."""
 
 
 class ModelUnderCheck(NamedTuple):
     """The model under check.
 
     Args:
+        model: the ONNX model; None for a program of PyTorch, which `prove` and `open` know instead.
         path: the model file.
         files: its weight files, relative to the folder of `path`.
-        compiled: the folder for a rewritten model; None for a model served in place, which is never rewritten.
+        compiled: the folder for a rewritten model; None for a model that is never rewritten: a program, or one that is
+            served in place.
         inputs: its inputs, except those with a default.
         rows_max: the rows of the largest batch.
     """
 
-    model: onnx.ModelProto
+    model: onnx.ModelProto | None
     path: Path
     files: list[str]
     compiled: Path | None
     inputs: list[ModelTensor]
     outputs: list[ModelTensor]
     rows_max: int
+    program: ProgramUnderCheck | None = None
+
+    def open(self) -> TrialSession:
+        """Load the model for trial runs. Raises Failure(INVALID)."""
+        if self.program is not None:
+            return self.program.open()
+        return Session(self.path, self.inputs, self.outputs)
+
+    def prove(self) -> Proof:
+        """Return whether the graph shows that rows are independent."""
+        if self.model is None:
+            assert self.program is not None
+            return self.program.prove()
+        return prove(self.model, self.names)
 
     @property
     def names(self) -> list[str]:
@@ -82,14 +108,14 @@ class _Unbatchable(Exception):
     """Requests may not share a run. The message is the reason, worded to follow "…: "."""
 
 
-def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDecision, Session]:
+def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDecision, TrialSession]:
     """Load the model, analyse its graph, run trials, and decide. Returns the decision and the served file's session.
 
     `requested` is what the configuration says about batching; None if it says nothing.
 
     Raises Failure(INVALID) if the model cannot be loaded or the requested batching is not possible.
     """
-    session = Session(subject.path, subject.inputs, subject.outputs)
+    session = subject.open()
     probe, failure = _probe(session, subject.inputs)
     observed = probe.observed if probe else None
     if requested is False:
@@ -110,7 +136,7 @@ def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDe
     alone = BatchingDecision(
         subject.path, observed, Batching(decided="off", reason=why), (f"Requests run one at a time: {why}.",)
     )
-    return alone, Session(subject.path, subject.inputs, subject.outputs)
+    return alone, subject.open()
 
 
 def servable_defaults(
@@ -127,9 +153,9 @@ def servable_defaults(
     if not offered or decision.served != subject.path:
         return []
     whole = subject._replace(inputs=[*subject.inputs, *offered])
-    if not prove(whole.model, whole.names).proven:
+    if not whole.prove().proven:
         return []
-    session = Session(whole.path, whole.inputs, whole.outputs)
+    session = whole.open()
     try:
         check_batches(
             session, whole.outputs, _expected(session, whole, find_probe(session, whole.inputs)), whole.rows_max
@@ -139,7 +165,7 @@ def servable_defaults(
     return offered
 
 
-def _probe(session: Session, inputs: Sequence[ModelTensor]) -> tuple[Probe | None, str]:
+def _probe(session: TrialSession, inputs: Sequence[ModelTensor]) -> tuple[Probe | None, str]:
     try:
         return find_probe(session, inputs), ""
     except TrialError as error:
@@ -166,6 +192,8 @@ def _first_dimensions(subject: ModelUnderCheck, requested: bool | None) -> bool:
             fixed = fixed or first == 1
     _check_symbols(subject.inputs, requested)
     if fixed and subject.compiled is None:
+        if subject.model is None:
+            raise _Unbatchable("the first dimension is fixed at 1: export the program with a dynamic one")
         raise _Unbatchable("the first dimension is fixed at 1, and a model that is served in place is not rewritten")
     return not fixed
 
@@ -185,10 +213,10 @@ def _check_symbols(inputs: Sequence[ModelTensor], requested: bool | None) -> Non
 
 
 def _decide_unchanged(
-    subject: ModelUnderCheck, session: Session, probe: Probe | None, failure: str, requested: bool
+    subject: ModelUnderCheck, session: TrialSession, probe: Probe | None, failure: str, requested: bool
 ) -> BatchingDecision:
     """Decide about the unchanged file. Raises _Unbatchable, Contradiction."""
-    proof = prove(subject.model, subject.names)
+    proof = subject.prove()
     if not proof.proven and not requested:
         raise _Unbatchable(_unproven_reason(proof))
     if probe is not None:
@@ -211,6 +239,7 @@ def _leading_values(subject: ModelUnderCheck, probe: Probe | None, failure: str,
     """
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
+    assert subject.model is not None  # a program has no folder for a rewrite
     proofs = {leading: prove(with_variable_rows(subject.model, leading), subject.names) for leading in LEADING}
     leading_values = [leading for leading, proof in proofs.items() if proof.proven]
     if leading_values or requested:
@@ -223,9 +252,10 @@ def _decide_rewritten(
     leading_values: Collection[int],
     expected: Sequence[Expected],
     observed: list[Array] | None,
-) -> tuple[BatchingDecision, Session]:
+) -> tuple[BatchingDecision, TrialSession]:
     """Decide for the first rewrite whose outputs agree with the original's. Raises _Unbatchable if none does."""
     assert subject.compiled is not None
+    assert subject.model is not None
     reason = _Unbatchable("no rewrite was tried")
     for leading in leading_values:
         try:
@@ -245,7 +275,7 @@ def _decide_rewritten(
     raise reason
 
 
-def _expected(session: Session, subject: ModelUnderCheck, probe: Probe | None) -> list[Expected]:
+def _expected(session: TrialSession, subject: ModelUnderCheck, probe: Probe | None) -> list[Expected]:
     """Run trial rows alone through the original. Raises Contradiction; _Unbatchable if nothing runs."""
     expected = run_rows_alone(session, subject.inputs, subject.outputs, probe) if probe else []
     if not expected:

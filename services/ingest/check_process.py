@@ -230,4 +230,6 @@ def _environment() -> dict[str, str]:
     """Return this process's environment without secrets; libraries get one thread, since threads reserve memory."""
     inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
     inherited.setdefault(ORT_DISABLE_TELEMETRY, "1")
-    return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    # PyTorch makes a folder for its compiler, which the sandbox forbids, unless it is there.
+    torch = {"TORCHINDUCTOR_CACHE_DIR": "/"}
+    return {**inherited, **torch, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}

@@ -28,6 +28,7 @@ from millstream.services.ingest.report import (
 from millstream.services.process.parent_death import die_with_parent
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import confine
+from millstream.services.torch_export.archive import is_program_file
 
 _NICE = 10
 #: how much larger than the upload limit a rewritten model may be
@@ -110,6 +111,9 @@ def _check(task: CheckTask) -> CheckedModel:
         if _address_space_bytes() > task.memory_bytes_max:
             raise MemoryError
         from millstream.services.ingest.inspection import inspect
+
+        if is_program_file(path):
+            from millstream.services.ingest.program_inspection import inspect
     except (MemoryError, SystemError) as error:  # SystemError: C code of a library that ran out of memory
         raise ImportError("no memory left") from error
     checked = inspect(task, path)

@@ -1,4 +1,4 @@
-"""Recognises files that are uploaded in place of an ONNX model, by their content, and says what to do with them.
+"""Recognises files that are uploaded in place of a model, by their content, and says what to do with them.
 
 first bytes ─> a row of the table? ─> "this is a pickle, not an ONNX model: …"
            └─> zip: its members' names; gzip, bzip2, xz, zlib: the first bytes inside; ONNX: whether it is complete
@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from millstream.services.torch_export.archive import is_program
 
 #: bytes that are read from the start of a file, and of a compressed file's content
 HEAD_BYTES = 64 << 10
@@ -61,7 +63,8 @@ _TORCH_LEGACY = _Kind("a PyTorch file (torch.save)", f"load it into its model cl
 _TORCHSCRIPT = _Kind("a TorchScript file", f"export the model that it was made from: {_TORCH}")
 _TORCH_WEIGHTS = _Kind("a PyTorch file (torch.save)", f"load it into its model class and export it: {_TORCH}")
 _TORCH_EXPORTED = _Kind(
-    "a program of torch.export", "torch.onnx.export(torch.export.load('model.pt2'), dynamo=True).save('model.onnx')"
+    "a program of torch.export of PyTorch 2.7 or earlier",
+    "export it again with PyTorch 2.9 or later: torch.export.save(program, 'model.pt2')",
 )
 _SAFETENSORS = _Kind(
     "a safetensors file", f"it has weights and no graph: load it into its model class and export that: {_TORCH}"
@@ -149,7 +152,7 @@ _MEMBERS: tuple[tuple[re.Pattern[str], _Kind], ...] = tuple(
         (r"(.*/)?MAR-INF/MANIFEST\.json", _MAR),
         (r"(.*/)?MLmodel", _MLFLOW),
         (r"[^/]+/constants\.pkl", _TORCHSCRIPT),
-        (r"([^/]+/)?(models/[^/]+\.json|serialized_exported_program\.(json|pt))", _TORCH_EXPORTED),
+        (r"([^/]+/)?serialized_exported_program\.(json|pt)", _TORCH_EXPORTED),
         (r"[^/]+/data\.pkl", _TORCH_WEIGHTS),
         (r"model\.weights\.h5", _KERAS),
         (r"(.*/)?saved_model\.pb(txt)?", _SAVED_MODEL),
@@ -218,7 +221,8 @@ def _why_not_zip(file: IO[bytes]) -> str | None:
             names = archive.namelist()[:_NAMES_MAX]
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return None  # unpacking says how it is broken
-    return None if any(name.endswith(".onnx") for name in names) else why_no_model(names)
+    served = is_program(names) or any(name.endswith(".onnx") for name in names)
+    return None if served else why_no_model(names)
 
 
 def _decompressed(head: bytes) -> tuple[str, bytes] | None:

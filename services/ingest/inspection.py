@@ -18,7 +18,7 @@ from millstream.services.ingest.graph import read_model
 from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
 from millstream.services.ingest.onnx_checks import check_operators, check_structure, check_versions
 from millstream.services.ingest.report import CheckedModel, CheckTask
-from millstream.services.ingest.trial_session import Array, Session
+from millstream.services.ingest.trial_session import Array, TrialSession
 from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_requests
 from millstream.services.model.manifest import ModelConfig, TrialInputs
 from millstream.services.model.signature import Signature
@@ -39,13 +39,13 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
     subject = ModelUnderCheck(model, path, files, compiled, inputs, outputs, task.rows_max)
     decision, session = decide(subject, task.batching)
     defaults = servable_defaults(subject, decision, read_defaults(model))
-    observed = [_with_observed_dims(tensor, array) for tensor, array in _observed(outputs, decision)]
+    observed = [with_observed_dims(tensor, array) for tensor, array in observed_outputs(outputs, decision)]
     signature = Signature(
         inputs=to_specs(in_graph_order(model, [*inputs, *defaults]), batching=decision.batching),
         outputs=to_specs(observed, batching=decision.batching),
         batching=decision.batching,
     )
-    trial, note = _run_warmup(task, session, signature, tried=decision.observed is not None)
+    trial, note = check_warmup(task, session, signature, tried=decision.observed is not None)
     notes = [*decision.notes, note]
     return CheckedModel(
         served=str(decision.served.relative_to(task.folder)),
@@ -61,8 +61,8 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
     )
 
 
-def _run_warmup(
-    task: CheckTask, session: Session, signature: Signature, *, tried: bool
+def check_warmup(
+    task: CheckTask, session: TrialSession, signature: Signature, *, tried: bool
 ) -> tuple[TrialInputs | None, str]:
     """Run a worker's warm-up; returns inputs that ran, or None and a note. Raises Failure(INVALID)."""
     check_warmups(ModelConfig(rows_max=task.rows_max, warmup=task.warmup), signature, task.folder)
@@ -74,12 +74,14 @@ def _run_warmup(
     return None, "" if tried else note
 
 
-def _observed(outputs: Sequence[ModelTensor], decision: BatchingDecision) -> list[tuple[ModelTensor, Array | None]]:
+def observed_outputs(
+    outputs: Sequence[ModelTensor], decision: BatchingDecision
+) -> list[tuple[ModelTensor, Array | None]]:
     arrays: Sequence[Array | None] = decision.observed or [None] * len(outputs)
     return list(zip(outputs, arrays, strict=True))
 
 
-def _with_observed_dims(tensor: ModelTensor, array: Array | None) -> ModelTensor:
+def with_observed_dims(tensor: ModelTensor, array: Array | None) -> ModelTensor:
     """Return the tensor, with a variable dimension wherever the outputs of a run contradict the declared one."""
     if array is None:
         return tensor

@@ -76,7 +76,7 @@ def read_tensors(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelT
     zipmaps = {name for node in nodes(model) if node.op_type == "ZipMap" for name in node.output}
     inputs = [_tensor(value, "input", zipmaps) for value in model.graph.input if value.name not in stored]
     outputs = [_tensor(value, "output", zipmaps) for value in model.graph.output]
-    _check_bounds([*inputs, *outputs])
+    check_bounds([*inputs, *outputs])
     texts = [tensor.name for tensor in (*inputs, *outputs) if tensor.datatype == BYTES]
     halves = [tensor.name for tensor in outputs if tensor.datatype == "BF16"]
     if texts and halves:
@@ -84,7 +84,7 @@ def read_tensors(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelT
     return inputs, outputs
 
 
-def _check_bounds(tensors: Sequence[ModelTensor]) -> None:
+def check_bounds(tensors: Sequence[ModelTensor]) -> None:
     """Raise Failure(INVALID) if there are too many tensors, or if one is too large or its name too long."""
     if len(tensors) > TENSORS_MAX:
         raise invalid(f"the model has {len(tensors)} inputs and outputs: at most {TENSORS_MAX} can be served")

@@ -7,7 +7,7 @@ A model may take over the checker, so a report is untrusted: every field is boun
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -74,6 +74,7 @@ class CheckedModel(BaseModel):
         files: all files that a worker reads.
         sources: the uploaded files that the model consists of.
         trial: inputs of one row that ran; None: no generated input runs.
+        source_format: as in a manifest.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -88,6 +89,7 @@ class CheckedModel(BaseModel):
     batching: Batching
     notes: tuple[Text, ...] = Field(max_length=_NOTES_MAX)
     trial: TrialInputs | None = None
+    source_format: Literal["onnx", "torch-export"] = "onnx"
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millstream.services.ingest.model_io import Dim, ModelTensor
-from millstream.services.ingest.trial_session import Array, Session, TrialError
+from millstream.services.ingest.trial_session import Array, TrialError, TrialSession
 from millstream.services.model.agreement import as_float
 from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
@@ -47,7 +47,7 @@ class Probe(NamedTuple):
     observed: list[Array]
 
 
-def find_probe(session: Session, inputs: Sequence[ModelTensor]) -> Probe:
+def find_probe(session: TrialSession, inputs: Sequence[ModelTensor]) -> Probe:
     """Return the first size of variable dimensions and style of values with which the model runs one row.
 
     Raises TrialError with the first error; an out-of-memory error only if there was no other.

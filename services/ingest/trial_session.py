@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
@@ -26,6 +26,16 @@ class TrialError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.out_of_memory = is_out_of_memory(message)
+
+
+class TrialSession(Protocol):
+    """Runs a model on one thread. Text is passed as arrays of str; BF16 as its bits in uint16."""
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return all outputs for the inputs, both in the model's order. Raises TrialError."""
+
+    def run_as_worker(self, signature: Signature, arrays: Mapping[str, Array]) -> list[Array]:
+        """Return all outputs for inputs by name in a worker's form: text as `bytes`. Raises TrialError."""
 
 
 class Session:

@@ -95,6 +95,7 @@ class ModelUpload:
         on_state: Callable[[State], Awaitable[None]] | None = None,
         *,
         activate: bool = False,
+        accept: Callable[[CheckedModel], None] = lambda _: None,
     ) -> Manifest:
         """Check the uploaded model and publish it as a version.
 
@@ -102,6 +103,7 @@ class ModelUpload:
             digest: the expected sha256 of the upload (64 hexadecimal digits); None skips the comparison.
             on_state: awaited with each state that the upload reaches.
             activate: make the new version the active one.
+            accept: raises Failure for a checked model that is not to be published.
 
         Raises:
             Failure: INVALID (the model is rejected, or the digest differs), CONFLICT (the version exists), STORAGE.
@@ -118,6 +120,7 @@ class ModelUpload:
         async with check_slot():
             await report_state(State.CHECKING)
             checked = await check(self._task(), self._settings.check_s_max)
+        accept(checked)
         return await _run_shielded(self._publish, checked, actual, activate)
 
     def _open(self) -> None:
@@ -207,6 +210,7 @@ class ModelUpload:
             version=version,
             created=time.time(),  # noqa: TID251 - shown to users, never compared
             digest=digest,
+            source_format=checked.source_format,
             served=checked.served,
             files=files,
             signature=checked.signature,

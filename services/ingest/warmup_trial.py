@@ -12,7 +12,7 @@ from pathlib import Path
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.trial_memory import memory_allows
-from millstream.services.ingest.trial_session import Session, TrialError
+from millstream.services.ingest.trial_session import TrialError, TrialSession
 from millstream.services.model.manifest import TrialInputs, Warmup
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_inputs import (
@@ -30,7 +30,7 @@ from millstream.services.model.warmup_inputs import (
 _SECONDS_MAX = 2.0
 
 
-def run_warmup(session: Session, signature: Signature, rows_max: int) -> TrialInputs | str:
+def run_warmup(session: TrialSession, signature: Signature, rows_max: int) -> TrialInputs | str:
     """Run what a worker runs while it loads the version. Returns the inputs of the first run, or why none runs.
 
     Raises Failure(INVALID) if the model runs on some rows and fails on more, since a worker could not load it.
@@ -57,7 +57,7 @@ def run_warmup(session: Session, signature: Signature, rows_max: int) -> TrialIn
     return fitting
 
 
-def run_warmup_requests(session: Session, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
+def run_warmup_requests(session: TrialSession, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
     """Run each request of config.warmup once. Raises Failure(INVALID) with the request's name."""
     for warmup in warmups:
         try:
@@ -67,7 +67,7 @@ def run_warmup_requests(session: Session, signature: Signature, warmups: Sequenc
             raise invalid(f"warm-up {warmup.name[:80]!r} failed: {why}") from error
 
 
-def _fitting(session: Session, signature: Signature) -> tuple[TrialInputs | None, str]:
+def _fitting(session: TrialSession, signature: Signature) -> tuple[TrialInputs | None, str]:
     """Return the first inputs with which the model runs one row, or None and the first error."""
     reason = "its inputs are too large to generate"
     failed = False

@@ -10,6 +10,7 @@ from millstream.services.errors import invalid
 PATH_CHARACTERS_MAX = 512
 COMPONENT_BYTES_MAX = 255
 FILE = "model.onnx"
+PROGRAM_FILE = "model.pt2"
 WARMUP = "warmup"
 _VERSION = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 

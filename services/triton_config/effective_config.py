@@ -11,10 +11,10 @@ from typing import Any
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import FILE
+from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
 from millstream.services.triton_config.config import from_document
 from millstream.services.triton_config.datatypes import NUMBERS
-from millstream.services.triton_config.unsupported_fields import BACKEND, PLATFORM
 
 _GPU, _CPU = 1, 2
 
@@ -23,8 +23,7 @@ def effective_config(manifest: Manifest) -> dict[str, Any]:
     """Return the complete configuration of a version, whether or not it came with one."""
     message = from_document(manifest.triton).message
     message.name = manifest.model
-    message.platform = PLATFORM
-    message.backend = BACKEND
+    message.platform, message.backend = platform_of(manifest)
     message.default_model_filename = message.default_model_filename or FILE
     batching = manifest.signature.batching
     message.max_batch_size = manifest.config.rows_max if batching else 0

@@ -2,19 +2,20 @@
 
 <folder>/config.pbtxt      optional, see triton_config.config
 <folder>/<n>/model.onnx    version n, with its external data in the same folder; or a folder of that name with both
+<folder>/<n>/model.pt2     or a program of torch.export
 <folder>/labels.txt, <folder>/warmup/…    files that the configuration names
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.names import VERSION_MAX
-from millstream.services.model.paths import FILE, is_version, plain_path
+from millstream.services.model.paths import FILE, PROGRAM_FILE, is_version, plain_path
 from millstream.services.model.version_files import open_regular
 from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
 from millstream.services.triton_config.unsupported_fields import check_supported
@@ -52,8 +53,9 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
         check_config(parsed, model)
         versions = [int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()]
         served = served_versions(parsed.message, [version for version in versions if version <= VERSION_MAX])
-        name = plain_path(parsed.message.default_model_filename or FILE, "default_model_filename")
-        return ModelFolder(path, parsed, {version: _file(path, version, name) for version in served})
+        given = parsed.message.default_model_filename
+        names = [plain_path(given, "default_model_filename")] if given else [FILE, PROGRAM_FILE]
+        return ModelFolder(path, parsed, {version: _file(path, version, names) for version in served})
     except OSError as error:
         raise Failure(
             Code.INVALID, f"the model's folder cannot be read: {error.strerror or type(error).__name__}"
@@ -91,8 +93,9 @@ def _read_config(path: Path) -> ParsedConfig:
         raise invalid(f"{CONFIG} is not UTF-8 text") from None
 
 
-def _file(path: Path, version: int, name: str) -> str:
-    for served in (f"{version}/{name}", f"{version}/{name}/{name}"):
-        if (path / served).is_file():
-            return served
-    raise invalid(f"version {version}: the file {version}/{name} does not exist", Subject.VERSION)
+def _file(path: Path, version: int, names: Sequence[str]) -> str:
+    for name in names:
+        for served in (f"{version}/{name}", f"{version}/{name}/{name}"):
+            if (path / served).is_file():
+                return served
+    raise invalid(f"version {version}: the file {version}/{names[0]} does not exist", Subject.VERSION)

@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.services.errors import invalid
+from millstream.services.model.platforms import BACKEND, PLATFORM, TORCH_BACKEND, TORCH_PLATFORM
 
-PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
+#: What a file is, its content says.
+_PLATFORMS = frozenset({"", PLATFORM, TORCH_PLATFORM, "torch_aoti", "pytorch_libtorch"})
+_BACKENDS = frozenset({"", BACKEND, TORCH_BACKEND})
 
 
 def check_supported(message: Any) -> None:
@@ -38,7 +41,7 @@ def check_supported(message: Any) -> None:
 def _check_kind(message: Any) -> None:
     if message.platform == "ensemble" or message.WhichOneof("scheduling_choice") == "ensemble_scheduling":
         raise invalid("ensembles are not supported: call the models one after the other, or export them as one model")
-    if message.platform not in {"", PLATFORM}:
-        raise invalid(f"platform {message.platform[:80]!r} is not supported: only {PLATFORM} is")
-    if message.backend not in {"", BACKEND}:
-        raise invalid(f"backend {message.backend[:80]!r} is not supported: only {BACKEND} is")
+    if message.platform not in _PLATFORMS:
+        raise invalid(f"platform {message.platform[:80]!r} is not supported: only {PLATFORM} and {TORCH_PLATFORM} are")
+    if message.backend not in _BACKENDS:
+        raise invalid(f"backend {message.backend[:80]!r} is not supported: only {BACKEND} and {TORCH_BACKEND} are")

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -40,7 +41,14 @@ WAIT_S = 60.0
 class Stack:
     """A running `millstream up`. `lines` is its output so far."""
 
-    def __init__(self, home: Path, arguments: list[str], settings: Mapping[str, object], disk: Disk) -> None:
+    def __init__(
+        self,
+        home: Path,
+        arguments: list[str],
+        settings: Mapping[str, object],
+        disk: Disk,
+        others: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.named_home = home  # the path that its processes use
         self.home = disk.seen(home)
         self.lines: list[str] = []
@@ -50,7 +58,7 @@ class Stack:
         self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
         self._line_added = threading.Condition()
         assert settings.keys() <= Settings.model_fields.keys()
-        environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()}
+        environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()} | {**others}
         self.process = subprocess.Popen(
             [*disk.prefix, *_UP, "--home", str(home), *arguments],
             env=child_environment(environment),
@@ -259,6 +267,7 @@ def running_stack(
     settings: Mapping[str, object] | None = None,
     models: Mapping[str, Path] | None = None,
     disk: Disk | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Stack]:
     """Start a stack and yield it; at the end check that nothing leaked, stop it, and check that nothing is left.
 
@@ -267,6 +276,7 @@ def running_stack(
         settings: fields of millstream.services.settings.Settings.
         models: models that all workers load, if they can be served.
         disk: the disk of the home; None: in `tmp_path`.
+        environment: further variables of its processes.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
     arguments += [] if controller else ["--no-controller"]
@@ -275,7 +285,7 @@ def running_stack(
     for name, path in (models or {}).items():
         arguments += ["--preload", f"{name}={path}"]
     disk = disk or Disk(tmp_path)
-    stack = Stack(disk.folder / "home", arguments, settings or {}, disk)
+    stack = Stack(disk.folder / "home", arguments, settings or {}, disk, environment)
     try:
         for name in models or {}:
             if not any(f"{name} is not served" in line for line in stack.lines):

@@ -96,3 +96,45 @@ def sum_and_difference(path: Path) -> Path:
             return a + b, a - b
 
     return _save(path, SumAndDifference(), torch.zeros(3, 4), torch.zeros(3, 4))
+
+
+def fixed(path: Path) -> Path:
+    """ "x" FP32 [1, 4] -> x + 1: no variable dimension."""
+    torch = _torch()
+
+    class Fixed(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    torch.export.save(torch.export.export(Fixed().eval(), (torch.zeros(1, 4),)), path)
+    return path
+
+
+def mean_of_rows(path: Path) -> Path:
+    """ "x" FP32 [N, 4] -> x minus the mean of all rows."""
+    torch = _torch()
+
+    class MeanOfRows(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x - x.mean(0)
+
+    return _save(path, MeanOfRows(), torch.zeros(3, 4))
+
+
+def named(path: Path) -> Path:
+    """ "x" FP32 [N, 3], by name "scale" FP32 [N, 1] -> {"scaled": x * scale, "negated": -x}."""
+    torch = _torch()
+
+    class Named(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, *, scale: Any) -> Any:
+            return {"scaled": x * scale, "negated": -x}
+
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(
+        Named().eval(),
+        (torch.zeros(3, 3),),
+        {"scale": torch.zeros(3, 1)},
+        dynamic_shapes={"x": {0: rows}, "scale": {0: rows}},
+    )
+    torch.export.save(program, path)
+    return path

@@ -1,29 +1,28 @@
 """The PyTorch backend: serves programs that torch.export saved (.pt2), on the CPU.
 
-load ─> torch.export.load ─> its graph, with a check before each operator ─> run: numpy ─> tensors ─> graph ─> numpy
+load ─> refuse what a load could execute ─> torch.export.load ─> its graph, with a check before each operator
+run: numpy ─> tensors ─> graph ─> numpy
 
-A .pt2 file is code of somebody else: nothing checks it, so no upload becomes one, and only an operator can publish it.
+A .pt2 file is code of somebody else: services/model/exported_program.py says what of it is served.
 """
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.onnxruntime_values import library_message
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.process.allocator import trim
+from millstream.services.torch_export.document import FORMAT
+from millstream.services.torch_export.torch_program import TorchProgram
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 
-FORMAT = "torch-export"
 MESSAGE_CHARACTERS_MAX = 1000
 
 _NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|bad_alloc", re.IGNORECASE)
@@ -62,35 +61,32 @@ class TorchInstance:
         self._inputs = CheckedInputs("PyTorch", signature)
         self._terminating = False
         self.size_bytes = 0
-        self._graph: Any = None
+        self._program: TorchProgram | None = None
         self._open()
 
     def _open(self) -> None:
         path = self._path
         try:
-            content = path.read_bytes()
+            program = TorchProgram(self._library, path)
+        except Failure as failure:
+            raise Failure(Code.MODEL, f"PyTorch: {path.name}: {failure.message}") from failure
         except OSError as error:
             raise Failure(Code.MODEL, f"the model cannot be loaded: {path.name}: {error.strerror}") from error
-        try:
-            program = self._library.export.load(io.BytesIO(content))
-            names = list(program.graph_signature.user_inputs)
-            outputs = len(program.graph_signature.user_outputs)
-            graph = program.module()
         except MemoryError as error:
             raise OutOfMemory(f"there is no memory for the model: {path.name}") from error
         except Exception as error:
             if _NO_MEMORY.search(str(error)):
                 raise OutOfMemory(f"there is no memory for the model: {_reason(error, path)}") from error
             raise Failure(Code.MODEL, f"PyTorch cannot load {path.name}: {_reason(error, path)}") from error
-        self._names = [spec.name for spec in self._signature.inputs]
-        if sorted(names) != sorted(self._names) or outputs != len(self._signature.outputs):
+        self._datatypes = {spec.name: spec.datatype for spec in self._signature.inputs}
+        if sorted(program.inputs) != sorted(self._datatypes) or program.outputs != len(self._signature.outputs):
             raise Failure(
                 Code.MODEL,
-                f"PyTorch: {path.name} has the inputs {names} and {outputs} outputs, and the signature "
-                f"{self._names} and {len(self._signature.outputs)}",
+                f"PyTorch: {path.name} has the inputs {program.inputs} and {program.outputs} outputs, and the "
+                f"signature {[*self._datatypes]} and {len(self._signature.outputs)}",
             )
-        self._names = names
-        self._graph = self._with_checks(graph)
+        program.graph = self._with_checks(program.graph)
+        self._program = program
 
     def _with_checks(self, graph: Any) -> Any:
         """Return the graph with a call of `_end_if_terminated` before each operator."""
@@ -106,17 +102,15 @@ class TorchInstance:
             raise _Ended
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        graph, torch = self._graph, self._library
-        if graph is None:
+        program, torch = self._program, self._library
+        if program is None:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
         self._inputs.check(inputs)
         if torch.get_num_threads() != self._threads:  # of the whole process
             torch.set_num_threads(self._threads)
         try:
-            with torch.inference_mode():
-                found = graph(*(self._tensor(name, inputs) for name in self._names))
-            values = [found] if isinstance(found, torch.Tensor) else list(found)
-            return [self._array(value, spec.datatype) for value, spec in zip(values, self._outputs, strict=True)]
+            found = program.run([(_given(inputs, name), self._datatypes[name]) for name in program.inputs])
+            return [_checked(array, spec) for array, spec in zip(found, self._signature.outputs, strict=True)]
         except _Ended as error:
             self._terminating = False
             raise Terminated from error
@@ -130,29 +124,6 @@ class TorchInstance:
                 raise OutOfMemory(f"PyTorch: out of memory: {reason}") from error
             raise Failure(Code.MODEL, f"PyTorch: {reason}") from error
 
-    @property
-    def _outputs(self) -> Sequence[Any]:
-        return self._signature.outputs
-
-    def _tensor(self, name: str, inputs: Mapping[str, Array]) -> Any:
-        """Return a copy of an input, which the program may change."""
-        if name not in inputs:
-            raise Failure(Code.MODEL, f"PyTorch: input {name!r} is missing; it cannot be left out here")
-        tensor = self._library.from_numpy(np.array(inputs[name], order="C"))
-        datatype = next(spec.datatype for spec in self._signature.inputs if spec.name == name)
-        return tensor.view(self._library.bfloat16) if datatype == "BF16" else tensor
-
-    def _array(self, tensor: Any, datatype: str) -> Array:
-        torch = self._library
-        if tensor.dtype is torch.bfloat16 and datatype == "BF16":
-            tensor = tensor.contiguous().view(torch.uint16)
-        elif tensor.dtype is torch.bfloat16:
-            raise Failure(Code.MODEL, f"PyTorch: an output is BF16, not {datatype}")
-        array: Array = tensor.numpy()
-        if array.dtype != NUMPY[datatype]:
-            raise Failure(Code.MODEL, f"PyTorch: an output is {array.dtype}, not {datatype}")
-        return np.ascontiguousarray(array).reshape(array.shape)
-
     def terminate(self) -> None:
         self._terminating = True
 
@@ -161,8 +132,20 @@ class TorchInstance:
         self._open()
 
     def close(self) -> None:
-        self._graph = None
+        self._program = None
         trim()
+
+
+def _given(inputs: Mapping[str, Array], name: str) -> Array:
+    if name not in inputs:
+        raise Failure(Code.MODEL, f"PyTorch: input {name!r} is missing; it cannot be left out here")
+    return inputs[name]
+
+
+def _checked(array: Array, spec: TensorSpec) -> Array:
+    if array.dtype != NUMPY[spec.datatype]:
+        raise Failure(Code.MODEL, f"PyTorch: output {spec.name!r} is {array.dtype}, not {spec.datatype}")
+    return array
 
 
 class Torch:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
 
 #: supported extensions of the protocol, under the reference's names
@@ -23,8 +24,6 @@ EXTENSIONS = (
     "logging",
 )
 
-PLATFORM = "onnxruntime_onnx"
-
 
 def server_metadata(name: str, version: str) -> dict[str, Any]:
     """Return the reply to GET /v2. `version`: Millstream's version."""
@@ -36,7 +35,7 @@ def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any
     return {
         "name": manifest.model,
         "versions": [str(version) for version in versions],
-        "platform": PLATFORM,
+        "platform": platform_of(manifest)[0],
         "inputs": [_tensor(spec) for spec in manifest.signature.inputs],
         "outputs": [_tensor(spec) for spec in manifest.signature.outputs],
     }
