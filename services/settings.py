@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     pools: str = Field(
         "cpu=1",
         description="Worker pools as NAME=WORKERS, comma separated; after a pool the options of its workers: "
-        "`gpu=1,device=cuda:0,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`.",
+        "`gpu=1,device=cuda:0,device_memory=14GiB,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`.",
     )
     controller: bool = Field(
         True,

@@ -47,7 +47,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import Settings, read_settings
 from millstream.services.start_log import log_start
-from millstream.services.supervisor.pool_specs import worker_counts
+from millstream.services.supervisor.pool_specs import device_budget, worker_counts
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import new_start, worker_id
@@ -63,7 +63,7 @@ from millstream.workers.live_check import LiveCheck
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import Limits
-from millstream.workers.memory_budget import SPARE_BYTES, MemoryBudget
+from millstream.workers.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBudget
 from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.orders import OrderThread
@@ -174,8 +174,8 @@ class WorkerProcess:
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
         self._clock = RedisClock()
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
-        limit = MemoryLimit(budget_bytes)
-        self._budget = MemoryBudget(budget_bytes, spare_bytes=SPARE_BYTES, follow=limit.follow)
+        self._backend = get_backend(identity.backend, settings.home)
+        self._budget = self._memory_budget(budget_bytes)
         self._models = LoadedModels(UsageLog(), lambda: self._clock.offset_ms / 1000)
         self._heartbeat = Heartbeat(
             self._connect,
@@ -272,7 +272,7 @@ class WorkerProcess:
     def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
         return LoadEnvironment(
-            get_backend(backend, settings.home),
+            self._backend,
             backend,
             settings.worker_device,
             self._threads,
@@ -280,6 +280,18 @@ class WorkerProcess:
             lambda: self.loop.runs if self.loop.waiting else None,
             FolderRepository(settings.repository_dir).variants,
             profiles=KnownProfiles(),
+        )
+
+    def _memory_budget(self, budget_bytes: int) -> MemoryBudget:
+        settings, device = self._settings, self._settings.worker_device
+        total_bytes = self._device.memory_bytes if self._device.kind == "gpu" else 0
+        device_bytes = device_budget(settings.pools, self._identity.pool, device, total_bytes)
+        limit = MemoryLimit(budget_bytes)
+        return MemoryBudget(
+            budget_bytes,
+            spare_bytes=SPARE_BYTES,
+            follow=limit.follow,
+            device=DeviceBudget(device_bytes, partial(self._backend.device_bytes, device)) if device_bytes else None,
         )
 
     def _connect(self) -> Consumer:
@@ -292,8 +304,10 @@ class WorkerProcess:
         )
 
     def _record(self) -> WorkerRecord:
-        used_bytes = self._budget.used_bytes
+        used_bytes, device_used_bytes = self._budget.used_bytes, self._budget.device_used_bytes
         self.metrics.memory(self._budget.budget_bytes, used_bytes)
+        if self._budget.device_budget_bytes:
+            self.metrics.device_memory(self._budget.device_budget_bytes, device_used_bytes)
         self.metrics.instances(len(self._models.lanes()))
         token = self._reconciler.token  # first: the instances follow this state, or a later one
         return WorkerRecord(
@@ -311,6 +325,8 @@ class WorkerProcess:
             instances=self._models.records(),
             budget_bytes=self._budget.budget_bytes,
             used_bytes=used_bytes,
+            device_budget_bytes=self._budget.device_budget_bytes,
+            device_used_bytes=device_used_bytes,
             draining=self._draining.is_set(),
             token=token,
             refusals=self._residency.refusals.records(),

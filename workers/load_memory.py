@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.prediction import bounded, larger
+from millstream.services.placement.prediction import bounded, larger, larger_on_device
 from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
@@ -18,7 +18,7 @@ from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.workers.backends.base import OutOfMemory
 from millstream.workers.footprint_meter import Measurement
 from millstream.workers.load_version import LoadEnvironment
-from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
+from millstream.workers.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, SPARE_BYTES, MemoryBudget
 
 log = logging.getLogger("millstream.memory")
 
@@ -36,42 +36,75 @@ class LoadMemory:
         known = self._footprints.of(manifest, self._kind)
         if self._footprints.measured(manifest, self._kind) is not None:  # also that a load found too little
             return known
-        return bounded(known, file_bytes(manifest), self.budget.room_bytes)
+        return bounded(known, file_bytes(manifest), self.budget.room_bytes, self.budget.device_room_bytes)
 
     def reserve(self, manifest: Manifest) -> None:
         """Reserve the memory that a load will take.
 
         Raises Failure: MODEL if the version never fits, UNAVAILABLE if it does not fit now.
         """
-        need, room = self.need(manifest), self.budget.room_bytes
-        if self.budget.reserve(manifest.content_id, need):
+        budget, need = self.budget, self.need(manifest)
+        if budget.reserve(manifest.content_id, need):
             return
-        takes = f"it takes {need.load_bytes} bytes of memory, and"
-        if need.load_bytes > room:
-            raise Failure(Code.MODEL, f"{takes} this worker has {room} for models: raise {MEMORY_OPTION}")
+        too_large = budget.too_large(need)
+        if too_large:
+            raise Failure(Code.MODEL, too_large)
+        numbers = (need.load_bytes, budget.free_bytes, budget.room_bytes, "memory", MEMORY_OPTION)
+        if need.load_bytes <= budget.free_bytes:
+            numbers = (
+                need.device_load_bytes,
+                budget.device_free_bytes,
+                budget.device_room_bytes,
+                "device memory",
+                DEVICE_MEMORY_OPTION,
+            )
+        takes, free, room, memory, option = numbers
         raise Failure(
             Code.UNAVAILABLE,
-            f"{takes} {self.budget.free_bytes} of the {room} for models are free: unload others, or raise "
-            f"{MEMORY_OPTION}",
+            f"it takes {takes} bytes of {memory}, and {free} of the {room} for models are free: unload others, or "
+            f"raise {option}",
         )
 
     def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> Footprint:
         """Count what an instance took instead of what was reserved, and keep it for further loads; return it."""
-        resident_bytes, peak_bytes, disturbed, alone, whole = measurement
-        footprint = Footprint(resident_bytes, peak_bytes, seconds, measured=True)
-        if alone and whole:
-            self._keep(
-                manifest,
-                Measured(resident_bytes=resident_bytes, peak_bytes=peak_bytes, load_s=seconds, disturbed=disturbed),
-            )
+        found = Footprint(
+            measurement.resident_bytes,
+            measurement.peak_bytes,
+            seconds,
+            True,
+            measurement.device_resident_bytes,
+            measurement.device_peak_bytes,
+        )
+        found = self._within_room(found, disturbed=measurement.disturbed)
+        if measurement.alone and measurement.whole:
+            self._keep(manifest, Measured.of(found, disturbed=measurement.disturbed))
         else:  # the bytes may be those of other loads, or too few
             known = self.need(manifest)
-            footprint = replace(known, resident_bytes=max(resident_bytes, known.resident_bytes), load_s=seconds)
-            if known.measured and alone:  # keep how long it took: no better bytes are known
-                bytes_ = {"resident_bytes": known.resident_bytes, "peak_bytes": known.peak_bytes}
-                self._keep(manifest, Measured(**bytes_, load_s=seconds, disturbed=True))
-        self.budget.settle(manifest.content_id, footprint)
-        return footprint
+            found = replace(
+                known,
+                resident_bytes=max(found.resident_bytes, known.resident_bytes),
+                device_resident_bytes=max(found.device_resident_bytes, known.device_resident_bytes),
+                load_s=seconds,
+            )
+            if known.measured and measurement.alone:  # keep how long it took: no better bytes are known
+                self._keep(manifest, Measured.of(replace(known, load_s=seconds), disturbed=True))
+        self.budget.settle(manifest.content_id, found)
+        return found
+
+    def _within_room(self, found: Footprint, *, disturbed: bool) -> Footprint:
+        """Return a measurement without the part of a peak that is more than there is, if others may have added to it.
+
+        A load that succeeded did not take it; and the interpreter's own needs (SPARE_BYTES) may be in each peak.
+        """
+        over = max(0, found.load_bytes - self.budget.room_bytes)
+        device_over = max(0, found.device_load_bytes - self.budget.device_room_bytes)
+        if not disturbed:
+            over, device_over = over if over <= SPARE_BYTES else 0, 0
+        return replace(
+            found,
+            peak_bytes=max(0, found.peak_bytes - over),
+            device_peak_bytes=max(0, found.device_peak_bytes - device_over),
+        )
 
     def failed(self, manifest: Manifest, error: Exception | None = None) -> None:
         """Return the memory of a load that failed. If it found too little, let the next one reserve more."""
@@ -84,10 +117,12 @@ class LoadMemory:
         self.budget.freed(content_id)
         if isinstance(error, OutOfMemory):
             # The limit is that of the process: the load has taken all that others had left, not only its own part.
-            need = larger(known, self.budget.free_bytes if self.budget.budget_bytes else 0)
-            self._keep(
-                manifest, Measured(resident_bytes=need.resident_bytes, peak_bytes=need.peak_bytes, measured=False)
-            )
+            budget = self.budget
+            if error.of_device:
+                need = larger_on_device(known, budget.device_free_bytes if budget.device_budget_bytes else 0)
+            else:
+                need = larger(known, budget.free_bytes if budget.budget_bytes else 0)
+            self._keep(manifest, Measured.of(replace(need, load_s=0.0)))
 
     def _keep(self, manifest: Manifest, measured: Measured) -> None:
         try:

@@ -28,7 +28,7 @@ from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
 from millstream.workers.footprint_meter import FootprintMeter, Measurement
-from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
+from millstream.workers.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
 from millstream.workers.profiler import KnownProfiles, measure, runs_as_known
 from millstream.workers.reshape import Reshaped
 from millstream.workers.warmup import warm_up
@@ -106,9 +106,14 @@ def load(
         reserved = budget.footprint(manifest.content_id)
         if not budget.budget_bytes or reserved is None:
             raise
+        numbers = (reserved.load_bytes, "memory", budget.room_bytes, MEMORY_OPTION)
+        if error.of_device:
+            numbers = (reserved.device_load_bytes, "device memory", budget.device_room_bytes, DEVICE_MEMORY_OPTION)
+        bytes_reserved, memory, room, option = numbers
         raise OutOfMemory(
-            f"it takes more than the {reserved.load_bytes} bytes of memory that were reserved for it, of "
-            f"{budget.room_bytes} for models: unload others, or raise {MEMORY_OPTION} ({error.message})"
+            f"it takes more than the {bytes_reserved} bytes of {memory} that were reserved for it, of {room} for "
+            f"models: unload others, or raise {option} ({error.message})",
+            of_device=error.of_device,
         ) from error
     return loaded._replace(measurement=loaded.measurement._replace(alone=measuring.alone))
 
@@ -122,15 +127,17 @@ def _load_and_measure(
 ) -> LoadedVersion:
     """Load the variant, if there is one, or the version's own file. `files`: the version's folder, the variant."""
     folder, compiled = files
-    meter = FootprintMeter(at.runs, folder)
+    meter = FootprintMeter(at.runs, folder, lambda: at.backend.device_bytes(at.device))
     instance = _open(manifest, folder, compiled, at, stop)
     try:
+        meter.sample()
         if manifest.signature.reshaped:
             instance = Reshaped(instance, manifest.signature)
         stop.on_request(instance.terminate)
         warming(instance)
         lower_priority()  # not before: threads that a library starts while it loads inherit it, and serve later
         warm_up(instance, manifest, folder)
+        meter.sample()
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         reserved = at.budget.footprint(manifest.content_id) if at.budget is not None else None
         whole = reserved is None or not reserved.measured

@@ -76,6 +76,8 @@ class LoadedModel:
             rows_efficient=self.rows_merged_max,
             resident_bytes=self.footprint.resident_bytes if self.footprint else 0,
             peak_bytes=self.footprint.peak_bytes if self.footprint else 0,
+            device_resident_bytes=self.footprint.device_resident_bytes if self.footprint else 0,
+            device_peak_bytes=self.footprint.device_peak_bytes if self.footprint else 0,
             load_s=self.footprint.load_s if self.footprint else 0.0,
             loaded_at=self.loaded_at,
             last_used=round(known.last_used + offset_s, 3) if known.last_used else 0.0,

@@ -13,12 +13,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from millstream.services.placement.views import Footprint
 from millstream.services.process.memory_use import own_bytes
 
 SPARE_BYTES = 16 << 20  # of a worker's budget: for requests, replies and records in the interpreter
 MEMORY_OPTION = "--memory (MILLSTREAM_WORKER_MEMORY)"
+DEVICE_MEMORY_OPTION = "device_memory of its --pool"
+
+
+class DeviceBudget(NamedTuple):
+    """The memory of an accelerator that one worker may use.
+
+    Args:
+        budget_bytes: 0: no limit.
+        real_bytes: returns what the process really has of it; 0: unknown.
+    """
+
+    budget_bytes: int
+    real_bytes: Callable[[], int] = lambda: 0
 
 
 class Measuring:
@@ -36,6 +50,7 @@ class MemoryBudget:
         real_bytes: returns the memory that the process really has; 0: unknown.
         spare_bytes: what the interpreter may take in addition for requests and records.
         follow: called before a load and after an unload, to correct the limit that the kernel enforces.
+        device: the memory of its accelerator; None: it has none, or there is no limit.
     """
 
     def __init__(
@@ -44,16 +59,19 @@ class MemoryBudget:
         real_bytes: Callable[[], int] = own_bytes,
         spare_bytes: int = 0,
         follow: Callable[[], None] = lambda: None,
+        device: DeviceBudget | None = None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self._real_bytes = real_bytes
         self._spare = spare_bytes
         self._follow = follow
+        self._device = device or DeviceBudget(0)
         self._lock = threading.Lock()
         self._base = real_bytes() + spare_bytes
+        self._device_base = self._device.real_bytes()
         self._reserved: dict[str, Footprint] = {}  # loads in progress
         self._settled: dict[str, Footprint] = {}  # instances
-        self._unloading: dict[str, int] = {}
+        self._unloading: dict[str, list[tuple[int, int]]] = {}  # bytes of the host and of the device, the oldest first
         self._loaded_before = False
         self._measuring: list[Measuring] = []  # loads whose growth is being measured
 
@@ -63,15 +81,67 @@ class MemoryBudget:
         return self._base
 
     @property
+    def device_base_bytes(self) -> int:
+        """What the process takes of the device without any instance."""
+        return self._device_base
+
+    @property
     def room_bytes(self) -> int:
         """What all instances together can take; without a limit a number that is never reached."""
         return max(0, self.budget_bytes - self._base) if self.budget_bytes else 1 << 62
+
+    @property
+    def device_budget_bytes(self) -> int:
+        """Memory of the device that the process may use; 0: it has no device, or there is no limit."""
+        return self._device.budget_bytes
+
+    @property
+    def device_room_bytes(self) -> int:
+        """What all instances together can take of the device; without a limit a number that is never reached."""
+        return max(0, self.device_budget_bytes - self._device_base) if self.device_budget_bytes else 1 << 62
 
     @property
     def used_bytes(self) -> int:
         """What is in use, promised to loads in progress, or not yet free after an unload."""
         with self._lock:
             return self._used()
+
+    @property
+    def device_used_bytes(self) -> int:
+        """Likewise of the device."""
+        with self._lock:
+            return self._device_used()
+
+    @property
+    def device_free_bytes(self) -> int:
+        return max(0, self.device_budget_bytes - self.device_used_bytes) if self.device_budget_bytes else 1 << 62
+
+    @property
+    def over_bytes(self) -> tuple[int, int]:
+        """By how much what is in use exceeds the budgets of the host and of the device; 0: it does not."""
+        over = self.used_bytes - self.budget_bytes if self.budget_bytes else 0
+        device = self.device_used_bytes - self.device_budget_bytes if self.device_budget_bytes else 0
+        return max(0, over), max(0, device)
+
+    def too_large(self, need: Footprint) -> str:
+        """Return which number is larger than the memory for models, with both numbers; "": it fits without others."""
+        if need.load_bytes > self.room_bytes:
+            return (
+                f"it takes {need.load_bytes} bytes of memory, and this worker has {self.room_bytes} for models: raise "
+                f"{MEMORY_OPTION}"
+            )
+        if need.device_load_bytes > self.device_room_bytes:
+            return (
+                f"it takes {need.device_load_bytes} bytes of device memory, and this worker has "
+                f"{self.device_room_bytes} for models: raise {DEVICE_MEMORY_OPTION}"
+            )
+        return ""
+
+    def within(self, need: Footprint, share: float) -> bool:
+        """Return whether a load leaves the other part of both budgets free."""
+        fits = not self.budget_bytes or self.used_bytes + need.load_bytes <= share * self.budget_bytes
+        device_bytes = self.device_budget_bytes
+        return fits and (not device_bytes or self.device_used_bytes + need.device_load_bytes <= share * device_bytes)
 
     @property
     def free_bytes(self) -> int:
@@ -87,6 +157,7 @@ class MemoryBudget:
         with self._lock:
             if not self._loaded_before:
                 self._base = max(self._base, self._real_bytes() + self._spare)
+                self._device_base = max(self._device_base, self._device.real_bytes())
             return not self._loaded_before
 
     def reserve(self, content_id: str, footprint: Footprint) -> bool:
@@ -97,7 +168,7 @@ class MemoryBudget:
         self._follow()
         with self._lock:
             before = self._reserved.pop(content_id, None)
-            if not self.budget_bytes or self._used() + footprint.load_bytes <= self.budget_bytes:
+            if self._has_room(footprint):
                 self._reserved[content_id] = footprint
                 return True
             if before is not None:
@@ -119,13 +190,18 @@ class MemoryBudget:
             self._loaded_before = True
             if settled:
                 self._disturb()
-            bytes_held = (reserved.load_bytes if reserved else 0) + (settled.resident_bytes if settled else 0)
-            self._unloading[content_id] = self._unloading.get(content_id, 0) + bytes_held
+            host = (reserved.load_bytes if reserved else 0) + (settled.resident_bytes if settled else 0)
+            device = (reserved.device_load_bytes if reserved else 0) + (settled.device_resident_bytes if settled else 0)
+            self._unloading.setdefault(content_id, []).append((host, device))
 
     def freed(self, content_id: str) -> None:
         """Record that an instance was closed and its memory returned to the system."""
         with self._lock:
-            self._unloading.pop(content_id, None)
+            unloading = self._unloading.get(content_id)
+            if unloading:
+                del unloading[0]
+            if not unloading:
+                self._unloading.pop(content_id, None)
         self._follow()
 
     @contextmanager
@@ -146,12 +222,27 @@ class MemoryBudget:
         for one in self._measuring:
             one.alone = False
 
+    def _has_room(self, need: Footprint) -> bool:
+        fits = not self.budget_bytes or self._used() + need.load_bytes <= self.budget_bytes
+        device_bytes = self.device_budget_bytes
+        return fits and (not device_bytes or self._device_used() + need.device_load_bytes <= device_bytes)
+
     def _used(self) -> int:
         accounted = (
             self._base
             + sum(footprint.resident_bytes for footprint in self._settled.values())
             + max((footprint.peak_bytes for footprint in self._settled.values()), default=0)  # one batch runs at a time
             + sum(footprint.load_bytes for footprint in self._reserved.values())
-            + sum(self._unloading.values())
+            + sum(host for unloading in self._unloading.values() for host, _ in unloading)
         )
         return max(accounted, self._real_bytes())
+
+    def _device_used(self) -> int:
+        accounted = (
+            self._device_base
+            + sum(footprint.device_resident_bytes for footprint in self._settled.values())
+            + max((footprint.device_peak_bytes for footprint in self._settled.values()), default=0)
+            + sum(footprint.device_load_bytes for footprint in self._reserved.values())
+            + sum(device for unloading in self._unloading.values() for _, device in unloading)
+        )
+        return max(accounted, self._device.real_bytes())

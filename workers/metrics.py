@@ -58,6 +58,11 @@ class WorkerMetrics:
         self._registry.gauge(catalogue.WORKER_MEMORY_BUDGET_BYTES, self._pool, self._worker).set(budget_bytes)
         self._registry.gauge(catalogue.WORKER_MEMORY_USED_BYTES, self._pool, self._worker).set(used_bytes)
 
+    def device_memory(self, budget_bytes: int, used_bytes: int) -> None:
+        """Set the memory of this worker's accelerator, as `memory` does that of its process."""
+        self._registry.gauge(catalogue.WORKER_DEVICE_MEMORY_BUDGET_BYTES, self._pool, self._worker).set(budget_bytes)
+        self._registry.gauge(catalogue.WORKER_DEVICE_MEMORY_USED_BYTES, self._pool, self._worker).set(used_bytes)
+
     def batch_checked(self, manifest: Manifest, outcome: str) -> None:
         """Count a live batch that was compared with runs of one row."""
         self._registry.counter(catalogue.BATCH_CHECKS, manifest.model, str(manifest.version), outcome).add()

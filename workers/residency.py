@@ -27,7 +27,6 @@ from millstream.workers.batching_verdicts import BatchingVerdicts
 from millstream.workers.consumer import Consumer
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
-from millstream.workers.memory_budget import MEMORY_OPTION
 from millstream.workers.refusals import Refusals
 from millstream.workers.unloads import Unloads
 from millstream.workers.version_loads import VersionLoads
@@ -142,12 +141,12 @@ class Residency:
             need = self._needs.get(content_id)
             if need is None:
                 need = self._needs[content_id] = self._need(one.manifest)
-            if need.load_bytes <= self._budget.room_bytes:
+            if not self._budget.too_large(need):
                 fitting.append(one)
                 candidates.append(self._candidate(one, need))
             elif not _is_held(model, content_id in active):
                 too_large.append(content_id)
-        chosen = preloads(self._view(active), candidates, self._budget.base_bytes)
+        chosen = preloads(self._view(active), candidates, self._budget.base_bytes, self._budget.device_base_bytes)
         self._whole = chosen.whole
         queued = [*chosen.content_ids, *too_large]
         self._list(queued if chosen.whole else too_large)
@@ -211,13 +210,11 @@ class Residency:
             self.ended.append(content_id)
             return False
         need = self._need(request.manifest)
-        if need.load_bytes > self._budget.room_bytes:
+        if self._budget.too_large(need):
             return True  # its load fails with the numbers
         wanted = self._wanted.get(content_id)
         limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
-        budget_bytes = self._budget.budget_bytes
-        fits = not budget_bytes or self._budget.used_bytes + need.load_bytes <= limit * budget_bytes
-        if fits and self._budget.reserve(content_id, need):
+        if self._budget.within(need, limit) and self._budget.reserve(content_id, need):
             return True
         self._put_away.add(content_id)
         model = self._models.get(content_id)
@@ -297,13 +294,14 @@ class Residency:
         self._measured = False
         with self._changed:
             for _ in range(ROOM_TRIES):
-                over_bytes = self._budget.used_bytes - self._budget.budget_bytes
-                if not self._budget.budget_bytes or over_bytes <= 0:
+                over_bytes, device_over_bytes = self._budget.over_bytes
+                if not over_bytes and not device_over_bytes:
                     return
                 view, protected = self._view_now(consumer)
-                victims = make_room(view, Footprint(over_bytes), self._now(), protected)
+                need = Footprint(over_bytes, device_resident_bytes=device_over_bytes)
+                victims = make_room(view, need, self._now(), protected)
                 if isinstance(victims, Refusal):
-                    log.warning("%d bytes more than the memory budget are in use: %s", over_bytes, victims.reason)
+                    log.warning("more than the memory budget is in use: %s", victims.reason)
                     return
                 for victim in victims:
                     self.unload(victim, "the worker uses more than its memory budget", consumer)
@@ -348,7 +346,7 @@ class Residency:
         content_id = one.content_id
         for _ in range(ROOM_TRIES):
             need = self._need(one.manifest)
-            if need.load_bytes > self._budget.room_bytes:
+            if self._budget.too_large(need):
                 return self._too_large(need)
             if self._budget.reserve(content_id, need):
                 return None
@@ -365,12 +363,7 @@ class Residency:
         return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
 
     def _too_large(self, need: Footprint) -> Refusal:
-        return Refusal(
-            RefusalKind.TOO_LARGE,
-            f"it takes {need.load_bytes} bytes of memory, and a worker of pool {self._pool} has "
-            f"{self._budget.room_bytes} for models: raise {MEMORY_OPTION}",
-            TOO_LARGE_RETRY_S,
-        )
+        return Refusal(RefusalKind.TOO_LARGE, self._budget.too_large(need), TOO_LARGE_RETRY_S)
 
     def _refuse(self, one: Wanted, refusal: Refusal) -> None:
         log.warning("not loaded: %s: %s", one.content_id, refusal.reason)
@@ -400,7 +393,7 @@ class Residency:
         content_id = request.content_id
         wanted = self._wanted.get(content_id)
         if not request.demanded and not (wanted is not None and wanted.staged):
-            if self._need(request.manifest).load_bytes > self._budget.room_bytes:
+            if self._budget.too_large(self._need(request.manifest)):
                 return False
             self._put_away.add(content_id)  # its first call loads it, with more memory made free
             self._models.remove(content_id)
@@ -447,8 +440,15 @@ class Residency:
         for content_id, model in self._models.all().items():
             if model.state in {State.READY, State.DRAINING} or content_id in active:
                 instances[content_id] = self._placed(model, content_id in in_use)
+        budget = self._budget
         return WorkerView(
-            self._worker, self._pool, self._budget.budget_bytes, self._budget.used_bytes, instances=instances
+            self._worker,
+            self._pool,
+            budget.budget_bytes,
+            budget.used_bytes,
+            instances=instances,
+            device_budget_bytes=budget.device_budget_bytes,
+            device_used_bytes=budget.device_used_bytes,
         )
 
     def _placed(self, model: LoadedModel, in_use: bool) -> PlacedInstance:

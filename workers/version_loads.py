@@ -221,6 +221,13 @@ class VersionLoads:
 
     def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion, seconds: float) -> None:
         manifest, profile = model.manifest, loaded.profile
+        footprint = self.memory.loaded(manifest, loaded.measurement, seconds)
+        too_large = self.memory.budget.too_large(footprint) if loaded.measurement.alone else ""
+        if too_large:
+            loaded.instance.close()
+            self.memory.failed(manifest)
+            self._fail(current, too_large)
+            return
         measured = dict(profile.seconds)
         ready = replace(
             model,
@@ -231,7 +238,7 @@ class VersionLoads:
             exploration=Exploration(measured, model.rows_max),
             rows_efficient=profile.rows_worth_running(model.rows_max),
             loaded_at=self._now(),
-            footprint=self.memory.loaded(manifest, loaded.measurement, seconds),
+            footprint=footprint,
         )
         if not self._publish_progress(current, ready):
             loaded.instance.close()

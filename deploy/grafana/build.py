@@ -196,6 +196,15 @@ WORKERS = (
         ),
     ),
     Chart(
+        "Memory of accelerators",
+        "By worker; what a worker uses of its accelerator's memory or has promised to loads, and what it may use.",
+        "bytes",
+        (
+            ("max by (pool, worker) (millstream_worker_device_memory_used_bytes)", "used by {{pool}} {{worker}}"),
+            ("max by (pool, worker) (millstream_worker_device_memory_budget_bytes)", "budget of {{pool}} {{worker}}"),
+        ),
+    ),
+    Chart(
         "Evictions",
         "Models unloaded for others, in a minute.",
         "short",

@@ -69,6 +69,8 @@ class InstancePlacement(BaseModel):
     reason: str | None = Field(None, description="Why it failed.")
     size_bytes: int = Field(description="Measured memory that it keeps; 0: not measured yet.")
     peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
+    device_size_bytes: int = Field(description="Measured memory of the accelerator that it keeps; 0 on a CPU.")
+    device_peak_bytes: int = Field(description="Further memory of the accelerator, likewise.")
     load_s: float = Field(description="Seconds that its load took; 0: it is not loaded yet.")
     loaded_age_s: float | None = Field(description="Seconds since it became ready.")
     last_used_age_s: float | None = Field(description="Seconds since its last request; null: it had none.")
@@ -87,6 +89,11 @@ class WorkerPlacement(BaseModel):
     budget_bytes: int | None = Field(description="Memory that its process may use; null: no limit.")
     used_bytes: int = Field(description="In use, promised to loads in progress, or not free yet after an unload.")
     free_bytes: int | None
+    device_budget_bytes: int | None = Field(
+        description="Memory of its accelerator that it may use; null: it has none, or no limit is known."
+    )
+    device_used_bytes: int = Field(description="Memory of its accelerator, likewise.")
+    device_free_bytes: int | None
     instances_total: int = Field(description="Instances of all models, without those that failed.")
     instances: list[InstancePlacement]
 
@@ -97,6 +104,8 @@ class LoadPrediction(BaseModel):
     pool: str
     size_bytes: int = Field(description="Memory that it keeps.")
     peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
+    device_size_bytes: int = Field(description="Memory of the accelerator that it keeps; 0 on a CPU.")
+    device_peak_bytes: int = Field(description="Further memory of the accelerator, likewise.")
     load_s: float = Field(description="Seconds of the load; 0: unknown.")
     measured: bool = Field(
         description="true: an earlier load took this; false: predicted from the size of its files and from what other "
@@ -254,6 +263,11 @@ def _worker(
         budget_bytes=worker.budget_bytes or None,
         used_bytes=worker.used_bytes,
         free_bytes=max(0, worker.budget_bytes - worker.used_bytes) if worker.budget_bytes else None,
+        device_budget_bytes=worker.device_budget_bytes or None,
+        device_used_bytes=worker.device_used_bytes,
+        device_free_bytes=max(0, worker.device_budget_bytes - worker.device_used_bytes)
+        if worker.device_budget_bytes
+        else None,
         instances_total=sum(1 for one in worker.instances if one.state is not State.FAILED),
         instances=[
             _instance(one, worker.pool, pinned, facts)
@@ -271,6 +285,8 @@ def _instance(one: InstanceRecord, pool: str, pinned: Collection[str], facts: Cl
         reason=one.reason,
         size_bytes=one.resident_bytes,
         peak_bytes=one.peak_bytes,
+        device_size_bytes=one.device_resident_bytes,
+        device_peak_bytes=one.device_peak_bytes,
         load_s=one.load_s,
         loaded_age_s=_age_s(one.loaded_at, facts.now),
         last_used_age_s=_age_s(one.last_used, facts.now),
@@ -314,6 +330,8 @@ def _prediction(pool: str, footprint: Footprint) -> LoadPrediction:
         pool=pool,
         size_bytes=footprint.resident_bytes,
         peak_bytes=footprint.peak_bytes,
+        device_size_bytes=footprint.device_resident_bytes,
+        device_peak_bytes=footprint.device_peak_bytes,
         load_s=round(footprint.load_s, 3),
         measured=footprint.measured,
     )

@@ -120,4 +120,6 @@ def _differ(known: WorkerView, view: WorkerView) -> bool:
         or known.draining is not view.draining
         or known.budget_bytes != view.budget_bytes
         or abs(known.used_bytes - view.used_bytes) > NOISE_SHARE * view.budget_bytes
+        or known.device_budget_bytes != view.device_budget_bytes
+        or abs(known.device_used_bytes - view.device_used_bytes) > NOISE_SHARE * view.device_budget_bytes
     )

@@ -55,6 +55,8 @@ class WorkerViews:
             worker.used_bytes,
             worker.draining,
             self._instances(worker, models, pinned),
+            worker.device_budget_bytes,
+            worker.device_used_bytes,
         )
 
     def keep_only(self, workers: Iterable[WorkerRecord]) -> None:
@@ -101,7 +103,14 @@ def placed_instance(one: InstanceRecord, *, pinned: bool, expected: Footprint | 
         expected: what it takes, as long as it has not measured that.
     """
     loaded_at = float("inf") if one.state in _BEING_LOADED else one.loaded_at if one.last_used else 0.0
-    measured = Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=one.resident_bytes > 0)
+    measured = Footprint(
+        one.resident_bytes,
+        one.peak_bytes,
+        one.load_s,
+        one.resident_bytes > 0,
+        one.device_resident_bytes,
+        one.device_peak_bytes,
+    )
     return PlacedInstance(
         one.content_id,
         measured if expected is None or measured.measured else expected,

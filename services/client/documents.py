@@ -104,6 +104,8 @@ class PlacedInstance(TypedDict):
     reason: str | None
     size_bytes: int
     peak_bytes: int
+    device_size_bytes: int
+    device_peak_bytes: int
     load_s: float
     loaded_age_s: float | None
     last_used_age_s: float | None
@@ -113,7 +115,7 @@ class PlacedInstance(TypedDict):
 
 
 class PlacedWorker(TypedDict):
-    """A worker and its memory. `budget_bytes`: None without a limit."""
+    """A worker and its memory. `budget_bytes`: None without a limit; `device_budget_bytes`: also on a CPU."""
 
     id: str
     pool: str
@@ -122,6 +124,9 @@ class PlacedWorker(TypedDict):
     budget_bytes: int | None
     used_bytes: int
     free_bytes: int | None
+    device_budget_bytes: int | None
+    device_used_bytes: int
+    device_free_bytes: int | None
     instances_total: int
     instances: list[PlacedInstance]
 
@@ -141,6 +146,8 @@ class LoadPrediction(TypedDict):
     pool: str
     size_bytes: int
     peak_bytes: int
+    device_size_bytes: int
+    device_peak_bytes: int
     load_s: float
     measured: bool
 

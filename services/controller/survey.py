@@ -229,11 +229,20 @@ def view_of(
         worker.pool,
         worker.budget_bytes,
         worker.used_bytes,
+        device_budget_bytes=worker.device_budget_bytes,
+        device_used_bytes=worker.device_used_bytes,
         draining=worker.draining,
         instances={
             one.content_id: PlacedInstance(
                 one.content_id,
-                Footprint(one.resident_bytes, one.peak_bytes, one.load_s, measured=True)
+                Footprint(
+                    one.resident_bytes,
+                    one.peak_bytes,
+                    one.load_s,
+                    measured=True,
+                    device_resident_bytes=one.device_resident_bytes,
+                    device_peak_bytes=one.device_peak_bytes,
+                )
                 if one.resident_bytes
                 else expected.get(one.content_id, {}).get(worker.pool, _UNKNOWN),
                 one.loaded_at if one.state is State.READY else math.inf,

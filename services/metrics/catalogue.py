@@ -221,6 +221,18 @@ WORKER_MEMORY_USED_BYTES = Metric(
     "Memory of a worker that is in use, promised to loads in progress, or not yet free after an unload.",
     ("pool", "worker"),
 )
+WORKER_DEVICE_MEMORY_BUDGET_BYTES = Metric(
+    "millstream_worker_device_memory_budget_bytes",
+    Kind.GAUGE_MAX,
+    "Memory of its accelerator that a worker may use, or no series without a limit.",
+    ("pool", "worker"),
+)
+WORKER_DEVICE_MEMORY_USED_BYTES = Metric(
+    "millstream_worker_device_memory_used_bytes",
+    Kind.GAUGE_MAX,
+    "Memory of its accelerator that a worker uses or promised to loads, or that is not yet free.",
+    ("pool", "worker"),
+)
 WORKER_BUSY_SECONDS = Metric(
     "millstream_worker_busy_seconds_total", Kind.COUNTER, "Time for which a worker ran batches.", ("pool", "worker")
 )

@@ -7,7 +7,7 @@ driver reports no utilisation of these.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,6 +96,34 @@ def describe_gpu(which: int | str) -> GpuDescription | None:
             nvml.nvmlSystemGetDriverVersion(),
         )
     except (nvml.NVMLError, UnicodeDecodeError):
+        _shut_down()
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """The memory of a GPU that is in use: by each process that the driver names, and by all together."""
+
+    by_process: Mapping[int, int]  # process id, as the driver knows it -> bytes; 0: not counted
+    all_bytes: int
+
+
+def gpu_use(which: int | str) -> GpuUse | None:
+    """Return what is in use of the GPU with this index or UUID; None if the driver does not know. Never fails.
+
+    Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses: a process is listed once it has a context.
+    """
+    nvml = _pynvml() if find_spec("pynvml") is not None else None
+    if nvml is None:
+        return None
+    try:
+        _initialize()
+        by_index = isinstance(which, int)
+        device = nvml.nvmlDeviceGetHandleByIndex(which) if by_index else nvml.nvmlDeviceGetHandleByUUID(which)
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        used = nvml.nvmlDeviceGetMemoryInfo(device).used
+        return GpuUse({one.pid: one.usedGpuMemory or 0 for one in processes}, used)
+    except nvml.NVMLError:
         _shut_down()
         return None
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from millstream.services.placement.eviction import evictable
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.planned import OrderReason, PlannedOrder, ServedVersion
-from millstream.services.placement.views import PlacedInstance, Refusal, WorkerView
+from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 
 Holder = tuple[str, PlacedInstance]  # a worker's id, and its instance of the version in question
 
@@ -207,10 +207,9 @@ class PlanningRound:
             return None
         worker, price = offers[0]
         view = fleet[worker]
-        spare_bytes = max(0.0, SPARE_SHARE * view.budget_bytes) if free_only else -math.inf
-        if price > (0.0 if free_only else price_max_s) or view.free_bytes - need.load_bytes < spare_bytes:
+        if price > (0.0 if free_only else price_max_s):
             return None
-        return worker
+        return None if free_only and not _leaves_spare(view, need) else worker
 
     def _order(self, order: PlannedOrder) -> None:
         self.orders.append(order)
@@ -307,13 +306,26 @@ class PlanningRound:
 
     @cached_property
     def _free_shares(self) -> Mapping[str, float]:
-        """Pool -> share of its workers' budgets that is free; a worker without a budget is always free."""
+        """Pool -> share of its workers' budgets that is free, of the memory that is shorter; 1 without a budget."""
         free, budget = Counter[str](), Counter[str]()
         for worker in self._workers.values():
             if not worker.draining:
                 free[worker.pool] += min(worker.free_bytes, worker.budget_bytes)
                 budget[worker.pool] += worker.budget_bytes
+                of_device = f"{worker.pool} device"  # no pool is named so
+                free[of_device] += min(worker.device_free_bytes, worker.device_budget_bytes)
+                budget[of_device] += worker.device_budget_bytes
         return {
-            worker.pool: free[worker.pool] / budget[worker.pool] if budget[worker.pool] else 1.0
+            worker.pool: min(
+                free[key] / budget[key] if budget[key] else 1.0 for key in (worker.pool, f"{worker.pool} device")
+            )
             for worker in self._workers.values()
         }
+
+
+def _leaves_spare(worker: WorkerView, need: Footprint) -> bool:
+    """Return whether SPARE_SHARE of the budgets of a worker stays free beside a load."""
+    return (
+        worker.free_bytes - need.load_bytes >= SPARE_SHARE * worker.budget_bytes
+        and worker.device_free_bytes - need.device_load_bytes >= SPARE_SHARE * worker.device_budget_bytes
+    )

@@ -35,6 +35,10 @@ class Ratios:
         peak_fixed: likewise, while it loads.
         load_s_fixed: seconds to load the smallest version.
         load_s_per_byte: further seconds for each byte of the files.
+        device_resident: as `resident`, of the memory of an accelerator.
+        device_peak: likewise.
+        device_resident_fixed: likewise.
+        device_peak_fixed: likewise.
     """
 
     resident: float = 1.5
@@ -43,15 +47,26 @@ class Ratios:
     peak_fixed: int = 4 << 20
     load_s_fixed: float = 0.5
     load_s_per_byte: float = 1 / (100 << 20)
+    device_resident: float = 0.0
+    device_peak: float = 0.0
+    device_resident_fixed: int = 0
+    device_peak_fixed: int = 0
 
     @staticmethod
-    def learn(measured: Sequence[tuple[int, Footprint]]) -> Ratios:
-        """Return the ratios of measured versions: the bytes of the files of each, and what it takes."""
+    def learn(measured: Sequence[tuple[int, Footprint]], assumed: Ratios | None = None) -> Ratios:
+        """Return the ratios of measured versions.
+
+        Args:
+            measured: the bytes of the files of each, and what it takes.
+            assumed: the ratios of further versions; None: those on a CPU.
+        """
+        assumed = assumed or ASSUMED_RATIOS
         large = [(size, one) for size, one in measured[-MEASURED_MAX:] if size >= LEARN_BYTES_MIN]
         small = [one for size, one in measured[-MEASURED_MAX:] if size < LEARN_BYTES_MIN]
-        assumed = ASSUMED_RATIOS
         resident_fixed = int(_high((one.resident_bytes for one in small), assumed.resident_fixed))
         peak_fixed = int(_high((one.peak_bytes for one in small), assumed.peak_fixed))
+        device_fixed = int(_high((one.device_resident_bytes for one in small), assumed.device_resident_fixed))
+        device_peak_fixed = int(_high((one.device_peak_bytes for one in small), assumed.device_peak_fixed))
         return Ratios(
             resident=_high(((one.resident_bytes - resident_fixed) / size for size, one in large), assumed.resident),
             peak=_high(((one.peak_bytes - peak_fixed) / size for size, one in large), assumed.peak),
@@ -59,6 +74,14 @@ class Ratios:
             peak_fixed=peak_fixed,
             load_s_fixed=_high((one.load_s for one in small), assumed.load_s_fixed),
             load_s_per_byte=_high((one.load_s / size for size, one in large), assumed.load_s_per_byte),
+            device_resident=_high(
+                ((one.device_resident_bytes - device_fixed) / size for size, one in large), assumed.device_resident
+            ),
+            device_peak=_high(
+                ((one.device_peak_bytes - device_peak_fixed) / size for size, one in large), assumed.device_peak
+            ),
+            device_resident_fixed=device_fixed,
+            device_peak_fixed=device_peak_fixed,
         )
 
     def predict(self, file_bytes: int) -> Footprint:
@@ -67,10 +90,16 @@ class Ratios:
             self.resident_fixed + int(self.resident * file_bytes),
             self.peak_fixed + int(self.peak * file_bytes),
             self.load_s_fixed + self.load_s_per_byte * file_bytes,
+            device_resident_bytes=self.device_resident_fixed + int(self.device_resident * file_bytes),
+            device_peak_bytes=self.device_peak_fixed + int(self.device_peak * file_bytes),
         )
 
 
 ASSUMED_RATIOS = Ratios()
+#: on an accelerator: weights once on the host while they are read, and once on the device
+ASSUMED_ON_DEVICE = Ratios(
+    device_resident=1.5, device_peak=1.5, device_resident_fixed=16 << 20, device_peak_fixed=16 << 20
+)
 
 
 def _high(values: Iterable[float], assumed: float) -> float:
@@ -79,15 +108,45 @@ def _high(values: Iterable[float], assumed: float) -> float:
     return known[min(len(known) - 1, int(QUANTILE * len(known)))]
 
 
-def bounded(footprint: Footprint, file_bytes: int, room_bytes: int) -> Footprint:
+def bounded(footprint: Footprint, file_bytes: int, room_bytes: int, device_room_bytes: int) -> Footprint:
     """Return a prediction that is at most the memory that a worker has for models, if the files fit into it.
 
     A prediction may be too high: whether a large version fits is shown by its load, with all memory there is.
     """
-    if footprint.measured or footprint.load_bytes <= room_bytes or file_bytes > room_bytes:
+    if footprint.measured:
         return footprint
-    resident = min(footprint.resident_bytes, room_bytes)
-    return replace(footprint, resident_bytes=resident, peak_bytes=room_bytes - resident)
+    resident, peak = _bounded(footprint.resident_bytes, footprint.peak_bytes, file_bytes, room_bytes)
+    device, device_peak = _bounded(
+        footprint.device_resident_bytes, footprint.device_peak_bytes, file_bytes, device_room_bytes
+    )
+    return replace(
+        footprint,
+        resident_bytes=resident,
+        peak_bytes=peak,
+        device_resident_bytes=device,
+        device_peak_bytes=device_peak,
+    )
+
+
+def _bounded(resident_bytes: int, peak_bytes: int, file_bytes: int, room_bytes: int) -> tuple[int, int]:
+    if resident_bytes + peak_bytes <= room_bytes or file_bytes > room_bytes:
+        return resident_bytes, peak_bytes
+    resident_bytes = min(resident_bytes, room_bytes)
+    return resident_bytes, room_bytes - resident_bytes
+
+
+def at_least(predicted: Footprint, known: Footprint) -> Footprint:
+    """Return a prediction that is not below what an earlier load found too little, in each kind of memory."""
+    if known.load_bytes > predicted.load_bytes:
+        predicted = replace(predicted, resident_bytes=known.resident_bytes, peak_bytes=known.peak_bytes)
+        predicted = replace(predicted, load_s=known.load_s or predicted.load_s)
+    if known.device_load_bytes > predicted.device_load_bytes:
+        predicted = replace(
+            predicted,
+            device_resident_bytes=known.device_resident_bytes,
+            device_peak_bytes=known.device_peak_bytes,
+        )
+    return predicted
 
 
 def larger(footprint: Footprint, free_bytes: int) -> Footprint:
@@ -95,3 +154,10 @@ def larger(footprint: Footprint, free_bytes: int) -> Footprint:
     load_bytes = max(int(CORRECTION * footprint.load_bytes), free_bytes + 1)
     peak_bytes = max(footprint.peak_bytes, load_bytes - footprint.resident_bytes)
     return replace(footprint, peak_bytes=peak_bytes, measured=False)
+
+
+def larger_on_device(footprint: Footprint, free_bytes: int) -> Footprint:
+    """Return likewise for a load that found no memory on the device."""
+    load_bytes = max(int(CORRECTION * footprint.device_load_bytes), free_bytes + 1)
+    peak_bytes = max(footprint.device_peak_bytes, load_bytes - footprint.device_resident_bytes)
+    return replace(footprint, device_peak_bytes=peak_bytes, measured=False)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from contextlib import suppress
@@ -12,7 +13,7 @@ from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 
-from millstream.services.metrics.gpus import GpuDescription, describe_gpu
+from millstream.services.metrics.gpus import GpuDescription, describe_gpu, gpu_use
 from millstream.services.process.cpu_share import cpu_share
 from millstream.services.process.memory_share import total_bytes
 from millstream.services.settings import visible_gpus
@@ -55,6 +56,33 @@ def find_device(device: str, cpuinfo: Path = CPUINFO) -> DeviceRecord:
         driver=gpu.driver,
         fingerprint=fingerprint("gpu", gpu.name, gpu.compute_capability, str(gpu.memory_bytes)),
     )
+
+
+class GpuMemory:
+    """What this process uses of the memory of a GPU.
+
+    In a container without the host's process ids the driver does not know this process by its id. Then it is the growth
+    of what all processes use.
+
+    Args:
+        device: as MILLSTREAM_WORKER_DEVICE, like "cuda:0".
+    """
+
+    def __init__(self, device: str) -> None:
+        self._which = visible_gpu(int(device.partition(":")[2] or 0), visible_gpus())
+        use = gpu_use(self._which)
+        self._before = use.all_bytes if use is not None else 0
+
+    def used_bytes(self) -> int:
+        """Return the bytes; 0: none, or the driver does not know."""
+        use = gpu_use(self._which)
+        if use is None:
+            return 0
+        if own := use.by_process.get(os.getpid()):
+            return own
+        if all(Path(f"/proc/{pid}").exists() for pid in use.by_process):
+            return 0  # ids are those of this machine: this process has no context yet
+        return max(0, use.all_bytes - self._before)
 
 
 def fingerprint(*parts: str) -> str:

@@ -68,10 +68,9 @@ def parse_memory(text: str) -> dict[str, int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, size = part.partition("=")
         pool, size = (name.strip(), size.strip()) if equals else (EVERY_POOL, part)
-        match = _SIZE.fullmatch(size)
-        if match is None or (equals and not pool):
+        if _SIZE.fullmatch(size) is None or (equals and not pool):
             raise invalid(f"--memory {part}: write a size like 8GiB or 500MB, or POOL=SIZE like cpu=8GiB")
-        budget = int(float(match[1]) * _UNITS[(match[2] or "B").lower()])
+        budget = parse_size(size)
         if 0 < budget < BUDGET_BYTES_MIN:
             raise invalid(
                 f"--memory {part}: {budget} bytes are too small for one worker, which needs {BUDGET_BYTES_MIN >> 20}MiB"
@@ -83,6 +82,14 @@ def parse_memory(text: str) -> dict[str, int]:
     if not budgets:
         raise invalid("--memory: write a size like 8GiB, or POOL=SIZE like cpu=8GiB")
     return budgets
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size like 8GiB. Raises Failure(INVALID)."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise invalid(f"{text}: write a size like 8GiB or 500MB")
+    return int(float(match[1]) * _UNITS[(match[2] or "B").lower()])
 
 
 def check_memory(text: str | None, pools: Mapping[str, int], total: int) -> str:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
-from millstream.services.placement.prediction import MEASURED_MAX, Ratios
+from millstream.services.placement.prediction import ASSUMED_ON_DEVICE, ASSUMED_RATIOS, MEASURED_MAX, Ratios, at_least
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.disk import locked, storage_errors
 from millstream.services.repository.verdicts import content_digest
@@ -54,10 +54,31 @@ class Measured(BaseModel):
     load_s: float = Field(0, ge=0, allow_inf_nan=False)
     measured: bool = True
     disturbed: bool = False
+    device_resident_bytes: int = Field(0, ge=0)
+    device_peak_bytes: int = Field(0, ge=0)
+
+    @staticmethod
+    def of(footprint: Footprint, *, disturbed: bool = False) -> Measured:
+        return Measured(
+            resident_bytes=footprint.resident_bytes,
+            peak_bytes=footprint.peak_bytes,
+            load_s=footprint.load_s,
+            measured=footprint.measured,
+            disturbed=disturbed,
+            device_resident_bytes=footprint.device_resident_bytes,
+            device_peak_bytes=footprint.device_peak_bytes,
+        )
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(self.resident_bytes, self.peak_bytes, self.load_s, self.measured)
+        return Footprint(
+            self.resident_bytes,
+            self.peak_bytes,
+            self.load_s,
+            self.measured,
+            self.device_resident_bytes,
+            self.device_peak_bytes,
+        )
 
 
 _DOCUMENT = TypeAdapter(dict[str, Measured])
@@ -89,9 +110,7 @@ class Footprints:
         if known is not None and known.measured:
             return known.footprint
         predicted = self.ratios(kind).predict(file_bytes(manifest))
-        if known is not None and known.footprint.load_bytes > predicted.load_bytes:
-            return known.footprint
-        return predicted
+        return predicted if known is None else at_least(predicted, known.footprint)
 
     def kinds(self, manifest: Manifest) -> list[str]:
         """Return the kinds of instances that were measured for a version."""
@@ -164,9 +183,10 @@ class Footprints:
         """Return what versions of a kind take for each byte of their files, as far as this process has read."""
         with self._lock:
             samples = self._samples.get(kind, {})
-            learnt_from, ratios = self._ratios.get(kind, (0, Ratios()))
+            assumed = ASSUMED_RATIOS if kind.endswith(".cpu") else ASSUMED_ON_DEVICE
+            learnt_from, ratios = self._ratios.get(kind, (0, assumed))
             if len(samples) > learnt_from * LEARN_EVERY:
-                ratios = Ratios.learn(list(samples.values()))
+                ratios = Ratios.learn(list(samples.values()), assumed)
                 self._ratios[kind] = (len(samples), ratios)
             return ratios
 
@@ -187,6 +207,8 @@ def _merged(before: Measured | None, now: Measured) -> Measured:
         update={
             "resident_bytes": min(before.resident_bytes, now.resident_bytes),
             "peak_bytes": min(before.peak_bytes, now.peak_bytes),
+            "device_resident_bytes": min(before.device_resident_bytes, now.device_resident_bytes),
+            "device_peak_bytes": min(before.device_peak_bytes, now.device_peak_bytes),
         }
     )
 
@@ -199,6 +221,8 @@ def _alike(before: Measured, now: Measured) -> bool:
         (before.resident_bytes, now.resident_bytes),
         (before.peak_bytes, now.peak_bytes),
         (before.load_s, now.load_s),
+        (before.device_resident_bytes, now.device_resident_bytes),
+        (before.device_peak_bytes, now.device_peak_bytes),
     )
     return all(abs(one - other) <= ALIKE * max(one, other) for one, other in pairs)
 

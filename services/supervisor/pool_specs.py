@@ -12,7 +12,7 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.extras import BACKEND_EXTRAS
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import did_you_mean
-from millstream.services.process.memory_share import parse_memory
+from millstream.services.process.memory_share import parse_memory, parse_size
 
 WORKERS_MAX = 1024
 THREADS_MAX = 1024
@@ -31,6 +31,7 @@ class PoolSpec(NamedTuple):
         threads: of each worker.
         memory: of each worker, as a size.
         backend: inference library of its workers.
+        device_memory: of the device, for each worker, as a size.
     """
 
     workers: int
@@ -38,8 +39,11 @@ class PoolSpec(NamedTuple):
     threads: int = 0
     memory: str = ""
     backend: str = ""
+    device_memory: str = ""
 
 
+#: Share of the memory of a device that its workers may use together; the rest is for the driver and the libraries.
+DEVICE_SHARE = 0.9
 OPTIONS = PoolSpec._fields[1:]
 
 
@@ -67,6 +71,29 @@ def parse_pools(text: str) -> dict[str, PoolSpec]:
 def worker_counts(text: str) -> dict[str, int]:
     """Return the number of workers by pool. Raises Failure(INVALID)."""
     return {pool: spec.workers for pool, spec in parse_pools(text).items()}
+
+
+def device_budget(pools: str, pool: str, device: str, total_bytes: int) -> int:
+    """Return the memory of its device that a worker of `pool` may use; 0: no limit. Raises Failure(INVALID).
+
+    Args:
+        pools: the setting `pools`.
+        pool: the pool of the worker.
+        device: its device.
+        total_bytes: the memory of that device; 0: it is a CPU, or unknown.
+    """
+    specs = parse_pools(pools)
+    if pool in specs and specs[pool].device_memory:
+        return parse_size(specs[pool].device_memory)
+    number = _device_number(device)
+    sharing = sum(spec.workers for spec in specs.values() if spec.device and _device_number(spec.device) == number)
+    return int(DEVICE_SHARE * total_bytes) // max(1, sharing)
+
+
+def _device_number(device: str) -> int | None:
+    """Return the number of a GPU; None for a CPU. A pool on CUDA and one on TensorRT share the GPU."""
+    kind, _, number = device.partition(":")
+    return None if kind == "cpu" else int(number or 0)
 
 
 def memory_of_pools(pools: str, memory: str | None) -> str | None:
@@ -110,9 +137,9 @@ def _with_option(pool: str, spec: PoolSpec, option: str, value: str) -> PoolSpec
         if not value.isdecimal() or not 1 <= int(value) <= THREADS_MAX:
             raise invalid(f"{where}: threads are 1 to {THREADS_MAX}")
         return spec._replace(threads=int(value))
-    if option == "memory":
+    if option in {"memory", "device_memory"}:
         try:
-            parse_memory(f"{pool}={value}")
+            parse_memory(f"{pool}={value}") if option == "memory" else parse_size(value)
         except Failure as failure:
             raise invalid(f"{where}: {failure.message.partition(': ')[2]}") from None
     return PoolSpec(**(spec._asdict() | {option: value}))

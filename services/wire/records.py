@@ -42,6 +42,8 @@ class InstanceRecord(BaseModel):
     rows_efficient: int = 1  # more rows in one run gain almost nothing, or were not tried yet
     resident_bytes: int = 0  # measured; 0: not yet
     peak_bytes: int = 0  # beyond resident_bytes, while it loads, warms up or runs its largest batch
+    device_resident_bytes: int = 0  # likewise of the memory of an accelerator
+    device_peak_bytes: int = 0
     load_s: float = 0.0  # from the order until it was ready; 0: not yet
     loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
     last_used: float = 0.0  # likewise, of its last request; 0: none
@@ -117,6 +119,8 @@ class WorkerRecord(BaseModel):
     instances: tuple[InstanceRecord, ...] = ()
     budget_bytes: int = 0  # memory that the process may use, the interpreter included; 0: no limit
     used_bytes: int = 0  # in use, promised to loads in progress, or not yet free after an unload
+    device_budget_bytes: int = 0  # memory of its accelerator that it may use; 0: it has none, or no limit
+    device_used_bytes: int = 0
     draining: bool = False  # it stops soon and loads nothing
     token: str = ""  # of the repository state that its instances follow
     refusals: tuple[RefusalRecord, ...] = ()

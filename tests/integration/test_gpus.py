@@ -132,3 +132,30 @@ def test_a_worker_on_a_gpu_finds_out_what_it_is(tmp_path: Path) -> None:
     assert device(library, "cuda")["fingerprint"] == first["fingerprint"]
     unknown = device(library, "cuda", FAIL="capability,")
     assert (unknown["kind"], unknown["name"]) == ("gpu", "")
+
+
+USED = """
+from millstream.services.process.device import GpuMemory
+memory = GpuMemory("cuda:0")
+print(memory.used_bytes())
+"""
+
+
+@pytest.mark.needs("gcc")
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"PROCESSES": f"self:{5 << 20}"}, 5 << 20),
+        ({"PROCESSES": f"1:{5 << 20}", "GROWTH": "1000"}, 0),  # another process of this machine
+        ({"PROCESSES": f"4000000000:{5 << 20}", "GROWTH": "1000"}, 1000),  # as in a container: ids of another machine
+        ({"PROCESSES": "4000000000", "GROWTH": "1000"}, 1000),
+        ({"GROWTH": "1000"}, 0),  # nothing runs on it
+        ({"FAIL": "memory,"}, 0),
+        ({"FAIL": "processes,"}, 0),
+        ({"FAIL": "init,"}, 0),
+    ],
+)
+def test_memory_of_a_gpu_that_this_process_uses(tmp_path: Path, environment: dict[str, str], expected: int) -> None:
+    variables = child_environment({"LD_LIBRARY_PATH": str(compiled(tmp_path)), **environment})
+    output = subprocess.check_output([sys.executable, "-c", USED], env=variables, text=True, timeout=60)
+    assert int(output) == expected

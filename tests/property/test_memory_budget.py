@@ -6,11 +6,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millstream.services.placement.views import Footprint
-from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.memory_budget import DeviceBudget, MemoryBudget
 
 BASE, BUDGET = 100, 1000
 NAMES = st.sampled_from("abcde")
-FOOTPRINTS = st.builds(Footprint, st.integers(0, 600), st.integers(0, 300))
+DEVICE_BASE, DEVICE_BUDGET = 10, 500
+FOOTPRINTS = st.builds(
+    Footprint,
+    st.integers(0, 600),
+    st.integers(0, 300),
+    device_resident_bytes=st.integers(0, 300),
+    device_peak_bytes=st.integers(0, 150),
+)
 
 
 class Account(RuleBasedStateMachine):
@@ -19,10 +26,13 @@ class Account(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.process = BASE
-        self.budget = MemoryBudget(BUDGET, lambda: self.process)
+        self.device = DEVICE_BASE
+        device = DeviceBudget(DEVICE_BUDGET, lambda: self.device)
+        self.budget = MemoryBudget(BUDGET, lambda: self.process, device=device)
         self.loading: dict[str, Footprint] = {}
         self.loaded: dict[str, Footprint] = {}
         self.unloading: dict[str, int] = {}
+        self.device_unloading: dict[str, int] = {}
 
     @property
     def accounted(self) -> int:
@@ -30,6 +40,13 @@ class Account(RuleBasedStateMachine):
         resident = sum(one.resident_bytes for one in self.loaded.values())
         peak = max((one.peak_bytes for one in self.loaded.values()), default=0)
         return BASE + resident + peak + promised + sum(self.unloading.values())
+
+    @property
+    def device_accounted(self) -> int:
+        promised = sum(one.device_load_bytes for one in self.loading.values())
+        resident = sum(one.device_resident_bytes for one in self.loaded.values())
+        peak = max((one.device_peak_bytes for one in self.loaded.values()), default=0)
+        return DEVICE_BASE + resident + peak + promised + sum(self.device_unloading.values())
 
     def known(self) -> set[str]:
         return {*self.loading, *self.loaded, *self.unloading}
@@ -39,6 +56,7 @@ class Account(RuleBasedStateMachine):
         if name in self.known():
             return
         fits = max(self.accounted, self.process) + need.load_bytes <= BUDGET
+        fits = fits and max(self.device_accounted, self.device) + need.device_load_bytes <= DEVICE_BUDGET
         assert self.budget.reserve(name, need) == fits
         if fits:
             self.loading[name] = need
@@ -52,6 +70,7 @@ class Account(RuleBasedStateMachine):
         del self.loading[name]
         self.loaded[name] = measured
         self.process += measured.resident_bytes
+        self.device += measured.device_resident_bytes
         self.budget.settle(name, measured)
 
     @precondition(lambda self: self.loading or self.loaded)
@@ -61,6 +80,8 @@ class Account(RuleBasedStateMachine):
         free = self.budget.free_bytes
         failed, instance = self.loading.pop(name, None), self.loaded.pop(name, None)
         self.unloading[name] = failed.load_bytes if failed else instance.resident_bytes if instance else 0
+        device = instance.device_resident_bytes if instance else 0
+        self.device_unloading[name] = failed.device_load_bytes if failed else device
         self.budget.begin_unload(name)
         peak_bytes = instance.peak_bytes if instance else 0
         assert self.budget.free_bytes <= free + peak_bytes  # nothing else is free before it is really free
@@ -69,9 +90,10 @@ class Account(RuleBasedStateMachine):
     @rule(data=st.data(), returned=st.booleans())
     def freed(self, data: st.DataObject, returned: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.unloading)))
-        size = self.unloading.pop(name)
+        size, device_size = self.unloading.pop(name), self.device_unloading.pop(name)
         if returned:
             self.process = max(BASE, self.process - size)
+            self.device = max(DEVICE_BASE, self.device - device_size)
         self.budget.freed(name)
 
     @rule(size=st.integers(0, 200))
@@ -83,6 +105,9 @@ class Account(RuleBasedStateMachine):
         assert self.budget.used_bytes == max(self.accounted, self.process)
         assert self.budget.free_bytes == max(0, BUDGET - self.budget.used_bytes)
         assert self.budget.room_bytes == BUDGET - BASE
+        assert self.budget.device_used_bytes == max(self.device_accounted, self.device)
+        assert self.budget.device_free_bytes == max(0, DEVICE_BUDGET - self.budget.device_used_bytes)
+        assert self.budget.device_room_bytes == DEVICE_BUDGET - DEVICE_BASE
 
 
 TestAccount = Account.TestCase
@@ -114,3 +139,16 @@ def test_the_library_belongs_to_the_base_only_before_the_first_load() -> None:
     process = 400
     budget.base_grew()
     assert budget.base_bytes == 150
+
+
+def test_a_version_that_is_unloaded_twice_at_the_same_time_counts_until_both_are_closed() -> None:
+    budget = MemoryBudget(BUDGET, lambda: BASE)
+    for size in (100, 200):
+        assert budget.reserve("a", Footprint(size))
+        budget.settle("a", Footprint(size))
+        budget.begin_unload("a")
+    assert budget.used_bytes == BASE + 300
+    budget.freed("a")
+    assert budget.used_bytes == BASE + 200
+    budget.freed("a")
+    assert budget.used_bytes == BASE

@@ -20,10 +20,15 @@ Array = np.ndarray[Any, Any]
 
 
 class OutOfMemory(Failure):
-    """A run found no memory; fewer rows may fit."""
+    """A run or a load found no memory; fewer rows may fit.
 
-    def __init__(self, message: str) -> None:
+    Args:
+        of_device: whether it was the memory of the accelerator.
+    """
+
+    def __init__(self, message: str, *, of_device: bool = False) -> None:
         super().__init__(Code.MODEL, message)
+        self.of_device = of_device
 
 
 class Terminated(Failure):
@@ -102,6 +107,9 @@ class Backend(Protocol):
 
         Raises Failure(UNAVAILABLE) if the library is not installed.
         """
+
+    def device_bytes(self, device: str) -> int:
+        """Return the bytes of an accelerator's memory that this process uses; 0: a CPU, or not known. Takes < 1 ms."""
 
     def target(self, device: str) -> Target | None:
         """Return what `compile` compiles for; None: it compiles nothing for this device."""

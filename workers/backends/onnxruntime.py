@@ -18,7 +18,7 @@ from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import return_freed
-from millstream.services.process.device import find_device
+from millstream.services.process.device import GpuMemory, find_device
 from millstream.services.process.low_priority import lower_priority
 from millstream.services.repository.variants import Target
 from millstream.services.settings import disable_library_telemetry
@@ -87,9 +87,9 @@ def _check_readable(path: Path) -> None:
         raise Failure(Code.MODEL, f"the model cannot be loaded: {path.name}: {error.strerror}") from error
 
 
-def _too_large(error: Exception, path: Path) -> OutOfMemory:
+def _too_large(error: Exception, path: Path, *, of_device: bool = False) -> OutOfMemory:
     return_freed()
-    return OutOfMemory(f"there is no memory for the model: {_reason(error, path)}")
+    return OutOfMemory(f"there is no memory for the model: {_reason(error, path)}", of_device=of_device)
 
 
 class _LowerPriority:
@@ -132,13 +132,13 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
         raise _too_large(error, path) from error
     except (state.EPFail, state.EngineError, state.RuntimeException, RuntimeError) as error:
         if _NO_MEMORY.search(str(error)):
-            raise _too_large(error, path) from error
+            raise _too_large(error, path, of_device=device != "cpu" and "bad_alloc" not in str(error)) from error
         if device == "cpu":
             raise Failure(Code.MODEL, f"the model cannot be loaded: {_reason(error, path)}") from error
         raise Failure(Code.UNAVAILABLE, f"device {device!r} cannot be used: {_reason(error, path)}") from error
     except Exception as error:
         if _NO_MEMORY.search(str(error)):
-            raise _too_large(error, path) from error
+            raise _too_large(error, path, of_device=device != "cpu" and "bad_alloc" not in str(error)) from error
         raise Failure(Code.MODEL, f"the model cannot be loaded: {_reason(error, path)}") from error
     missing = [name for name in wanted if name not in session.get_providers()]
     if missing:
@@ -272,6 +272,7 @@ class OnnxRuntime:
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home.absolute() if home is not None else None
+        self._gpu: GpuMemory | None = None
 
     def prepare(self, device: str) -> None:
         """Import onnxruntime. Raises Failure(UNAVAILABLE) if it is not installed."""
@@ -319,6 +320,14 @@ class OnnxRuntime:
             return DeviceBuffers(onnxruntime, session, signature, "cuda", number, graphs=graphs.on)
 
         return OnnxRuntimeInstance(onnxruntime, open_session, signature, buffers)
+
+    def device_bytes(self, device: str) -> int:
+        """Return the bytes of the GPU's memory that this process uses, as the driver reports them; 0: a CPU."""
+        if parse_device(device)[0] == "cpu":
+            return 0
+        if self._gpu is None:
+            self._gpu = GpuMemory(device)
+        return self._gpu.used_bytes()
 
     def target(self, device: str) -> Target | None:
         """Return what an optimised model is for; None for a GPU: TensorRT keeps its engines itself."""

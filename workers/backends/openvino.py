@@ -201,6 +201,10 @@ class OpenVino:
         """Import openvino. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
+    def device_bytes(self, device: str) -> int:
+        """Return 0: it runs on the CPU."""
+        return 0
+
     def target(self, device: str) -> Target | None:
         """Return what a blob is for."""
         return Target("openvino-cpu", f"openvino {_library().get_version()}", find_device(device).fingerprint)

@@ -45,6 +45,11 @@ class Behaviour(BaseModel):
     load_on: str = Field("", description="Kind of device on which loads end so; on others they succeed. Empty: all.")
     bytes: int = Field(0, ge=0, le=1 << 40, description="Bytes of an instance.")
     peak_bytes: int = Field(0, ge=0, le=1 << 40, description="Further bytes during a load, and during a run.")
+    device_bytes: int = Field(0, ge=0, le=1 << 40, description="Bytes of an instance on the device.")
+    device_peak_bytes: int = Field(
+        0, ge=0, le=1 << 40, description="Further bytes on the device from the load to the end of the first run."
+    )
+    close_s: float = Field(0, ge=0, description="Seconds until an instance is closed.")
     allocate: bool = Field(False, description="Whether the process really holds these bytes.")
     rows_fitting: int = Field(0, ge=0, description="A run of more rows finds no memory; 0: every run fits.")
     fail_if: float | str | None = Field(None, description="A run with an element equal to this fails.")
@@ -70,19 +75,28 @@ def _hang() -> None:
         time.sleep(1)
 
 
+class SimulatedDevice:
+    """What instances claim of the memory of an accelerator."""
+
+    def __init__(self) -> None:
+        self.taken: dict[SimulatedInstance, int] = {}
+
+
 class SimulatedInstance:
     """Returns copies of the inputs, by position, where an output has the shape of its input; else zeros."""
 
     lost = ""
 
-    def __init__(self, behaviour: Behaviour, signature: Signature) -> None:
+    def __init__(self, behaviour: Behaviour, signature: Signature, device: SimulatedDevice) -> None:
         self._behaviour = behaviour
         self._signature = signature
+        self._device = device
         self._inputs = CheckedInputs("simulated", signature)
         self._terminated = threading.Event()
         self._closed = False
         self._memory = _allocated(behaviour, behaviour.bytes)
         self.size_bytes = behaviour.bytes
+        device.taken[self] = behaviour.device_bytes + behaviour.device_peak_bytes
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         behaviour = self._behaviour
@@ -102,6 +116,8 @@ class SimulatedInstance:
             self._terminated.clear()
             raise Terminated
         del peak
+        if self in self._device.taken:
+            self._device.taken[self] = behaviour.device_bytes
         if _contains(inputs, behaviour.fail_if):
             raise Failure(Code.MODEL, f"simulated: an element equals {behaviour.fail_if}")
         return self._outputs(inputs, rows)
@@ -126,7 +142,9 @@ class SimulatedInstance:
 
     def close(self) -> None:
         self._closed = True
+        time.sleep(self._behaviour.close_s)
         self._memory = None
+        self._device.taken.pop(self, None)
 
 
 def _rows(signature: Signature, inputs: Mapping[str, Array]) -> int:
@@ -161,8 +179,15 @@ class Simulated:
     name = "simulated"
     formats = frozenset({FORMAT})
 
+    def __init__(self) -> None:
+        self._device = SimulatedDevice()
+
     def prepare(self, device: str) -> None:
         """Do nothing: there is no library."""
+
+    def device_bytes(self, device: str) -> int:
+        """Return what the instances on an accelerator claim together."""
+        return 0 if device == "cpu" else sum(list(self._device.taken.values()))
 
     def target(self, device: str) -> None:
         """Return None: nothing is compiled."""
@@ -185,7 +210,7 @@ class Simulated:
         if end == "hang":
             _hang()
         peak = _allocated(behaviour, behaviour.peak_bytes)
-        instance = SimulatedInstance(behaviour, signature)
+        instance = SimulatedInstance(behaviour, signature, self._device)
         if ended.wait(behaviour.load_s):
             instance.close()
             raise Failure(Code.MODEL, "simulated: the load was ended")

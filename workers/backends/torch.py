@@ -158,6 +158,10 @@ class Torch:
         """Import torch. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
+    def device_bytes(self, device: str) -> int:
+        """Return 0: it runs on the CPU."""
+        return 0
+
     def target(self, device: str) -> None:
         """Return None: nothing is compiled."""
 

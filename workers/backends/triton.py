@@ -243,6 +243,10 @@ class Triton:
         """Import tritonclient. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
+    def device_bytes(self, device: str) -> int:
+        """Return 0: its server's memory is its own."""
+        return 0
+
     def target(self, device: str) -> None:
         """Return None: nothing is compiled."""
 

@@ -165,6 +165,8 @@ def _show_worker(console: Console, worker: PlacedWorker, name: str | None, rows_
         memory = f"{bar(worker['used_bytes'] / budget, BAR_COLUMNS)}  {used} of {size(budget)}"
     else:
         memory = f"{used}, no limit"
+    if worker["device_budget_bytes"]:
+        memory += f", device {size(worker['device_used_bytes'])} of {size(worker['device_budget_bytes'])}"
     draining = ", [yellow]draining[/]" if worker["draining"] else ""
     held = worker["instances_total"]
     count = "1 version" if held == 1 else f"{held} versions"

@@ -36,8 +36,8 @@ Pools = Annotated[
     typer.Option(
         metavar="NAME=N[,OPTION=VALUE…]",
         help="Pool and its number of workers, can be repeated (MILLSTREAM_POOLS=cpu=2,gpu=1); default cpu=1. "
-        "Options of its workers: device=cuda:0, threads=4, memory=16GiB, backend=onnxruntime. The pool gpu runs on "
-        "CUDA, the pool tensorrt on TensorRT, unless they name a device.",
+        "Options of its workers: device=cuda:0, device_memory=14GiB, threads=4, memory=16GiB, backend=onnxruntime. The "
+        "pool gpu runs on CUDA, the pool tensorrt on TensorRT, unless they name a device.",
     ),
 ]
 WorkerThreads = Annotated[

@@ -1,0 +1,101 @@
+"""Memory of an accelerator: a second budget that loads, unloads, refusals and what operators see respect.
+
+Workers are real; the simulated backend claims the bytes of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from millstream.services.repository.footprints import Measured
+from tests.kit.shop import LEASE_S, MIB, Shop
+from tests.kit.stack import Stack, running_stack
+from tests.kit.wait import wait_until
+
+DEVICE_BYTES = 1000 * MIB
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("device"), settings={"queue_lease_s": LEASE_S}) as stack:
+        yield stack
+
+
+@pytest.fixture
+def shop(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    shop = Shop(stack, request.node.name.removeprefix("test_").replace("_", "-")[:30])
+    shop.start(pools=f"{shop.pool}=1,device=cuda:0,device_memory={DEVICE_BYTES >> 20}MiB", worker_device="cuda:0")
+    try:
+        yield shop
+    finally:
+        shop.close()
+
+
+def test_the_device_is_full_although_the_host_is_not(shop: Shop) -> None:
+    small = [shop.publish(f"on-device-{at}", bytes=MIB, device_bytes=300 * MIB) for at in range(4)]
+    for manifest in small:
+        shop.load(manifest)
+        wait_until(lambda: shop.record.device_used_bytes <= DEVICE_BYTES, what="within the budget of the device")
+    wait_until(lambda: len(shop.settled()) == 3, what="three fit")
+    record = shop.record
+    assert record.device_budget_bytes == DEVICE_BYTES
+    assert record.used_bytes < record.budget_bytes / 2
+    instance = shop.instance(small[-1])
+    assert instance is not None
+    assert instance.device_resident_bytes == 300 * MIB
+    shop.until_known("on-device-0")
+    shop.until_answers("on-device-0")
+
+    page = shop.stack.metrics()
+    assert page.value("millstream_worker_device_memory_budget_bytes", pool=shop.pool) == DEVICE_BYTES
+    assert page.value("millstream_worker_device_memory_used_bytes", pool=shop.pool) > 600 * MIB
+    workers = shop.stack.http.get("/admin/v1/placement").json()["workers"]
+    [worker] = [one for one in workers if one["pool"] == shop.pool]
+    assert worker["device_budget_bytes"] == DEVICE_BYTES
+    assert worker["device_free_bytes"] == DEVICE_BYTES - worker["device_used_bytes"]
+    assert {one["device_size_bytes"] for one in worker["instances"]} <= {0, 300 * MIB}
+
+
+def test_a_peak_on_the_device_counts_until_the_instance_goes(shop: Shop) -> None:
+    peaked = shop.publish("peaked", bytes=MIB, device_bytes=100 * MIB, device_peak_bytes=200 * MIB)
+    shop.until_ready(peaked)
+    instance = shop.instance(peaked)
+    assert instance is not None
+    assert (instance.device_resident_bytes, instance.device_peak_bytes) == (100 * MIB, 200 * MIB)
+    wait_until(lambda: shop.record.device_used_bytes == 300 * MIB, what="its peak counts")
+    measured = shop.repository.footprints.measured(peaked, "simulated.cuda")
+    assert measured is not None
+    assert (measured.device_resident_bytes, measured.device_peak_bytes) == (100 * MIB, 200 * MIB)
+
+
+def test_two_with_large_peaks_go_where_one_alone_frees_little(shop: Shop) -> None:
+    """A worker counts the largest peak alone: one of two with equal peaks frees none of it, both free it."""
+    behaviour = {"bytes": MIB, "device_bytes": 40 * MIB, "device_peak_bytes": 250 * MIB}
+    two = [shop.publish(name, **behaviour) for name in ("peak-1", "peak-2")]
+    for manifest in two:
+        shop.load(manifest)
+    wait_until(lambda: shop.record.device_used_bytes == 330 * MIB, what="both are there")
+    need = DEVICE_BYTES - 330 * MIB + 100 * MIB
+    known = Measured(resident_bytes=MIB, load_s=0.01, device_resident_bytes=need)
+    large = shop.publish_known("large", "simulated.cuda", known, bytes=MIB, device_bytes=need)
+    shop.load(large)
+    assert shop.settled() == {"large"}
+    assert shop.log.count(f"to make room for {large.content_id}") == len(two)
+
+
+def test_a_refusal_names_the_memory_that_is_short(shop: Shop) -> None:
+    huge = shop.publish("huge-on-device", bytes=MIB, device_bytes=2 * DEVICE_BYTES)
+    wait_until(lambda: shop.instance(huge), what="it was tried")
+    shop.until_known("huge-on-device")
+
+    def refused() -> bool:
+        reply = shop.infer("huge-on-device")
+        return reply.status_code == 503 and "bytes of device memory" in reply.json()["error"]
+
+    wait_until(refused, what="it is refused")
+    error = shop.infer("huge-on-device").json()["error"]
+    assert f"it takes {2 * DEVICE_BYTES} bytes of device memory" in error, error
+    assert str(DEVICE_BYTES) in error, "the other number"
+    wait_until(lambda: shop.record.device_used_bytes == 0, what="its memory is free")
