@@ -3,6 +3,7 @@ Prometheus.
 """
 
 import http.server
+import importlib.util
 import json
 import re
 import shlex
@@ -21,7 +22,9 @@ from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.page import MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.memory_share import worker_budget
 from millstream.services.settings import SECRET_FILES, Settings
+from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.version import VERSION
 from tests.kit.metrics_reference import QUERIES
 from tests.kit.role_environment import locked, make_environment
@@ -240,6 +243,66 @@ def test_settings_of_containers_are_settings(place, environment, monkeypatch, tm
             default = re.fullmatch(r"\$\{\w+:-(.*)\}", value)
             monkeypatch.setenv(key, default[1] if default else value)
     Settings()
+
+
+WORKERS = {"worker-cpu": ("cpu", "cpu"), "worker-gpu": ("gpu", "cuda:0")}
+
+
+def of_compose(service: str) -> Settings:
+    """The settings that the processes of a service read, without those that compose fills in."""
+    environment = COMPOSE["services"][service]["environment"]
+    plain = {key: value for key, value in environment.items() if key not in SECRET_FILES and "$" not in str(value)}
+    return Settings.model_validate({key.removeprefix("MILLSTREAM_").lower(): value for key, value in plain.items()})
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_workers_of_compose_have_the_pools_and_memory_that_their_options_say(name):
+    service, (pool, device) = COMPOSE["services"][name], WORKERS[name]
+    assert service["command"] == ["--pool", pool]
+    content(sys.executable, "-m", "millstream.workers", *service["command"], "--help")
+    settings = of_compose(name)
+    assert settings.worker_device == device
+    assert parse_pools(f"{pool}=1,device={settings.worker_device}").keys() == {pool}
+    limit = int(service["deploy"]["resources"]["limits"]["memory"].removesuffix("G")) << 30
+    assert limit // 2 < worker_budget(settings.worker_memory, pool, 1) < limit, "tensors need memory, too"
+
+
+@pytest.mark.parametrize("name", ["gateway", *WORKERS])
+def test_services_of_compose_may_drain_before_they_are_killed(name):
+    grace_s = int(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > of_compose(name).drain_s
+
+
+def test_every_process_of_compose_has_a_health_check_at_a_port_that_it_serves_and_prometheus_scrapes():
+    prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    scraped = {
+        host: discovery["port"]
+        for job in prometheus["scrape_configs"]
+        for discovery in job.get("dns_sd_configs", [])
+        for host in discovery["names"]
+    }
+    ports = {"gateway": of_compose("gateway").http_port, "controller": of_compose("controller").controller_metrics_port}
+    ports |= {name: of_compose(name).worker_metrics_port for name in WORKERS}
+    assert scraped == ports
+    for name, port in ports.items():
+        service = COMPOSE["services"][name]
+        if "healthcheck" in service:
+            check = " ".join(service["healthcheck"]["test"])
+        else:
+            lines = STAGES[service["build"]["target"]]
+            check = " ".join(" ".join(line) for line in lines if line[0] == "HEALTHCHECK")
+        assert f"http://127.0.0.1:{port}/" in check
+
+
+def test_the_controller_of_compose_shares_redis_and_repository_with_the_others():
+    services = COMPOSE["services"]
+    entry = services["controller"]["entrypoint"]
+    assert entry[:2] == ["python", "-m"]
+    assert importlib.util.find_spec(entry[2]) is not None
+    for name in ("controller", *WORKERS):
+        assert services[name]["volumes"] == services["gateway"]["volumes"]
+        for variable in ("MILLSTREAM_REDIS_URL", "MILLSTREAM_HOME"):
+            assert services[name]["environment"][variable] == services["gateway"]["environment"][variable]
 
 
 def test_secrets_of_compose_are_files_that_settings_name():
