@@ -78,7 +78,14 @@ def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
     )(command)
 
 
-_add("Run", up, "millstream up", "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx")
+_add(
+    "Run",
+    up,
+    "millstream up",
+    "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx",
+    "millstream up --memory 8GiB",
+    "millstream up --pool gpu=1,memory=16GiB --pool cpu=2,threads=4,memory=8GiB",
+)
 _add("Run", restart, "millstream restart", "millstream restart workers --json")
 _add("Run", logs, "millstream logs -f", "millstream logs gateway -n 20", "millstream logs -f digits --json")
 _add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
@@ -89,10 +96,11 @@ _add(
 )
 _add("Models", models, "millstream models", "millstream models --json")
 _add("Models", describe, "millstream describe digits")
-_add("Models", placement, "millstream placement", "millstream placement digits --watch")
+_add("Models", placement, "millstream placement", "millstream placement digits --watch", "millstream placement --json")
 _add(
     "Models",
     configure,
+    "millstream configure digits",
     "millstream configure digits --instances-min 1 --pin",
     "millstream configure digits --pools gpu,cpu --idle-s 300",
 )
@@ -113,6 +121,7 @@ _add(
     "Run",
     plan,
     "millstream plan --models 500 --workers 4 --memory 8GiB",
+    "millstream plan --models 2000 --workers 8 --memory 4GiB --hours 24 --json",
     "millstream plan --models models.csv --trace calls.csv --workers 4 --memory 8GiB --compare",
     "millstream plan --models server --trace calls.csv --memory 16GiB",
     "millstream plan --models .millstream/repository --trace calls.csv --json",

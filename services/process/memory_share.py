@@ -73,7 +73,7 @@ def parse_memory(text: str) -> dict[str, int]:
         budget = parse_size(size)
         if 0 < budget < BUDGET_BYTES_MIN:
             raise invalid(
-                f"--memory {part}: {budget} bytes are too small for one worker, which needs {BUDGET_BYTES_MIN >> 20}MiB"
+                f"--memory {part}: {size} is too small for one worker, which needs {BUDGET_BYTES_MIN >> 20}MiB"
             )
         if pool in budgets:
             what = f"the pool {pool}" if pool else "every worker"
@@ -107,9 +107,13 @@ def check_memory(text: str | None, pools: Mapping[str, int], total: int) -> str:
     if together <= total:
         return ""
     return (
-        f"--memory {text}: all workers together may use {together} bytes, and there are {total}: the kernel ends "
-        "workers when the memory runs out"
+        f"--memory {text}: all workers together may use {_gib(together)}, and this machine or container has "
+        f"{_gib(total)}: the kernel ends workers when the memory runs out"
     )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):,.1f} GiB"
 
 
 def worker_budget(text: str | None, pool: str, workers: int) -> int:

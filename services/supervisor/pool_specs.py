@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from millstream.services.errors import Failure, invalid
@@ -17,6 +18,8 @@ from millstream.services.process.memory_share import parse_memory, parse_size
 WORKERS_MAX = 1024
 THREADS_MAX = 1024
 BACKENDS = (*sorted(BACKEND_EXTRAS), "simulated")
+#: A pool whose name resembles an option's this much is refused: `threds=4` would start four more workers.
+OPTION_RATIO = 0.8
 _DEVICE = re.compile(r"(cpu|cuda|tensorrt)(:\d{1,3})?")
 _OTHERS = frozenset({"gateway", "controller"})  # processes whose log files are named likewise
 _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}  # of pools with these names
@@ -118,6 +121,8 @@ def _new_pool(part: str, name: str, number: str, pools: dict[str, PoolSpec]) -> 
         raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2{hint}")
     if name in _OTHERS:
         raise invalid(f"--pool {part}: a pool cannot be named {name}: its log files would be those of the {name}s")
+    if option := get_close_matches(name, OPTIONS, 1, OPTION_RATIO):
+        raise invalid(f"--pool {part}: did you mean the option {option[0]}={number}? No pool may be named so like one")
     if name in pools:
         raise invalid(f"--pool {part}: the pool {name} is named twice")
     return name

@@ -170,6 +170,15 @@ def test_a_sequence_is_refused_and_loads_nothing(stack: Stack) -> None:
     assert state(stack, "scale") == "standby"
 
 
+def test_a_model_on_standby_has_no_key_in_redis(stack: Stack) -> None:
+    stream = InstallationKeys(stack.installation).pool("cpu").stream(content_id(stack, "scale"))
+    rest(stack)
+    assert stack.redis.exists(stream)
+    put_on_standby(stack, "scale")
+    assert not stack.redis.exists(stream)
+    assert [key for key in stack.redis.scan_iter("*") if content_id(stack, "scale").encode() in key] == []
+
+
 class Callers:
     """Threads that call three models in turn, with random deadlines, and check every reply."""
 

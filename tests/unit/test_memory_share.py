@@ -89,7 +89,7 @@ def test_a_budget_is_of_every_worker_or_of_those_of_a_pool() -> None:
         ("=8GiB", "--memory =8GiB: write a size"),
         (",", "--memory: write a size"),
         ("1" * 400, "write a size"),
-        ("8MiB", "--memory 8MiB: 8388608 bytes are too small for one worker, which needs 256MiB"),
+        ("8MiB", "--memory 8MiB: 8MiB is too small for one worker, which needs 256MiB"),
         ("8GiB,9GiB", "--memory 9GiB: the memory of every worker is given twice"),
         ("cpu=8GiB,cpu=9GiB", "--memory cpu=9GiB: the memory of the pool cpu is given twice"),
         ("gpu=8GiB", "--memory gpu=…: there is no pool gpu; the pools are cpu"),
@@ -105,7 +105,7 @@ def test_nonsense_is_refused_in_one_line(text: str, said: str) -> None:
 def test_more_than_there_is_is_a_warning() -> None:
     assert check_memory(None, {"cpu": 2}, GIB) == ""
     assert check_memory("4GiB", {"cpu": 2}, 8 * GIB) == ""
-    assert f"{10 * GIB} bytes, and there are {8 * GIB}" in check_memory("5GiB", {"cpu": 2}, 8 * GIB)
+    assert "may use 10.0 GiB, and this machine or container has 8.0 GiB" in check_memory("5GiB", {"cpu": 2}, 8 * GIB)
 
 
 LIMITED = """

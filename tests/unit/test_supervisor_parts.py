@@ -39,6 +39,7 @@ def test_pools():
         ("a=1,threads=0", "--pool a=1,threads=0: threads are 1 to 1024"),
         ("a=1,threads=two", "threads are 1 to 1024"),
         ("a=1,memory=much", "--pool a=1,memory=much: write a size like 8GiB"),
+        ("cpu=1,threds=2", "did you mean the option threads=2"),
         ("a=1,memory=1MiB", "too small for one worker"),
         ("a=1,backend=onnx", "backends are onnxruntime, openvino,"),
         ("a=1,threads=2,threads=3", "threads is given twice"),

@@ -162,14 +162,19 @@ def _controller(settings: Settings) -> list[Check]:
     """Say who leads the installation that runs with this home, or that the settings name; nothing if there is none."""
     from millstream.services.client.address import find_server, url_of_home
     from millstream.services.client.client import Client
+    from millstream.services.client.errors import ConnectionFailed
 
     if not settings.endpoint and url_of_home(settings.home) is None:
         return []
     try:
         with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:
             leader = client.placement()["leader"]
+    except ConnectionFailed:
+        if not settings.endpoint:
+            return []  # an installation that was killed left its address
+        return [Check("Controller", "warn", f"no server answers at {settings.endpoint}", "start it, or unset it")]
     except Failure as failure:
-        return [Check("Controller", "warn", failure.message, "nothing runs there, or it needs MILLSTREAM_ADMIN_KEY")]
+        return [Check("Controller", "warn", failure.message, "its admin API needs MILLSTREAM_ADMIN_KEY")]
     if leader is not None:
         return [Check("Controller", "ok", f"{leader['name']} leads, with token {leader['token']}")]
     advice = "start `millstream up` without --no-controller, or python -m millstream.services.controller"

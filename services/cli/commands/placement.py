@@ -64,9 +64,6 @@ def placement(
 
     Versions on standby are loaded at their first call; SIZE and LOAD are what that takes, ~ if it is predicted because
     they were never loaded. With --watch, tables are cut to the height of the terminal, the latest used first.
-
-    Examples: `millstream placement`, `millstream placement mine --watch`,
-    `millstream placement --json | jq '.models[] | select(.standby) | .model'`
     """
     server = server_address(context, endpoint, key)
     console = results()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -38,6 +39,7 @@ REASONS = {
     "surplus": "unloads of surplus",
 }
 MODELS_MAX = 100_000
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 FILE_BYTES_MAX = 1 << 30
 
 
@@ -159,6 +161,8 @@ def _memory_bytes(text: str | None, known: KnownModels) -> int:
         return known.memory_bytes
     if text is None and known.workers:
         raise wrong_usage("--memory: the server's workers have no limit; say what the simulated ones have, like 8GiB")
+    if text is not None and text.startswith("-"):
+        raise wrong_usage(f"--memory {text}: write a size like 8GiB or 500MB")
     sizes = _or_wrong_usage("--memory", lambda: parse_memory(text or MEMORY))
     if set(sizes) != {EVERY_POOL}:
         raise wrong_usage("--memory: all workers of the simulation are alike: give one size, like 8GiB")
@@ -172,8 +176,8 @@ def _known(source: str, seed: int, context: typer.Context, endpoint: str | None,
     from millstream.services.cli.plan_models import KnownModels, models_of_repository, models_of_server
     from millstream.services.placement.simulation.models import generated_models, read_models
 
-    if source.isdecimal():
-        if not 1 <= int(source) <= MODELS_MAX:
+    if _NUMBER.fullmatch(source):
+        if not (source.isdecimal() and len(source) <= len(str(MODELS_MAX)) and 1 <= int(source) <= MODELS_MAX):
             raise wrong_usage(f"--models {source}: between 1 and {MODELS_MAX:,} models can be made up")
         return KnownModels(generated_models(int(source), seed), 0)
     if source == SERVER:
