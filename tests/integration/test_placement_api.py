@@ -93,7 +93,7 @@ def test_a_plan_is_made_from_the_running_server_or_its_repository(stack, tmp_pat
         assert (read["models"], read["models_measured"]) == (2, 2)
         assert (read["workers"], read["memory_bytes"]) == (2, 8 << 30)
     shown = command.ok("plan", "--models", stack.home, "--trace", trace, "--memory", "1GiB")
-    assert shown.startswith("2 models take ")
+    assert shown.startswith("models: 2, together ")
     configure(stack, "first", instances_min=None)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GENERATED, SERVER = "generated", "server"
 WORKERS, MEMORY = 2, "8GiB"
+RESTART_HOURS_MIN = 0.1
 #: what the controller orders, for people
 REASONS = {
     "minimum": "loads for instances_min",
@@ -124,6 +125,8 @@ def plan(
     from millstream.services.placement.simulation.report import summary_of
     from millstream.services.placement.simulation.simulator import ROUND_S, FleetOptions, Simulator
 
+    if 0 < restart_hours < RESTART_HOURS_MIN:
+        raise wrong_usage(f"--restart-hours {restart_hours:g}: a restart takes seconds: at least {RESTART_HOURS_MIN:g}")
     known = _known(models, seed, context, endpoint, key)
     workers = workers or known.workers or WORKERS
     options = FleetOptions(
@@ -179,7 +182,8 @@ def _known(source: str, seed: int, context: typer.Context, endpoint: str | None,
     if _NUMBER.fullmatch(source):
         if not (source.isdecimal() and len(source) <= len(str(MODELS_MAX)) and 1 <= int(source) <= MODELS_MAX):
             raise wrong_usage(f"--models {source}: between 1 and {MODELS_MAX:,} models can be made up")
-        return KnownModels(generated_models(int(source), seed), 0)
+        made_up = generated_models(int(source), seed)
+        return KnownModels(made_up, len(made_up))
     if source == SERVER:
         from millstream.services.client.client import Client
 
@@ -272,10 +276,12 @@ def _show(summaries: list[Summary], known: KnownModels, needed_bytes: int, optio
         figures[title] = lambda one, reason=reason: f"{one.planned.get(reason, 0):,}"  # type: ignore[misc]
     rows = [[title, *(figure(one) for one in summaries)] for title, figure in figures.items()]
     names = [one.policy for one in summaries]
-    memory = f"{options.workers} workers have {size(options.memory_bytes)} each"
-    console.print(f"{len(known.models)} models take {size(needed_bytes)} together; {memory}.")
-    if known.measured < len(known.models) and known.measured + known.workers:
-        console.print(f"The memory of {len(known.models) - known.measured} models is predicted, not measured.")
+    memory = f"workers: {options.workers} of {size(options.memory_bytes)}"
+    console.print(f"models: {len(known.models)}, together {size(needed_bytes)}; {memory}")
+    if known.measured < len(known.models):
+        console.print(
+            f"{len(known.models) - known.measured} of the models were never loaded: their memory is predicted"
+        )
     show_rows(console, ["", *names], rows, right=names)
 
 

@@ -110,13 +110,13 @@ class Simulator:
         self._loading: Counter[int] = Counter()  # model -> its loads that wait or are in progress
         self._waiting: defaultdict[int, list[float]] = defaultdict(list)  # model -> instants of calls that wait for it
         self._unpublished: set[int] = set()  # workers whose record is about to show a change
-        self._counted = False
+        self._count_from = 0.0
+        self._counted = False  # whether that instant is over
         self._last_refusal = RefusalKind.NOTHING_EVICTABLE
 
     def run(self, trace: Trace, progress: Callable[[float], None] = lambda _: None) -> Outcome:
         """Return what happens; calls `progress` with the share of the calls that is done."""
-        count_from = WARMUP_SHARE * trace.end_s
-        sample_at = count_from
+        self._count_from = sample_at = WARMUP_SHARE * trace.end_s
         calls = len(trace)
         if self._policy.sees_records and self._options.round_s:
             self._at(self._options.round_s, self._round)
@@ -131,9 +131,19 @@ class Simulator:
             if at % PROGRESS_CALLS == 0:
                 progress(at / calls)
             self._call(model, now)
-        self._counted = False
+        self._finish(float(trace.seconds[-1]) if calls else 0.0)
         progress(1.0)
         return self.outcome
+
+    def _finish(self, now: float) -> None:
+        """End the calls that wait at the end of the trace: they are answered, refused, or their time is over."""
+        self._advance(now + self._options.timeout_s)
+        for calls in self._waiting.values():
+            self.outcome.expired += self._number_counted(calls)
+        self._waiting.clear()
+
+    def _number_counted(self, calls: Sequence[float]) -> int:
+        return sum(called_at >= self._count_from for called_at in calls)
 
     def _advance(self, now: float) -> None:
         while self._events and self._events[0][0] <= now:
@@ -224,7 +234,7 @@ class Simulator:
         if self._order_for_calls(model, now):
             self._waiting[model] += calls
         else:
-            self._refuse(self._last_refusal, len(calls))
+            self._refuse(self._last_refusal, self._number_counted(calls))
 
     def _unload(self, worker: SimulatedWorker, model: int) -> None:
         del worker.instances[model]
@@ -325,12 +335,13 @@ class Simulator:
         end = max(now, worker.free_at[slot]) + run_s
         instance = worker.instances[model]
         instance.last_used = now
+        counted = called_at >= self._count_from
         if end - called_at > self._options.timeout_s:
-            self.outcome.expired += self._counted
+            self.outcome.expired += counted
             return
         worker.free_at[slot] = end
         instance.busy_until = max(instance.busy_until, end)
-        if not self._counted:
+        if not counted:
             return
         if end - called_at <= run_s + IN_TIME_S:
             self.outcome.in_time += 1
