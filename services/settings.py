@@ -203,6 +203,10 @@ class Settings(BaseSettings):
     worker_run_s_max: float = Field(
         600, gt=0, description="Seconds that one run of a model may take; the deadline of a request may end it earlier."
     )
+    triton_ca_file: Path | None = Field(
+        None,
+        description="Certificates (PEM) that the backend `triton` trusts for `grpcs://`. Unset: those of gRPC.",
+    )
     worker_metrics_port: int = Field(
         0, ge=0, le=65535, description="Port for /metrics of a worker that was started alone; 0: none."
     )

@@ -53,6 +53,7 @@ from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
+from millstream.workers.backends.triton import Triton
 from millstream.workers.batching_off import BatchingOff
 from millstream.workers.consumer import Consumer, Finished
 from millstream.workers.drain import DrainThread
@@ -232,6 +233,7 @@ class WorkerProcess:
         self.loop = Worker(
             self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog
         )
+        self.loop.forwards = isinstance(self._environment.backend, Triton)
         self._draining = threading.Event()
         self._drain = DrainThread(self._begin_drain, self._leave_early, settings.drain_s)
 

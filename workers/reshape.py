@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
@@ -51,6 +52,11 @@ class Reshaped:
     def _client_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """Return the shape that clients see, without rows."""
         return spec.shape[1:] if self._batching else spec.shape
+
+    def limit(self, seconds: float) -> None:
+        """Pass on the limit of the next run, to an instance that forwards its runs."""
+        forwarding: Any = self._instance
+        forwarding.limit(seconds)
 
     def terminate(self) -> None:
         self._instance.terminate()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
@@ -68,6 +69,7 @@ class Worker:
         self._memory = OutOfMemoryPolicy(models, metrics)
         self._watchdog = watchdog
         self._stopping = threading.Event()
+        self.forwards = False  # whether instances run elsewhere, and are told how long callers wait
         self.waiting = False  # for work
         self.runs = 0  # without readiness probes
         self._leased: list[Lease] = []  # not run yet
@@ -204,6 +206,8 @@ class Worker:
         sampled = shared and self._live_check.due(group[0].lane, model)
         on_run = partial(self._live_check.keep, model) if sampled else None
         guarded = self._watchdog.arm(group, model)
+        if self.forwards:
+            _limit_run(group, model, self._clock.now_ms())
         if not group[0].header.probe:
             self.runs += 1
             model.calls.add(guarded.began)
@@ -263,3 +267,12 @@ class Worker:
         while self._leased:
             consumer.send_next(self._execute(self._next_group()), 0, 0)
             consumer.receive_next()
+
+
+def _limit_run(group: Sequence[Lease], model: LoadedModel, now_ms: float) -> None:
+    """Tell an instance that forwards its runs when the last caller of the next one stops waiting."""
+    forwarding: Any = model.instance
+    if forwarding is not None:
+        probe = group[0].header.probe  # it has no caller who stops waiting
+        latest_ms = max(max(lease.header.deadlines_ms) for lease in group)
+        forwarding.limit(float("inf") if probe else (latest_ms - now_ms) / 1000)

@@ -13,12 +13,14 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
-from millstream.workers.backends import get_backend
+from millstream.workers.backends import get_backend, triton
 from millstream.workers.backends.base import Terminated
 from tests.contract.backend_cases import remote_model, same, signature
 from tests.kit import models, v2
+from tests.kit.grpc_proxy import tls_proxy
 from tests.kit.stack import Stack, running_stack
 from tests.kit.tcp_proxy import TcpProxy
+from tests.kit.tls import CERTIFICATES
 from tests.kit.versions import publish_content, publish_simulated
 from tests.kit.wait import wait_until
 from tests.kit.worker_process import running_worker
@@ -94,6 +96,55 @@ def test_a_run_has_a_deadline_and_can_be_terminated(server: Stack, tmp_path: Pat
         instance.run({"x": FOUR})
     assert instance.run({"x": FOUR})[0].tolist() == FOUR.tolist()
     instance.close()
+
+
+CA = {"triton_ca_file": CERTIFICATES / "ca.pem"}
+
+
+def test_a_server_with_tls_is_told_how_long_callers_wait(server: Stack, tmp_path: Path) -> None:
+    with (
+        tls_proxy(server.grpc) as proxy,
+        running_stack(tmp_path / "front") as stack,
+        running_worker(stack, "remote", "triton", settings=CA),
+    ):
+        model = {"url": f"grpcs://{proxy.address}", "model": "same"}
+        publish_content(
+            FolderRepository(Settings(home=stack.home).repository_dir),
+            "forwarded",
+            json.dumps(model).encode(),
+            "triton",
+            same(),
+            ModelConfig(pools=("remote",), timeout_ms_default=7_000),
+        )
+        wait_until(lambda: stack.http.get("/v2/models/forwarded/ready").status_code == 200, 60)
+        proxy.deadlines_s.clear()
+        body, headers = v2.request({"x": ROW})
+        reply = stack.http.post("/v2/models/forwarded/infer", content=body, headers=headers)
+        assert v2.outputs(reply.content, dict(reply.headers))["y"].tolist() == ROW.tolist()
+        # Readiness probes have no caller, and take the limit of the model file.
+        assert any(method == "ModelInfer" and 0 < seconds <= 7 for method, seconds in proxy.deadlines_s)
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_unavailable(
+    server: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_proxy(server.grpc) as proxy:
+        path = remote_model(tmp_path, f"grpcs://{proxy.address}", "same")
+        with pytest.raises(Failure, match=proxy.address) as caught:
+            get_backend("triton").load(path, same(), "cpu", 1)
+        assert caught.value.code is Code.UNAVAILABLE
+        missing = Settings(triton_ca_file=tmp_path / "missing.pem")
+        monkeypatch.setattr(triton, "read_settings", lambda: missing)
+        with pytest.raises(Failure, match=r"MILLSTREAM_TRITON_CA_FILE cannot be read: No such file") as caught:
+            get_backend("triton").load(path, same(), "cpu", 1)
+        assert caught.value.code is Code.UNAVAILABLE
+        trusted = Settings(triton_ca_file=CERTIFICATES / "ca.pem")
+        monkeypatch.setattr(triton, "read_settings", lambda: trusted)
+        instance = get_backend("triton").load(path, same(), "cpu", 1)
+        assert instance.run({"x": ROW})[0].tolist() == ROW.tolist()
+        instance.close()
+    with pytest.raises(Failure, match=r"the url begins with 'https', not with grpc:// or grpcs://"):
+        get_backend("triton").load(remote_model(tmp_path, "https://host:1", "same"), same(), "cpu", 1)
 
 
 def test_requests_are_refused_while_the_server_is_away_and_answered_when_it_is_back(

@@ -3,7 +3,7 @@
 load ─> connect ─> is the model ready? is its metadata the signature? ─> run: raw tensors ─> ModelInfer ─> raw tensors
 the server is gone ─> `lost` ─> the worker unloads the model, and loads it again when the server is back
 
-The model file is JSON: {"url": "host:8001", "model": "resnet", "version": "", "timeout_s": 60}
+The model file is JSON: {"url": "grpcs://host:8001", "model": "resnet", "version": "", "timeout_s": 60}
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import decode_elements, encode_elements
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature
+from millstream.services.settings import read_settings
 from millstream.workers.backends.base import Array, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.triton_health import HealthThread
 
 FORMAT = "triton"
+LIMIT_S_MIN = 0.001  # of a run whose callers' deadline has just passed
 READY_S_MAX = 1.0  # for the server to say whether the model is ready
 LOAD_S_MAX = 10.0  # for the server to answer one question of a load
 MESSAGE_BYTES_MAX = 2**31 - 1  # of gRPC
@@ -38,10 +40,10 @@ class Remote(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str = Field(min_length=1, max_length=1024, description="HOST:PORT of the server's gRPC.")
+    url: str = Field(min_length=1, max_length=1024, description="HOST:PORT of its gRPC; grpcs://HOST:PORT: with TLS.")
     model: str = Field(min_length=1, max_length=1024, description="The model's name on the server.")
     version: str = Field("", max_length=64, description="Its version; empty: the server's choice.")
-    timeout_s: float = Field(60, gt=0, le=3600, description="A run that takes longer fails.")
+    timeout_s: float = Field(60, gt=0, le=3600, description="A longer run fails, whatever its callers' deadlines.")
 
 
 def _library() -> tuple[Any, Any, Any]:
@@ -54,6 +56,22 @@ def _library() -> tuple[Any, Any, Any]:
             Code.UNAVAILABLE, f"tritonclient cannot be imported ({error}): install millstream[triton]"
         ) from error
     return grpc, service_pb2, service_pb2_grpc
+
+
+def _channel(grpc: Any, url: str, ca_file: Path | None, options: list[tuple[str, int]]) -> Any:
+    """Return a channel, with TLS for grpcs://. Raises Failure(MODEL), Failure(UNAVAILABLE) if the CA cannot be read."""
+    scheme, separator, address = url.rpartition("://")
+    if separator and scheme not in {"grpc", "grpcs"}:
+        raise Failure(Code.MODEL, f"triton: the url begins with {scheme[:20]!r}, not with grpc:// or grpcs://")
+    if scheme != "grpcs":
+        return grpc.insecure_channel(address, options)
+    try:
+        authorities = ca_file.read_bytes() if ca_file is not None else None
+    except OSError as error:
+        raise Failure(
+            Code.UNAVAILABLE, f"triton: MILLSTREAM_TRITON_CA_FILE cannot be read: {error.strerror}: {ca_file}"
+        ) from error
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authorities), options)
 
 
 def _raw(array: Array, datatype: str) -> bytes:
@@ -70,7 +88,14 @@ def _array(raw: bytes, datatype: str, shape: Sequence[int]) -> Array:
 class TritonInstance:
     """A model on another server, over a connection of its own."""
 
-    def __init__(self, remote: Remote, signature: Signature, stop: Stop | None, health: HealthThread) -> None:
+    def __init__(
+        self,
+        remote: Remote,
+        signature: Signature,
+        stop: Stop | None,
+        health: HealthThread,
+        ca_file: Path | None = None,
+    ) -> None:
         self._grpc, self._messages, services = _library()
         self._remote = remote
         self._signature = signature
@@ -82,8 +107,11 @@ class TritonInstance:
         self.lost = ""
         self._silent = 0  # checks in a row that the server did not answer in time
         self._health = health
-        self._channel: Any = self._grpc.insecure_channel(
+        self._limit_s = float("inf")  # of the next run
+        self._channel: Any = _channel(
+            self._grpc,
             remote.url,
+            ca_file,
             [
                 ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -155,7 +183,8 @@ class TritonInstance:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
         request = self._request(inputs)
         try:
-            self._call = self._stub.ModelInfer.future(request, timeout=self._remote.timeout_s)
+            timeout_s, self._limit_s = min(self._remote.timeout_s, self._limit_s), float("inf")
+            self._call = self._stub.ModelInfer.future(request, timeout=timeout_s)
             if self._terminating:
                 self._call.cancel()
             reply = self._call.result()
@@ -203,10 +232,14 @@ class TritonInstance:
                 self.lost = reason
             return Failure(Code.UNAVAILABLE, reason)
         if status is codes.DEADLINE_EXCEEDED:
-            return Failure(Code.EXPIRED, f"{self._where} took longer than {self._remote.timeout_s:g} s")
+            return Failure(Code.EXPIRED, f"{self._where} took longer than the callers wait, or than timeout_s")
         if status is codes.RESOURCE_EXHAUSTED:
             return Failure(Code.OVERLOADED, f"{self._where}: {details}")
         return Failure(Code.MODEL, f"{self._where}: {details}")
+
+    def limit(self, seconds: float) -> None:
+        """Give up the next run, there and here, after this time: its callers wait no longer."""
+        self._limit_s = max(LIMIT_S_MIN, seconds)
 
     def terminate(self) -> None:
         self._terminating = True
@@ -267,4 +300,4 @@ class Triton:
             raise Failure(Code.MODEL, f"triton: {path.name}: {why}") from error
         if stop is not None and stop.reason:
             raise Failure(Code.MODEL, stop.reason)
-        return TritonInstance(remote, signature, stop, self._health)
+        return TritonInstance(remote, signature, stop, self._health, read_settings().triton_ca_file)
