@@ -203,7 +203,7 @@ class WorkerProcess:
             lambda: self._clock.now_ms() / 1000,
         )
         stopping = threading.Event()
-        unloads = Unloads(
+        unloads = self._unloads = Unloads(
             self._connect, self._models, self.metrics, stopping, self._budget, self._heartbeat.add_lanes_again
         )
         self._residency = Residency(
@@ -266,7 +266,8 @@ class WorkerProcess:
         self._process_metrics.stop()
         self._registry.close()
         code = LOAD_STUCK if self._load_stuck.is_set() else 0
-        if self._loads.busy:  # Python's own exit would wait for the library, or crash in it
+        # Python's own exit would wait for the library, or crash in it.
+        if self._loads.busy or self._unloads.closing:
             logging.shutdown()
             os._exit(code)
         return code

@@ -28,6 +28,7 @@ from millstream.services.settings import read_settings
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Backend, Instance
 from millstream.workers.load_version import REFUSED, verify
+from millstream.workers.memory_limit import MemoryLimit
 from millstream.workers.reshape import Reshaped
 
 ROWS = (1, 3)  # of the runs whose outputs are compared
@@ -42,9 +43,11 @@ def main() -> int:
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--memory", type=int, default=0, help="bytes that this process may use; 0: no limit")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     os.nice(NICE)
+    MemoryLimit(arguments.memory)
     manifest = Manifest.model_validate_json(sys.stdin.read())
     settings = read_settings()
     repository = FolderRepository(settings.repository_dir)

@@ -12,8 +12,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from enum import Enum
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.eviction import make_room
@@ -35,6 +36,7 @@ from millstream.workers.wanted import Wanted
 log = logging.getLogger("millstream.residency")
 
 UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered just after it was published
+CLOSE_WAIT_S = 0.25  # for an order until what was unloaded for it is closed; then other orders come first
 ROOM_TRIES = 32  # to make room while calls for the versions that are to be unloaded keep coming
 FAILURES_MAX = 3  # loads of a version that failed in this worker, before orders for it are refused
 FAILED_RETRY_S = 300.0  # until it is tried again then
@@ -43,6 +45,13 @@ TOO_LARGE_RETRY_S = 30.0
 RECHECKS_S = (1.0, 3.0)
 RECALL_LIFE_MS = 60_000  # of the demand for a version that a batch waits for
 _LOADS = frozenset({State.LOADING, State.WARMING})
+
+
+class _Room(Enum):
+    """What making room for a version came to, unless it is refused."""
+
+    RESERVED = "reserved"
+    LATER = "later"  # what was unloaded for it is still being closed
 
 
 class Residency:
@@ -88,7 +97,11 @@ class Residency:
         self._retries: dict[str, Order] = {}  # for when these loads have ended
         self.again: deque[Order] = deque()  # orders that this worker gives itself
         self.ended: deque[str] = deque()  # content ids whose demands end without a lane
+        #: content id -> its order, and what was unloaded for it and is not closed yet
+        self._waiting: dict[str, tuple[Order, Sequence[str]]] = {}
+        self._unpaid = ""  # why nothing is unloaded although the budget is exceeded
         loads.follow(self._admit, self._on_end, self._on_out_of_memory)
+        unloads.on_closed = self._on_closed
 
     def _now(self) -> float:
         return self._clock.now_ms() / 1000
@@ -214,12 +227,21 @@ class Residency:
             return True  # its load fails with the numbers
         wanted = self._wanted.get(content_id)
         limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
-        if self._budget.within(need, limit) and self._budget.reserve(content_id, need):
+        if self._reserve(content_id, need, limit):
             return True
         self._put_away.add(content_id)
         model = self._models.get(content_id)
         if model is not None and model.state is State.LOADING:
             self._models.remove(content_id)
+        return False
+
+    def _reserve(self, content_id: str, need: Footprint, share: float) -> bool:
+        """Reserve the memory of a load that leaves the other part of the budgets free; compilations end for it."""
+        for _ in range(2):
+            if self._budget.within(need, share) and self._budget.reserve(content_id, need):
+                return True
+            if not self._loads.give_way():
+                return False
         return False
 
     # Orders.
@@ -241,16 +263,18 @@ class Residency:
                     self._models.set(replace(model, demanded=True))
                 self.ended.append(content_id)
                 return
-            if content_id in self._loads.active():
+            if content_id in self._loads.active() or content_id in self._waiting:
                 return
             until = self._until(order)
             if until < time.monotonic():
                 self.ended.append(content_id)
                 return
             self._usage_of(order)
-            refusal = self._known_failure(one, model) or self._make_room(one, order, consumer)
-            if refusal is not None:
-                self._refuse(one, refusal)
+            answer = self._known_failure(one, model) or self._make_room(one, order, consumer)
+            if isinstance(answer, Refusal):
+                self._refuse(one, answer)
+                return
+            if answer is _Room.LATER:
                 return
             self.refusals.remove(content_id)
             self._put_away.discard(content_id)
@@ -289,22 +313,25 @@ class Residency:
 
         Raises Failure(UNAVAILABLE) without Redis.
         """
-        if not self._measured:
+        if not self._measured or self._unloads.closing:
             return
-        self._measured = False
         with self._changed:
-            for _ in range(ROOM_TRIES):
-                over_bytes, device_over_bytes = self._budget.over_bytes
-                if not over_bytes and not device_over_bytes:
-                    return
-                view, protected = self._view_now(consumer)
-                need = Footprint(over_bytes, device_resident_bytes=device_over_bytes)
-                victims = make_room(view, need, self._now(), protected)
-                if isinstance(victims, Refusal):
+            over_bytes, device_over_bytes = self._budget.over_bytes
+            if not over_bytes and not device_over_bytes:
+                self._measured, self._unpaid = False, ""
+                return
+            view, protected = self._view_now(consumer)
+            need, now = Footprint(over_bytes, device_resident_bytes=device_over_bytes), self._now()
+            victims = make_room(view, need, now, protected)
+            if isinstance(victims, Refusal) and victims.kind is RefusalKind.THRASHING:
+                victims = make_room(_settled(view), need, now, protected)  # the budget comes first
+            if isinstance(victims, Refusal):
+                if victims.reason != self._unpaid:
                     log.warning("more than the memory budget is in use: %s", victims.reason)
-                    return
-                for victim in victims:
-                    self.unload(victim, "the worker uses more than its memory budget", consumer)
+                self._unpaid = victims.reason
+                return
+            for victim in victims:
+                self.unload(victim, "the worker uses more than its memory budget", consumer)
 
     def recall(self, consumer: Consumer) -> None:
         """Order the load of unloaded versions whose lanes have batches: their gateways did not know of the unload."""
@@ -341,15 +368,18 @@ class Residency:
             return None
         return Refusal(RefusalKind.FAILED, f"its load failed {failures} times: {model.reason}", FAILED_RETRY_S - ago_s)
 
-    def _make_room(self, one: Wanted, order: Order, consumer: Consumer) -> Refusal | None:
-        """Unload what costs least until the version fits, and reserve its memory; return why that is not possible."""
+    def _make_room(self, one: Wanted, order: Order, consumer: Consumer) -> Refusal | _Room:
+        """Unload what costs least until the version fits, and reserve its memory; return why that is not possible.
+
+        While what was unloaded is being closed, for longer than CLOSE_WAIT_S, other orders come first: LATER.
+        """
         content_id = one.content_id
         for _ in range(ROOM_TRIES):
             need = self._need(one.manifest)
             if self._budget.too_large(need):
                 return self._too_large(need)
-            if self._budget.reserve(content_id, need):
-                return None
+            if self._reserve(content_id, need, 1.0):
+                return _Room.RESERVED
             view, protected = self._view_now(consumer)
             victims = make_room(view, need, self._now(), protected)
             if isinstance(victims, Refusal):
@@ -360,7 +390,26 @@ class Residency:
             for victim in victims:
                 if not self.unload(victim, f"to make room for {content_id}", consumer):
                     break
+            if not self._closed(victims):
+                self._waiting[content_id] = order, victims
+                return _Room.LATER
+            if self._wanted.get(content_id) is not one:  # it changed while this waited
+                self.again.append(order)
+                return _Room.LATER
         return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
+
+    def _on_closed(self) -> None:
+        """Carry out the orders that waited for the memory of an instance that was closed now, in its thread."""
+        with self._changed:
+            for content_id, (order, victims) in list(self._waiting.items()):
+                if not self._unloads.any_closing(victims):
+                    del self._waiting[content_id]
+                    self.again.append(order)
+            self._changed.notify_all()
+
+    def _closed(self, victims: Sequence[str]) -> bool:
+        """Wait until instances that were unloaded are closed; False: that takes longer than CLOSE_WAIT_S."""
+        return self._changed.wait_for(lambda: not self._unloads.any_closing(victims), CLOSE_WAIT_S)
 
     def _too_large(self, need: Footprint) -> Refusal:
         return Refusal(RefusalKind.TOO_LARGE, self._budget.too_large(need), TOO_LARGE_RETRY_S)
@@ -466,6 +515,17 @@ class Residency:
         pinned = wanted is not None and wanted.placement.pin
         in_use = in_use or draining
         return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)
+
+
+def _settled(worker: WorkerView) -> WorkerView:
+    """Return a worker in which every loaded instance has been there long enough to be unloaded."""
+    return replace(
+        worker,
+        instances={
+            content_id: replace(one, loaded_at=0.0 if one.loaded_at < float("inf") else one.loaded_at)
+            for content_id, one in worker.instances.items()
+        },
+    )
 
 
 def _is_held(model: LoadedModel | None, active: bool) -> bool:

@@ -1,7 +1,7 @@
 """unloads: stops serving a version, closes its instance and returns its memory.
 
 removed from the repository: draining ─> its stream is empty ─> remove its lane ─> no lease is left ─> close
-makes room for another one:  release its lane, unless it is in use (one script) ─> close
+makes room for another one:  release its lane, unless it is in use (one script) ─> close, in a thread of its own
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
@@ -33,6 +34,7 @@ class Unloads:
         connect: opens a consumer for one unload.
         stopping: set when the process is to end: then it waits for nothing.
         on_unsure: called when it is not known whether Redis released a lane.
+        run_apart: runs a function beside the caller; closing a large instance takes seconds.
     """
 
     def __init__(
@@ -43,6 +45,9 @@ class Unloads:
         stopping: threading.Event,
         budget: MemoryBudget,
         on_unsure: Callable[[], None],
+        run_apart: Callable[[Callable[[], None]], None] = lambda function: threading.Thread(
+            target=function, name="close", daemon=True
+        ).start(),
     ) -> None:
         self._connect = connect
         self._models = models
@@ -50,6 +55,19 @@ class Unloads:
         self._stopping = stopping
         self._budget = budget
         self._on_unsure = on_unsure
+        self._run_apart = run_apart
+        self._lock = threading.Lock()
+        self._closing = Counter[str]()  # content ids
+        self.on_closed: Callable[[], None] = lambda: None  # called in the thread that closed an instance
+
+    @property
+    def closing(self) -> bool:
+        """Whether an instance is being closed: its memory is not free yet."""
+        return bool(self._closing)
+
+    def any_closing(self, content_ids: Iterable[str]) -> bool:
+        """Whether one of these is being closed."""
+        return any(content_id in self._closing for content_id in content_ids)
 
     def remove(self, model: LoadedModel) -> None:
         """Unload a version that the repository no longer has. Raises Failure(UNAVAILABLE) without Redis."""
@@ -80,7 +98,8 @@ class Unloads:
     def evict(self, consumer: Consumer, content_id: str, others_min: int, why: str) -> bool:
         """Unload a version of which no batch waits or runs; False: it is in use, or too few other workers serve it.
 
-        Redis decides it: a batch that comes later waits in the lane for another load. Raises Failure(UNAVAILABLE).
+        Redis decides it: a batch that comes later waits in the lane for another load. The instance is closed later, in
+        a thread of its own: its bytes count until then. Raises Failure(UNAVAILABLE).
         """
         with self._models.changing_lanes:
             model = self._models.get(content_id)
@@ -97,17 +116,25 @@ class Unloads:
             self._models.remove(content_id)
         began, last_call = time.monotonic(), model.calls.last
         self._metrics.evicted(model.manifest, began - last_call if last_call else None)
-        self._close(model, why)
-        self._metrics.unload_ended(model.manifest, time.monotonic() - began)
+        self._metrics.unloaded(model)
+        with self._lock:
+            self._closing[content_id] += 1
+        self._run_apart(lambda: self._close(model, why, began))
         return True
 
-    def _close(self, model: LoadedModel, why: str) -> None:
+    def _close(self, model: LoadedModel, why: str, began: float) -> None:
         """Close an instance whose lane is released, and return its memory to the system."""
-        self._metrics.unloaded(model)
-        if model.instance is not None:
-            model.instance.close()
-            return_freed()
+        try:
+            if model.instance is not None:
+                model.instance.close()
+                return_freed()
+        except Exception:
+            log.exception("%s cannot be closed", model.manifest.content_id)
         self._budget.freed(model.manifest.content_id)
+        with self._lock:
+            self._closing -= Counter([model.manifest.content_id])  # without those of which none is left
+        self.on_closed()
+        self._metrics.unload_ended(model.manifest, time.monotonic() - began)
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s, %s", model.manifest.model, model.manifest.version, why, extra=about)
 

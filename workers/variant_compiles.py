@@ -1,6 +1,7 @@
 """variant_compiles: has processes compile the versions that this worker loaded, one after the other, while they serve.
 
-loaded, large, no variant yet ─> queue ─(enough memory is free)─> python -m millstream.workers.compile_variant ─> kept
+loaded, large, no variant yet ─> queue ─(its memory is reserved)─> python -m millstream.workers.compile_variant ─> kept
+A load that needs this memory ends the process; the next load of the version has it compiled.
 The next load of the version takes the variant. Outputs are equal bit by bit, so that a loaded instance need not change.
 """
 
@@ -13,10 +14,12 @@ import sys
 import threading
 
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import file_bytes
-from millstream.services.repository.variants import Variants
+from millstream.services.repository.variants import Target, Variants
 from millstream.services.settings import child_environment
 from millstream.workers.load_version import LoadEnvironment, pays_to_compile
+from millstream.workers.memory_budget import MemoryBudget
 
 log = logging.getLogger("millstream.variants")
 
@@ -24,6 +27,8 @@ QUEUE_MAX = 64  # versions that wait; further ones are compiled after their next
 COMPILE_S_MAX = 900.0
 #: Memory that compiling takes for each byte of the files, as measured with ONNX Runtime (3.0) and OpenVINO (2.2).
 MEMORY_RATIO = 4
+MEMORY_FIXED_BYTES = 128 << 20  # of the process: the interpreter and the library
+GIVE_WAY_S_MAX = 2.0  # for a killed process to be gone
 REPORT_CHARACTERS_MAX = 500
 
 
@@ -37,7 +42,20 @@ class VariantCompiles:
         self._queue: dict[str, Manifest] = {}
         self._running = False
         self._stopping = False
+        self._gave_way = threading.Event()  # a load needs the memory of the compilation in progress
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Condition(self._lock)  # `_reserved` became False
+        self._reserved = False  # whether memory is reserved for the compilation in progress
+
+    def give_way(self) -> bool:
+        """End the compilation in progress, whose memory a load needs; False: there is none."""
+        with self._lock:
+            if not self._reserved:
+                return False
+            self._gave_way.set()
+            if self._process is not None:
+                self._process.kill()
+            return self._ended.wait_for(lambda: not self._reserved, GIVE_WAY_S_MAX)
 
     def want(self, manifest: Manifest) -> None:
         """Compile a version that was loaded from its own files, if that pays and was not done."""
@@ -75,15 +93,31 @@ class VariantCompiles:
         target = self._at.backend.target(self._at.device)
         if target is None or self._variants.report(manifest, target) is not None:
             return
-        budget = self._at.budget
-        needed = MEMORY_RATIO * file_bytes(manifest)
-        if budget is not None and budget.free_bytes < needed:
-            log.info("%s is not compiled: that takes %d bytes of memory", manifest.content_id, needed)
-            return
+        budget = self._at.budget or MemoryBudget(0)
+        needed = MEMORY_FIXED_BYTES + MEMORY_RATIO * file_bytes(manifest)
+        account = f"the compilation of {manifest.content_id}"
+        with self._lock:
+            self._gave_way.clear()
+            self._reserved = budget.reserve(account, Footprint(needed))
+            if not self._reserved:
+                log.info("%s is not compiled: that takes %d bytes of memory", manifest.content_id, needed)
+                return
+        try:
+            self._compile_within(manifest, target, needed if budget.budget_bytes else 0)
+        finally:
+            budget.begin_unload(account)
+            budget.freed(account)
+            with self._lock:
+                self._reserved = False
+                self._ended.notify_all()
+
+    def _compile_within(self, manifest: Manifest, target: Target, memory_bytes: int) -> None:
+        """Run the process. `memory_bytes`: its limit; 0: none."""
         command = [sys.executable, "-P", "-m", "millstream.workers.compile_variant", "--parent", str(os.getpid())]
         command += ["--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"]
+        command += ["--memory", str(memory_bytes)]
         with self._lock:
-            if self._stopping:
+            if self._stopping or self._gave_way.is_set():
                 return
             self._process = process = subprocess.Popen(
                 command,
@@ -104,6 +138,8 @@ class VariantCompiles:
         report = self._variants.report(manifest, target)
         if report is not None and report.files:
             log.info("compiled: %s for %s in %.1f s", manifest.content_id, target.name, report.seconds)
+        elif self._gave_way.is_set():
+            log.info("%s is not compiled now: a load needs the memory", manifest.content_id)
         elif not self._stopping:
             why = report.refused if report is not None else said.decode(errors="replace")[-REPORT_CHARACTERS_MAX:]
             log.warning("%s is not compiled for %s: %s", manifest.content_id, target.name, why or "its process died")

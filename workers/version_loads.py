@@ -102,6 +102,10 @@ class VersionLoads:
         """The kind of this worker, for which verdicts on loads are kept."""
         return self._at.kind
 
+    def give_way(self) -> bool:
+        """End a compilation whose memory a load needs; False: there is none."""
+        return self._compiles is not None and self._compiles.give_way()
+
     @property
     def busy(self) -> bool:
         """Whether a load is in progress."""

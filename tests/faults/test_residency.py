@@ -5,12 +5,15 @@ Orders are given as gateways give them; models are those of the simulated backen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from millstream.services.repository.footprints import Measured
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from tests.kit import v2
@@ -186,6 +189,96 @@ def test_orders_to_unload(shop: Shop) -> None:
     wait_until(lambda: "an order cannot be read" in shop.log, what="the order that is none is ignored")
     assert shop.ready() == {"pinned"}
     shop.until_answers("plain")
+
+
+def test_an_order_does_not_wait_for_the_close_of_another_model(shop: Shop) -> None:
+    slow = shop.publish("closes-slowly", bytes=300 * MIB, close_s=600.0)
+    shop.start()
+    shop.until_ready(slow)
+    room = BUDGET_BYTES - shop.record.used_bytes
+    known = Measured(resident_bytes=room + 100 * MIB, load_s=0.01)
+    waiting = shop.publish_known("waits", "simulated.cpu", known, bytes=known.resident_bytes)
+    wait_until(lambda: shop.record.token == shop.repository.token(), what="the worker knows")
+    for _ in range(3):  # gateways repeat their orders
+        shop.push(Order(do="load", content_id=waiting.content_id, why="a call", evict=True))
+    wait_until(lambda: shop.instance(slow) is None, what="it is being closed")
+    small = Measured(resident_bytes=MIB, load_s=0.01)
+    other = shop.publish_known("goes-on", "simulated.cpu", small, bytes=MIB)
+    wait_until(lambda: shop.record.token == shop.repository.token(), what="the worker knows")
+    shop.push(Order(do="load", content_id=other.content_id, why="a call", evict=True))
+    shop.until_ready(other)
+    assert shop.record.used_bytes >= 300 * MIB, "its bytes count until it is closed"
+    assert shop.instance(waiting) is None
+    assert not shop.record.refusals  # and at the end the worker drains, without waiting for the close
+
+
+def test_orders_go_on_when_the_close_has_ended(shop: Shop) -> None:
+    slow = shop.publish("closes-late", bytes=300 * MIB, close_s=1.0)
+    shop.start()
+    shop.until_ready(slow)
+    room = BUDGET_BYTES - shop.record.used_bytes
+    known = Measured(resident_bytes=room + 100 * MIB, load_s=0.01)
+    waiting = shop.publish_known("follows", "simulated.cpu", known, bytes=known.resident_bytes)
+    wait_until(lambda: shop.record.token == shop.repository.token(), what="the worker knows")
+    shop.push(Order(do="load", content_id=waiting.content_id, why="a call", evict=True))
+    shop.until_ready(waiting)
+    assert shop.log.count("unloaded: closes-late") == 1
+
+
+def test_the_first_load_of_an_unknown_version_stays_within_the_budget(shop: Shop) -> None:
+    """The kernel's limit holds: the load alone fails, and what is loaded serves on."""
+    steady = shop.publish("serves-on")
+    shop.start()
+    shop.until_ready(steady)
+    assert shop.worker is not None
+    pid = shop.worker.pid
+    unknown = shop.publish("unknown-size", bytes=BUDGET_BYTES, allocate=True, load_s=0.1)
+    shop.until_known("unknown-size")
+    wait_until(lambda: "loading: unknown-size" in shop.log and shop.instance(unknown) is None, what="it failed")
+    shop.order(unknown)
+    wait_until(lambda: [one.content_id for one in shop.record.refusals] == [unknown.content_id], what="it failed again")
+    assert most_bytes(pid) <= BUDGET_BYTES + 8 * MIB
+    assert not shop.is_ready(unknown)
+    shop.until_answers("serves-on")
+    assert shop.worker.poll() is None
+
+
+def test_an_instance_larger_than_all_memory_goes_and_its_version_fails_with_both_numbers(shop: Shop) -> None:
+    shop.start()
+    huge = shop.publish("turns-out-huge", bytes=2 * BUDGET_BYTES)  # claimed: no allocation fails
+    wait_until(lambda: "failed: turns-out-huge" in shop.log, what="it failed")
+    wait_until(lambda: {one.state for one in shop.record.instances} == {State.FAILED}, what="it is not loaded")
+    instance = shop.instance(huge)
+    assert instance is not None
+    assert instance.reason is not None
+    numbers = re.match(r"it takes (\d+) bytes of memory, and this worker has (\d+) for models", instance.reason)
+    assert numbers is not None, instance.reason
+    assert int(numbers[1]) >= 2 * BUDGET_BYTES > BUDGET_BYTES > int(numbers[2])
+    assert shop.record.used_bytes < BUDGET_BYTES / 2
+    assert shop.order(huge)
+    wait_until(lambda: [one.kind for one in shop.record.refusals] == ["too_large"], what="an order is refused")
+
+
+def test_what_exceeds_the_budget_goes_also_if_it_was_loaded_a_moment_ago(shop: Shop) -> None:
+    """Two that were loaded a moment ago, which together turn out to take more than there is."""
+    shop.start()
+    first = shop.publish("first-young", bytes=450 * MIB, load_s=1.0)
+    shop.until_ready(first)
+    shop.until_known("first-young")
+    shop.until_answers("first-young")
+    second = shop.publish_known(
+        "second-young", "simulated.cpu", Measured(resident_bytes=MIB, load_s=1.0), bytes=450 * MIB, load_s=1.0
+    )
+    shop.order(second)
+    wait_until(lambda: "the worker uses more than its memory budget" in shop.log, what="one of them goes")
+    wait_until(lambda: shop.record.used_bytes <= BUDGET_BYTES, what="within the budget")
+    assert len(shop.settled()) == 1
+
+
+def most_bytes(pid: int) -> int:
+    """The most resident memory of a process since the meter of its last load began."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
 
 
 def test_a_version_that_takes_more_memory_than_there_is(shop: Shop) -> None:

@@ -77,6 +77,9 @@ class Loads:
     ) -> None:
         self.admit, self.on_end, self.on_out_of_memory = admit, on_end, on_out_of_memory
 
+    def give_way(self) -> bool:
+        return False
+
     @property
     def pending(self) -> bool:
         return bool(self.queue or self.running)
@@ -159,7 +162,9 @@ class WorkerMachine(RuleBasedStateMachine):
         self.open: set[str] = set()  # content ids of orders that have not ended
         connect = cast("Any", lambda: self.redis)
         metrics = Mock()
-        self.unloads = Unloads(connect, self.models, metrics, threading.Event(), self.memory.budget, lambda: None)
+        self.unloads = Unloads(
+            connect, self.models, metrics, threading.Event(), self.memory.budget, lambda: None, lambda close: close()
+        )
         self.residency = Residency(
             "w-0-a", "cpu", 0, self.models, cast("Any", self.loads), self.unloads, cast("Any", self.clock)
         )
