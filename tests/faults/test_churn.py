@@ -41,6 +41,10 @@ def _check_metrics(stack: Stack) -> None:
     assert metrics.value("millstream_evictions_total") > 0
     assert metrics.value("millstream_model_unload_duration_seconds_count") > 0
     assert metrics.value("millstream_cold_requests_total") > 0
+    assert metrics.value("millstream_model_cache_misses_total") > 0
+    assert metrics.value("millstream_model_cache_hits_total") > 0
+    requests = metrics.value("millstream_requests_total")
+    assert sum(metrics.value(f"millstream_model_cache_{what}_total") for what in ("hits", "misses")) >= requests
     for worker in ("cpu-0", "cpu-1"):
         budget = metrics.value("millstream_worker_memory_budget_bytes", worker=worker)
         assert 0 < metrics.value("millstream_worker_memory_used_bytes", worker=worker) <= budget

@@ -74,3 +74,16 @@ def test_hits_never_fall_from_one_page_to_the_next() -> None:
     assert lane.shown() == (2, 1)
     lane.answer(1)
     assert lane.shown() == (3, 1)
+
+
+def test_models_without_series_of_their_own_share_their_hits() -> None:
+    registry = MetricsRegistry(None, "gateway", models_max=1)
+    page = MetricsPage(registry)
+    for name, answered in (("busy", 5), ("rare", 2), ("cold", 1)):
+        registry.counter(catalogue.REQUESTS, name, "1", RequestProtocol.V2, "ok").add(answered)
+    registry.counter(catalogue.CACHE_MISSES, "cold", "1").add()
+    shown = Page(page.render(None)[0].decode())
+    assert shown.value(catalogue.CACHE_HITS.name, model="busy") == 5
+    assert shown.value(catalogue.CACHE_HITS.name, model="other") == 2
+    assert shown.value(catalogue.CACHE_MISSES.name, model="other") == 1
+    assert shown.value(catalogue.CACHE_HITS.name) == 7
