@@ -128,7 +128,11 @@ class Gateway:
             self.router, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max
         )
         self.control = RepositoryLoader(
-            self.repository, self.catalog, settings, answering=self.readiness_probe.answering
+            self.repository,
+            self.catalog,
+            settings,
+            answering=self.readiness_probe.answering,
+            have_loaded=LoadWait(lambda: self.catalog, self.demands).load,
         )
         self.traces = _traces(settings, self.router, self.catalog)
         self.logs = SharedLogSettings(

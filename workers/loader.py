@@ -45,7 +45,8 @@ class LoadRequest(NamedTuple):
 
     manifest: Manifest
     suspect: bool = False  # a process died while loading it: suspects are loaded last
-    demanded: bool = False  # calls wait for it
+    demanded: bool = False  # calls wait for it, or a load that is staged
+    staged: bool = False  # no call waits for it
     why: str = ""  # for people
     until: float = float("inf")  # after this time (the loader's clock) the load does not begin: no call waits for it
 

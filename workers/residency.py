@@ -165,10 +165,11 @@ class Residency:
         self._list(queued if chosen.whole else too_large)
         if not chosen.whole:
             self._unlist(active, too_large)
-            for one in fitting:
-                if one.staged and not _is_held(models.get(one.content_id), one.content_id in active):
-                    why = "its load is staged"
-                    self.again.append(Order(do="load", content_id=one.content_id, why=why, evict=True))
+        for one in fitting:
+            held = _is_held(models.get(one.content_id), one.content_id in active)
+            if one.staged and not held and not (chosen.whole and one.content_id in queued):
+                order = Order(do="load", content_id=one.content_id, why="its load is staged", evict=True)
+                self.again.append(order)
         kept = {one.content_id for one in fitting if one.content_id in active}
         self._loads.want([self._request(self._wanted[content_id]) for content_id in queued], kept)
 
@@ -279,9 +280,9 @@ class Residency:
             self.refusals.remove(content_id)
             self._put_away.discard(content_id)
             self._by_verdict.discard(content_id)
-            self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=True))
+            self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=not one.staged))
             suspect = one.verdict.on(self._kind).deaths > 0
-            self._loads.demand(LoadRequest(one.manifest, suspect, demanded=True, why=order.why, until=until))
+            self._loads.demand(LoadRequest(one.manifest, suspect, True, one.staged, order.why, until))
 
     def unload(self, content_id: str, why: str, consumer: Consumer) -> bool:
         """Unload a version that is not in use, not pinned, and not needed for instances_min; False: it stays."""
@@ -513,7 +514,8 @@ class Residency:
             loaded_at = model.loaded_at if last_used else 0.0
         wanted = self._wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
-        in_use = in_use or draining
+        staged = wanted is not None and wanted.staged  # whoever stages it waits until it is ready
+        in_use = in_use or draining or staged
         return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)
 
 

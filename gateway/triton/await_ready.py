@@ -65,6 +65,7 @@ class ReadyWaiter:
                 for manifest in manifests
                 if not self._ready(manifest)
                 and not self._waits_for_memory(manifest)
+                and not self._is_on_standby(manifest)
                 and manifest.version not in failures
             ]
             if not waiting:
@@ -115,6 +116,12 @@ class ReadyWaiter:
 
     def _ready(self, manifest: Manifest) -> bool:
         return any(instance.state is State.READY for instance in self._instances(manifest))
+
+    def _is_on_standby(self, manifest: Manifest) -> bool:
+        """Whether the version serves, and its first call loads it."""
+        model = self._catalog.snapshot.models.get(manifest.model)
+        view = model.versions.get(manifest.version) if model is not None else None
+        return view is not None and view.state is State.STANDBY and view.manifest.content_id == manifest.content_id
 
     def _waits_for_memory(self, manifest: Manifest) -> bool:
         """Whether a worker refused to load the version because all others are in use, and none loads it."""

@@ -52,14 +52,15 @@ class LoadChanges:
             one for one in manifests if now.get(one.version) == one and endpoint and not endpoint.serves(one.version)
         ]
 
-    def stage(self, model: str, manifests: Sequence[Manifest]) -> None:
-        """Stage those of `manifests` that do not serve now, so that workers load them."""
+    def stage(self, model: str, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """Stage those of `manifests` that do not serve now, so that workers load them; return the others."""
         endpoint, now = self.endpoint(model), self.manifests(model)
         new = [
             one for one in manifests if now.get(one.version) != one or not (endpoint and endpoint.serves(one.version))
         ]
         if new:
             self._repository.staged.stage(new)
+        return [one for one in manifests if one not in new]
 
     def commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
         """Make the versions of `manifests`, and no other versions of the model, serve.

@@ -11,13 +11,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.triton import index
-from millstream.gateway.triton.await_ready import ReadyWaiter
+from millstream.gateway.triton.await_ready import READY_S_MAX, ReadyWaiter
 from millstream.gateway.triton.candidates import Candidate, manifest_of
 from millstream.gateway.triton.interfaces import IndexEntry
 from millstream.gateway.triton.load_changes import LoadChanges
@@ -45,6 +45,13 @@ ANSWERS_PAUSE_S = 0.02
 _CALLER_ERRORS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
 
 
+HaveLoaded = Callable[[Manifest, float], Awaitable[None]]
+
+
+async def _serves(_manifest: Manifest, _seconds_max: float) -> None:
+    """Do nothing: the version serves."""
+
+
 class RepositoryLoader:
     """Implements interfaces.ModelLoader with the repository.
 
@@ -54,6 +61,7 @@ class RepositoryLoader:
         settings: Name the model repositories that are served in place.
         waiter: Waits for workers; None: a ReadyWaiter with its defaults.
         answering: Returns whether this gateway reports the version with a content id as ready.
+        have_loaded: Returns when a worker has a version that serves ready, within so many seconds. Raises Failure.
     """
 
     def __init__(
@@ -63,8 +71,10 @@ class RepositoryLoader:
         settings: Settings,
         waiter: ReadyWaiter | None = None,
         answering: Callable[[str], bool] = lambda _content_id: True,
+        have_loaded: HaveLoaded = _serves,
     ) -> None:
         self._answering = answering
+        self._have_loaded = have_loaded
         self._repository = repository
         self._catalog = catalog
         self._settings = settings
@@ -93,7 +103,8 @@ class RepositoryLoader:
             model: Name of the model.
             config: A ModelConfig as JSON text, in place of the model's own.
             files: Content by path below the model's folder, in place of the model's own files.
-            retry: Whether to try again versions that workers refuse to load, because an operator asks for it.
+            retry: Whether to try again versions that workers refuse to load, and to load those on standby, because an
+            operator asks for it.
         """
         try:
             folder = await asyncio.to_thread(self._find_folder, model, files)
@@ -160,7 +171,9 @@ class RepositoryLoader:
             if retry:
                 manifests = await in_thread_to_end(self._changes.clear_verdicts, manifests)
             await self._waiter.wait_unloaded(await in_thread_to_end(self._changes.unloaded, model, manifests))
-            await in_thread_to_end(self._changes.stage, model, manifests)
+            served = await in_thread_to_end(self._changes.stage, model, manifests)
+            for manifest in served if retry else ():
+                await self._have_loaded(manifest, READY_S_MAX)  # it may be on standby
             await self._waiter.wait_ready(manifests, all_required=not source.unchanged)
             await in_thread_to_end(self._changes.commit, model, manifests, source.folder)
         except BaseException:

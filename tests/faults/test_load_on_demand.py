@@ -58,7 +58,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def state(stack: Stack, name: str) -> str:
-    return str(stack.http.get(f"/admin/v1/models/{name}/versions/1").json()["state"])
+    reply = stack.http.get(f"/admin/v1/models/{name}/versions/1")
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["state"])
 
 
 def is_on_standby(gateway: httpx2.Client, name: str) -> bool:
@@ -405,3 +407,26 @@ def test_a_redis_that_lost_everything_gets_the_demand_again(stack: Stack) -> Non
         stack.redis.flushall()
         for one in calls:
             one.result()
+
+
+def test_a_model_that_was_loaded_for_no_call_makes_room(stack: Stack) -> None:
+    """As after the start of a server, which loads all models of a repository one after the other."""
+    for name in ("staged", "called"):
+        publish(stack, name, "single", load_s=2.0)  # a call would have to wait for 20 s
+    with running_worker(stack, "single", settings={"worker_memory": MEMORY}):
+        wait_until(partial(_holds_one_of, stack, {"staged", "called"}), what="it has loaded what fits")
+        assert stack.http.post("/v2/repository/models/staged/unload").status_code == 200
+        loaded = stack.http.post("/v2/repository/models/staged/load")
+        assert loaded.status_code == 200, loaded.text
+        assert state(stack, "staged") == "ready"
+        wait_until(partial(status, stack, "called", 200, 10.0), 15, "it answers")
+        wait_until(lambda: state(stack, "staged") == "standby", what="it made room")
+        put_on_standby(stack, "called", "single")
+        loaded = stack.http.post("/v2/repository/models/staged/load")  # it serves, and its first call would load it
+        assert loaded.status_code == 200, loaded.text
+        assert state(stack, "staged") == "ready"
+
+
+def _holds_one_of(stack: Stack, names: set[str]) -> bool:
+    listed = {one["name"]: one["versions"][0]["state"] for one in stack.http.get("/admin/v1/models").json()["models"]}
+    return sorted(listed.get(name, "") for name in names) == ["ready", "standby"]
