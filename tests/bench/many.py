@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import redis as redis_py
@@ -25,18 +26,14 @@ from millstream.services.queue.server import socket_path
 from tests.bench.errors import LoadError
 from tests.bench.processes import GATEWAY, WORKER, cpu_s, memory, running_module
 from tests.bench.servers import Server, millstream_up
-from tests.kit.many_models import many_mlps, many_scales, write_repository
+from tests.kit.many_models import many_heavy, many_mlps, many_scales, write_repository
 
 IDLE_S = 10.0
 HOT = 50
 CALLS = 2000
-COLD_CALLS = 30
+COLD_CALLS = 20
 READY_S_MAX = 600.0
 HOT_ROUNDS = 3  # each of calls of one model alone and of HOT among many, in turn
-#: of a worker in which a part of COLD_MODELS fits: the interpreter and its libraries take 100 MiB of it
-SMALL_MEMORY = "256MiB"
-COLD_MODELS = 400
-_MLP_BODY = orjson.dumps({"inputs": [{"name": "input", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
 _BODY = orjson.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]})
 
 
@@ -183,39 +180,63 @@ def calls(server: Server, names: Sequence[str], models: int, count: int = CALLS)
     return Calls(models, len(names), spans[count // 2] * 1e6, spans[count * 99 // 100] * 1e6, cpu / count * 1e6)
 
 
+class ColdModel(NamedTuple):
+    """A kind of model whose first calls are measured.
+
+    Args:
+        make: yields the names and files of so many models.
+        models: how many are registered: more than fit in `memory`.
+        memory: of the worker; the interpreter and its libraries take 100 MiB of it.
+        body: of a request.
+    """
+
+    make: Callable[[int], Iterable[tuple[str, bytes]]]
+    models: int
+    memory: str
+    body: bytes
+
+
 @dataclass(frozen=True)
 class Cold:
     """First calls of models that no worker holds, one after the other."""
 
+    kind: str
     models: int
     cold_ms: float  # median of the calls
     load_ms: float  # median of what the worker says that their loads took
     run_ms: float  # median of the next call of each
-
-    @property
-    def ratio(self) -> float:
-        return self.cold_ms / (self.load_ms + self.run_ms)
+    ratio: float  # median of call / (load + next call)
 
 
-def cold(folder: Path, models: int) -> Cold:
-    """Measure first calls among `models` in a worker whose memory holds only part of them."""
-    repository = write_repository(folder / "repository-cold", many_mlps(models))
-    arguments = ["--triton-repository", str(repository), "--memory", SMALL_MEMORY]
-    spans: list[float] = []
-    runs: list[float] = []
-    with millstream_up(folder, "cold", arguments) as server, _connection(server) as connection:
-        _wait_until_served(connection, models)
+def cold(folder: Path, kind: str) -> Cold:
+    """Measure first calls among models of which only a part fits in the memory of the worker."""
+    model = COLD_MODELS[kind]
+    repository = write_repository(folder / f"repository-cold-{kind}", model.make(model.models))
+    arguments = ["--triton-repository", str(repository), "--memory", model.memory]
+    spans: dict[str, tuple[float, float]] = {}
+    with millstream_up(folder, f"cold-{kind}", arguments) as server, _connection(server) as connection:
+        _wait_until_served(connection, model.models)
         standby = _on_standby(connection)[:COLD_CALLS]
         if not standby:
-            raise LoadError(f"{SMALL_MEMORY} hold all {models} models: none is on standby")
+            raise LoadError(f"{model.memory} hold all {model.models} models: none is on standby")
+        loads: dict[str, float] = {}
         for name in standby:
-            for found in (spans, runs):
-                began = time.perf_counter()
-                _get(connection, "POST", f"/v2/models/{name}/infer", _MLP_BODY)
-                found.append(time.perf_counter() - began)
-        loads = [one["load_s"] for name in standby for one in _instances(connection, name)]
-    cold_ms, load_ms, run_ms = (statistics.median(found) * 1e3 for found in (spans, loads, runs))
-    return Cold(models, cold_ms, load_ms, run_ms)
+            spans[name] = _call_twice(connection, name, model)
+            [loads[name]] = [one["load_s"] for one in _instances(connection, name)]
+    ratios = [first / (loads[name] + second) for name, (first, second) in spans.items()]
+    firsts, seconds = zip(*spans.values(), strict=True)
+    cold_ms, load_ms, run_ms = (statistics.median(found) * 1e3 for found in (firsts, loads.values(), seconds))
+    return Cold(kind, model.models, cold_ms, load_ms, run_ms, statistics.median(ratios))
+
+
+def _call_twice(connection: HTTPConnection, name: str, model: ColdModel) -> tuple[float, float]:
+    """Return the seconds of two calls of a model, the first of which loads it."""
+    spans = []
+    for _ in range(2):
+        began = time.perf_counter()
+        _get(connection, "POST", f"/v2/models/{name}/infer", model.body)
+        spans.append(time.perf_counter() - began)
+    return spans[0], spans[1]
 
 
 def _on_standby(connection: HTTPConnection) -> list[str]:
@@ -228,14 +249,28 @@ def _instances(connection: HTTPConnection, model: str) -> list[dict[str, Any]]:
     return [instance for worker in document["workers"] for instance in worker["instances"]]
 
 
+def _request(name: str, columns: int) -> bytes:
+    """Return the body of a request with one row for the input `name`."""
+    return orjson.dumps(
+        {"inputs": [{"name": name, "shape": [1, columns], "datatype": "FP32", "data": [0.5] * columns}]}
+    )
+
+
+COLD_MODELS = {
+    "mlp": ColdModel(many_mlps, 400, "256MiB", _request("input", 64)),
+    "heavy": ColdModel(partial(many_heavy, size_bytes=20_000_000), 40, "512MiB", _request("x", 1024)),
+}
+
+
 def run(sizes: Sequence[int], status: Callable[[str], None]) -> Iterator[Idle | Calls | Cold]:
     """Make all measurements and yield each."""
     with TemporaryDirectory(prefix="millstream-many-") as name:
         folder = Path(name)
         for models in sizes:
             yield from measure(folder, models, status, hot=models == max(sizes))
-        status(f"cold calls among {COLD_MODELS} models")
-        yield cold(folder, COLD_MODELS)
+        for kind in COLD_MODELS:
+            status(f"cold calls of {kind}")
+            yield cold(folder, kind)
 
 
 def tables(found: Sequence[Any]) -> Iterator[Table]:
@@ -247,6 +282,11 @@ def tables(found: Sequence[Any]) -> Iterator[Table]:
         for _ in rows:
             table.add_column(justify="right")
         for field in fields(kind):
-            values = [getattr(one, field.name) for one in rows]
-            table.add_row(field.name, *(f"{value:,.4g}" if value < 10 else f"{value:,.0f}" for value in values))
+            table.add_row(field.name, *(_shown(getattr(one, field.name)) for one in rows))
         yield table
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.4g}" if value < 10 else f"{value:,.0f}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,12 +29,25 @@ def many_scales(count: int) -> Iterator[tuple[str, bytes]]:
 
 def many_mlps(count: int) -> Iterator[tuple[str, bytes]]:
     """Yield the names and the bytes of `count` models `mlp-0000`, … of 340 KB: models.mlp with other first biases."""
+    yield from _with_other_weights("mlp", models.mlp, "b0", count)
+
+
+def many_heavy(count: int, size_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and the bytes of `count` models `heavy-0000`, … of `size_bytes`: models.heavy, as above."""
+    yield from _with_other_weights("heavy", partial(models.heavy, size_bytes=size_bytes), "weights", count)
+
+
+def _with_other_weights(
+    kind: str, build: Callable[[Path], Path], weights: str, count: int
+) -> Iterator[tuple[str, bytes]]:
+    """Yield copies of a model, each with another first value of its tensor `weights`."""
     with TemporaryDirectory() as folder:
-        template = models.mlp(Path(folder) / "model.onnx").read_bytes()
-    [bias] = [one.raw_data[:4] for one in onnx.load_from_string(template).graph.initializer if one.name == "b0"]
-    before, after = template.split(bias)
+        template = build(Path(folder) / "model.onnx").read_bytes()
+    graph = onnx.load_from_string(template).graph
+    [data] = [one.raw_data for one in graph.initializer if one.name == weights]
+    before, after = template.split(data)
     for number in range(count):
-        yield f"mlp-{number:04d}", before + struct.pack("<f", number / count) + after
+        yield f"{kind}-{number:04d}", before + struct.pack("<f", number / count) + data[4:] + after
 
 
 def write_repository(folder: Path, made: Iterable[tuple[str, bytes]]) -> Path:
