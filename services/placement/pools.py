@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import EndpointPlacement, Manifest
-from millstream.services.nearest_names import did_you_mean
+from millstream.services.nearest_names import nearest
 from millstream.services.wire.records import WorkerRecord
 
 POOL_DEFAULT = "cpu"  # serves a version that names no pool while no worker has been seen
@@ -92,4 +92,6 @@ def unknown_pool(field: str, pool: str, pools: Collection[str]) -> Failure:
     shown = sorted(pools)[:POOLS_NAMED_MAX]
     more = f" and {len(pools) - len(shown)} more" if len(pools) > len(shown) else ""
     there = f"the pools are {', '.join(shown)}{more}" if len(pools) > 1 else f"the pool is {', '.join(shown)}"
-    return invalid(f"{field}: there is no pool '{pool}'{did_you_mean(pool, pools)}; {there}")
+    near = nearest(pool, pools) if len(pools) > 1 else []
+    question = f" (did you mean '{near[0]}'?)" if near else ""
+    return invalid(f"{field}: there is no pool '{pool}'{question}; {there}")

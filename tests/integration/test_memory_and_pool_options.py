@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.placement.pools import unknown_pool
 from millstream.services.process.memory_share import check_memory
 from tests.kit.command_line import Millstream
 
@@ -43,3 +44,9 @@ def test_the_pages_teach_with_examples(tmp_path: Path, command: str) -> None:
     assert len(examples) >= 3
     assert all(line.startswith(f"  millstream {command}") for line in examples)
     assert command != "up" or ("--memory 8GiB" in page and "--pool gpu=1,memory=16GiB" in page)
+
+
+def test_an_unknown_pool_is_told_with_the_one_that_was_meant() -> None:
+    assert "there is no pool 'gpus'; the pool is cpu" in unknown_pool("pools", "gpus", ["cpu"]).message
+    said = unknown_pool("pools", "gpus", ["cpu", "gpu"]).message
+    assert "there is no pool 'gpus' (did you mean 'gpu'?); the pools are cpu, gpu" in said
