@@ -5,11 +5,13 @@ Workers are real; the simulated backend claims the bytes of a device.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from millstream.services.repository.footprints import Measured
+from tests.kit.command_line import Millstream
 from tests.kit.shop import LEASE_S, MIB, Shop
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
@@ -56,6 +58,10 @@ def test_the_device_is_full_although_the_host_is_not(shop: Shop) -> None:
     assert worker["device_budget_bytes"] == DEVICE_BYTES
     assert worker["device_free_bytes"] == DEVICE_BYTES - worker["device_used_bytes"]
     assert {one["device_size_bytes"] for one in worker["instances"]} <= {0, 300 * MIB}
+
+    done = Millstream(shop.stack.home).run("placement", "--endpoint", f"http://127.0.0.1:{shop.stack.port}")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r", device \S+ \S+ of 1000\.0 MiB, 3 versions", done.stdout), done.stdout
 
 
 def test_a_peak_on_the_device_counts_until_the_instance_goes(shop: Shop) -> None:

@@ -15,7 +15,7 @@ from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.plan import EntryCommands
-from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
+from millstream.services.supervisor.pool_specs import PoolSpec, device_budget, memory_of_pools, parse_pools
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.supervisor.supervisor import check_exposure
 
@@ -222,3 +222,25 @@ def test_a_reserved_port_is_only_usable_with_reuseport():
         for one in (*accepted, *sharing):
             one.close()
     reserve(*address).close()  # at once, though connections have just ended
+
+
+@pytest.mark.parametrize(
+    ("pools", "pool", "device", "expected"),
+    [
+        ("gpu=1,device=cuda:0,device_memory=14GiB", "gpu", "cuda:0", 14 << 30),
+        ("gpu=1", "gpu", "cuda", 900),
+        ("gpu=2,tensorrt=1,cpu=4", "gpu", "cuda", 300),  # those on TensorRT use the same device
+        ("gpu=1,other=2,device=cuda:1", "gpu", "cuda", 900),
+        ("gpu=1,device_memory=0", "gpu", "cuda", 0),
+        ("cpu=1", "started-by-hand", "cuda:0", 900),
+    ],
+)
+def test_workers_on_one_device_share_its_memory(pools: str, pool: str, device: str, expected: int) -> None:
+    assert device_budget(pools, pool, device, 1000) == expected
+    if "device_memory" not in pools:
+        assert device_budget(pools, pool, device, 0) == 0, "what is not known is no limit"
+
+
+def test_a_device_memory_that_is_no_size_is_wrong_usage() -> None:
+    with pytest.raises(Failure, match="device_memory=much: write a size like 8GiB"):
+        parse_pools("gpu=1,device_memory=much")
