@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -30,7 +30,19 @@ async def list_models(deps: DepsOf) -> schemas.Models:
 
 @router.get("/models/{name}", summary="One model and its versions", responses=documented(404))
 async def get_model(name: str, deps: DepsOf) -> schemas.Model:
-    return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+    model = schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+    await asyncio.to_thread(_add_variants, deps, model.versions)
+    return model
+
+
+def _add_variants(deps: Deps, versions: Sequence[schemas.Version]) -> None:
+    """Read the reports of the versions' variants. Blocking."""
+    model = deps.catalog.snapshot.models.get(versions[0].model) if versions else None
+    for version in versions:
+        view = model.versions.get(version.version) if model is not None and version.version is not None else None
+        if view is not None:
+            found = deps.repository.variants.reports(view.manifest)
+            version.variants = [schemas.Variant.of(name, report) for name, report in found.items()]
 
 
 @router.get(
@@ -39,7 +51,9 @@ async def get_model(name: str, deps: DepsOf) -> schemas.Model:
     responses=documented(400, 404),
 )
 async def get_version(name: str, version: int, deps: DepsOf) -> schemas.Version:
-    return schemas.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
+    document = schemas.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
+    await asyncio.to_thread(_add_variants, deps, [document])
+    return document
 
 
 @router.post(

@@ -15,6 +15,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, Ve
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
+from millstream.services.repository.variants import Report
 from millstream.services.wire.records import State
 
 
@@ -58,6 +59,32 @@ class VersionInstance(BaseModel):
         )
 
 
+class Variant(BaseModel):
+    """What a device's library compiled from a version, from the report beside it."""
+
+    name: str = Field(description="Its folder: target and key.")
+    target: str
+    runtime: str = Field(description="What compiled it, with versions.")
+    device: str = Field(description="Fingerprint of the device that it was compiled for.")
+    flags: dict[str, str] = {}
+    seconds: float = Field(description="That it took to compile; of engines, the load that compiled them.")
+    size_bytes: int
+    refused: str | None = Field(None, description="Why it is not used.")
+
+    @classmethod
+    def of(cls, name: str, report: Report) -> Self:
+        return cls(
+            name=name,
+            target=report.target,
+            runtime=report.runtime,
+            device=report.device,
+            flags=report.flags,
+            seconds=report.seconds,
+            size_bytes=sum(file.size_bytes for file in report.files),
+            refused=report.refused or None,
+        )
+
+
 class LoadFailure(BaseModel):
     """Why workers of one kind do not load a version any more: its loads ended processes, or did not end."""
 
@@ -91,6 +118,7 @@ class Version(BaseModel):
     )
     notes: list[str] = Field([], description="What the check found worth saying.")
     instances: list[VersionInstance] = []
+    variants: list[Variant] = Field([], description="Compiled forms; not in the list of all models.")
 
     @classmethod
     def of(cls, view: VersionView, *, active: bool) -> Self:

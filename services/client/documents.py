@@ -23,6 +23,19 @@ class Instance(TypedDict):
     size_bytes: int
 
 
+class Variant(TypedDict):
+    """What a device's library compiled from a version."""
+
+    name: str
+    target: str
+    runtime: str
+    device: str
+    flags: dict[str, str]
+    seconds: float
+    size_bytes: int
+    refused: str | None
+
+
 class LoadFailure(TypedDict):
     """Why workers of one kind do not load a version any more."""
 
@@ -41,6 +54,7 @@ class _VersionState(TypedDict):
     inputs: list[Tensor]
     outputs: list[Tensor]
     load_failures: list[LoadFailure]
+    variants: list[Variant]
     notes: list[str]
     instances: list[Instance]
 

@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.repository.footprints import Footprints
+from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import Verdict
 
 
@@ -82,6 +83,10 @@ class Repository(Protocol):
     @property
     def staged(self) -> StagedVersions:
         """The staged versions of all models."""
+
+    @property
+    def variants(self) -> Variants:
+        """The compiled forms of all versions."""
 
     @property
     def verdicts(self) -> Verdicts:

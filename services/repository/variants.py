@@ -58,6 +58,7 @@ class Report(BaseModel):
         files: the first is the one to load; empty: the variant was refused.
         refused: why it is not used, for example because its outputs differ; it is not made again.
         seconds: that it took to compile.
+        flags: options that it was compiled with.
         candidates: others that were measured.
     """
 
@@ -71,6 +72,7 @@ class Report(BaseModel):
     files: tuple[SourceFile, ...] = Field((), max_length=FILES_MAX)
     refused: str = ""
     seconds: float = 0.0
+    flags: dict[str, str] = {}
     candidates: tuple[dict[str, Any], ...] = ()
 
 
@@ -103,6 +105,15 @@ class Variants:
             return None
         made_for = (report.digest, report.target, report.runtime, report.device)
         return report if made_for == (content_digest(manifest), *target) else None
+
+    def reports(self, manifest: Manifest) -> dict[str, Report]:
+        """Return the readable reports of a version's variants by the names of their folders, engines included."""
+        found: dict[str, Report] = {}
+        for path in sorted(self._compiled(manifest).glob(f"[!.]*/{REPORT}")):
+            with suppress(OSError, ValidationError):
+                if path.stat().st_size <= REPORT_BYTES_MAX:
+                    found[path.parent.name] = Report.model_validate_json(path.read_bytes())
+        return found
 
     def find(self, manifest: Manifest, target: Target) -> Path | None:
         """Return the file to load, if there is a variant and all its files have their digests; else None.

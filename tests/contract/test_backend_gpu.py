@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 
 from millstream.services.errors import Code, Failure
+from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import child_environment
 from millstream.workers.backends import onnxruntime as backend_module
 from millstream.workers.backends.device_buffers import SHAPES_MAX, DeviceBuffers
@@ -28,6 +29,7 @@ from millstream.workers.backends.gpu import (
 )
 from millstream.workers.backends.onnxruntime import OnnxRuntime, OnnxRuntimeInstance
 from tests.contract.backend_cases import same, signature
+from tests.contract.repositories import publish
 from tests.kit import models
 
 MLP = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
@@ -255,6 +257,44 @@ def test_tensorrt_engines_are_kept_under_their_key(tmp_path: Path, monkeypatch: 
     assert [one.name for one in (version / "compiled").iterdir()] == [
         engines_key(onnxruntime.__version__, tensorrt_version(), H100)
     ]
+
+
+def test_engines_have_a_report_that_follows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is replaced: it writes a file at the load, and one when a run has a new shape."""
+    listed = ["TensorrtExecutionProvider", *CUDA]
+
+    def open_and_compile(runtime: Any, path: Path, options: Any, device: str, wanted: Any) -> Any:
+        (Path(dict(wanted)["TensorrtExecutionProvider"]["trt_engine_cache_path"]) / "a.engine").write_bytes(b"first")
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: listed)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
+    monkeypatch.setattr(backend_module, "describe_gpu", lambda device, number: H100)
+    monkeypatch.setattr(backend_module, "tensorrt_version", lambda: "10.13")
+    monkeypatch.setattr(backend_module, "_open", open_and_compile)
+    repository = FolderRepository(tmp_path / "repository")
+    publish(repository)
+    manifest = repository.manifest("digits", 1)
+    path = models.identity(repository.folder_of(manifest) / "source" / "model.onnx")
+    instance = OnnxRuntime(tmp_path).load(path, same(), "tensorrt:0", 1)
+    [(name, report)] = repository.variants.reports(manifest).items()
+    assert name == engines_key(onnxruntime.__version__, "10.13", H100)
+    assert report.target == "onnxruntime-tensorrt"
+    assert report.runtime == f"onnxruntime {onnxruntime.__version__}, tensorrt 10.13"
+    assert report.device == "NVIDIA H100, compute capability 9.0"
+    assert report.flags["trt_engine_cache_enable"] == "True"
+    assert [(one.path, one.size_bytes) for one in report.files] == [("a.engine", 5)]
+    folder = repository.folder_of(manifest) / "compiled" / name
+    written = (folder / "report.json").stat().st_mtime_ns
+    (folder / "b.engine").write_bytes(b"second")
+    instance.close()
+    assert [one.path for one in repository.variants.reports(manifest)[name].files] == ["a.engine", "b.engine"]
+    OnnxRuntime(tmp_path).load(path, same(), "tensorrt:0", 1).close()
+    assert (folder / "report.json").stat().st_mtime_ns > written
+    assert sorted(one.name for one in folder.iterdir()) == ["a.engine", "b.engine", "report.json"]
+    (folder / "report.json").write_text("{")
+    OnnxRuntime(tmp_path).load(path, same(), "tensorrt:0", 1).close()
+    assert repository.variants.reports(manifest)[name].files, "a damaged report is replaced"
 
 
 def test_both_packages_of_onnx_runtime_are_refused_at_the_start(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.kit import models, v2
+from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
@@ -55,6 +56,16 @@ def test_a_version_is_compiled_while_it_serves_and_loaded_from_there(stack: Stac
     wait_until(lambda: variant(stack), 90)
     assert "is loaded from its variant onnxruntime-cpu-" in start_again(stack)
     np.testing.assert_array_equal(answer(stack), before)
+
+
+def test_variants_are_shown(stack: Stack) -> None:
+    wait_until(lambda: variant(stack), 90)
+    [shown] = stack.http.get("/admin/v1/models/weighty/versions/1").json()["variants"]
+    assert shown["target"] == "onnxruntime-cpu"
+    assert shown["runtime"].startswith("onnxruntime ")
+    assert shown["size_bytes"] > 0
+    assert shown["refused"] is None
+    assert "onnxruntime-cpu by onnxruntime" in " ".join(Millstream(stack.home).ok("describe", "weighty").split())
 
 
 def test_a_damaged_variant_is_not_loaded_and_made_again(stack: Stack) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from millstream.services.repository.variants import Target
 from millstream.services.settings import disable_library_telemetry
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.device_buffers import DeviceBuffers
+from millstream.workers.backends.engine_report import EngineReport
 from millstream.workers.backends.gpu import (
     CPU,
     GraphTrial,
@@ -183,6 +185,7 @@ class OnnxRuntimeInstance:
         self._open = open_session
         self._make_buffers = make_buffers
         self._buffers: DeviceBuffers | None = None
+        self.on_close: Callable[[], None] = lambda: None
         self.size_bytes = 0
         self._datatypes = {spec.name: spec.datatype for spec in signature.inputs}
         self._outputs = [spec.name for spec in signature.outputs]
@@ -253,6 +256,8 @@ class OnnxRuntimeInstance:
         self._start()
 
     def close(self) -> None:
+        if self._session is not None:
+            self.on_close()
         self._session = None
         if self._buffers is not None:
             self._buffers.close()
@@ -304,10 +309,19 @@ class OnnxRuntime:
         check_available(onnxruntime, device, [name for name, _ in providers(kind, number, path, graphs=False)])
         onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
         engines = self._engines(path)
-        if kind == "tensorrt":
-            engines /= engines_key(onnxruntime.__version__, tensorrt_version(), describe_gpu(device, number))
-            engines.mkdir(parents=True, exist_ok=True)
+        report: EngineReport | None = None
         graphs = GraphTrial(signature)
+        if kind == "tensorrt":
+            gpu, compiler = describe_gpu(device, number), tensorrt_version()
+            engines /= engines_key(onnxruntime.__version__, compiler, gpu)
+            engines.mkdir(parents=True, exist_ok=True)
+            target = Target(
+                "onnxruntime-tensorrt",
+                f"onnxruntime {onnxruntime.__version__}, tensorrt {compiler}",
+                f"{gpu.name}, compute capability {gpu.compute_capability}",
+            )
+            flags = providers(kind, number, engines, graphs=graphs.on)[0][1]
+            report = EngineReport(engines, path, target, {name: flags[name] for name in flags if "path" not in name})
 
         def open_session() -> Any:
             wanted = providers(kind, number, engines, graphs=graphs.on)
@@ -319,7 +333,12 @@ class OnnxRuntime:
         def buffers(session: Any) -> DeviceBuffers:
             return DeviceBuffers(onnxruntime, session, signature, "cuda", number, graphs=graphs.on)
 
-        return OnnxRuntimeInstance(onnxruntime, open_session, signature, buffers)
+        began = time.monotonic()
+        instance = OnnxRuntimeInstance(onnxruntime, open_session, signature, buffers)
+        if report is not None:
+            report.note(time.monotonic() - began)
+            instance.on_close = report.note  # runs of other shapes may have compiled more
+        return instance
 
     def device_bytes(self, device: str) -> int:
         """Return the bytes of the GPU's memory that this process uses, as the driver reports them; 0: a CPU."""

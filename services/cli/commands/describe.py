@@ -81,6 +81,10 @@ def _show(console: Console, version: ListedVersion) -> None:
     show_detail(console, "  inputs    ", escape(tensors(version["inputs"])))
     show_detail(console, "  outputs   ", escape(tensors(version["outputs"])))
     show_detail(console, "  batching  ", escape(batching(version)))
+    for variant in version["variants"]:
+        used = f"not used: {variant['refused']}" if variant["refused"] else size(variant["size_bytes"])
+        made = f"{variant['target']} by {variant['runtime']} in {variant['seconds']:g} s for {variant['device']}"
+        show_detail(console, "  compiled  ", escape(f"{made}; {used}"))
     for failure in version["load_failures"]:
         what = f"on {failure['kind']}, {ago(failure['failed_at'])}: {failure['reason']}"
         show_detail(console, "  failed    ", escape(what), style="red")
