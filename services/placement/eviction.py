@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from millstream.services.placement.room import RESIDENCE_LOADS, Room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 
-#: "Soon". Longer, and models that are called every minute and every ten minutes would cost the same: with 600 s the
-#: simulation had twice the cold calls (docs/multi-model.md).
-HORIZON_S = 60.0
+#: "Soon". Longer, and where memory is short, models that are called every minute and every ten minutes would cost the
+#: same; shorter, and where it is not, nothing tells those apart that are called every half hour (docs/multi-model.md).
+HORIZON_S = 120.0
 LOAD_S_MIN = 0.01  # so that the cost of an instance without a measured load is not 0
 
 
