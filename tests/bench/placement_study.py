@@ -172,12 +172,10 @@ def table_of(summaries: Sequence[Sequence[Summary]], seeds: Sequence[int], case:
     """Return the table of the study, in Markdown: median and range of the seeds, for each policy."""
     calls = spread([one.calls for one in summaries[0]], lambda value: f"{value:,.0f}")
     rows = [
-        (
-            f"{command()}: {case.workers} workers of {case.memory_gib:g} GiB, {case.models:,} models, "
-            f"{case.hours:g} hours, of"
-        ),
-        f"which the first quarter is not counted; {calls} calls are. Median and range of the seeds",
-        f"{', '.join(map(str, seeds))}, which no constant was chosen with.",
+        f"{command()}:",
+        f"{case.workers} workers of {case.memory_gib:g} GiB, {case.models:,} models, {case.hours:g} hours, of which",
+        f"the first quarter is not counted; {calls} calls are. Median and range of",
+        f"the seeds {', '.join(map(str, seeds))}, with which no constant was chosen.",
         "",
         (
             "| policy | hit rate | calls without a loaded model | cold p50 | cold p99 | within 100 ms + run "
