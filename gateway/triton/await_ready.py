@@ -132,6 +132,10 @@ class ReadyWaiter:
         )
         return refused and not self._instances(manifest)
 
+    def failed(self, manifests: Sequence[Manifest]) -> set[str]:
+        """Return the content ids of the versions that failed in all workers that tried them."""
+        return {manifest.content_id for manifest in manifests if self._failure(manifest) is not None}
+
     def _failure(self, manifest: Manifest) -> Failure | None:
         instances = self._instances(manifest)
         if not instances or any(instance.state is not State.FAILED for instance in instances):

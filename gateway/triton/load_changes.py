@@ -6,7 +6,7 @@ stage ─> workers load the versions ─> commit: manifests and endpoint change 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from millstream.services.errors import Code, Failure
@@ -34,14 +34,20 @@ class LoadChanges:
         """Return the published manifests of a model, by version."""
         return {version: self._repository.manifest(model, version) for version in self._repository.versions(model)}
 
-    def clear_verdicts(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+    def try_again(self, manifests: Sequence[Manifest], failed: Collection[str]) -> list[Manifest]:
         """Clear the verdicts for which workers refuse to load these versions.
 
+        Args:
+            manifests: The manifests of the versions.
+            failed: Content ids of versions whose loads failed in a worker, which tries them no more by itself.
+
         Returns:
-            The manifests. A manifest that had a verdict gets a new content id, which no worker has tried.
+            The manifests. A version that failed, or had a verdict, gets a new content id, which no worker has tried.
         """
         return [
-            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - shown to people
+            one.model_copy(update={"created": time.time()})  # noqa: TID251 - shown to people
+            if self._repository.verdicts.clear(one) or one.content_id in failed
+            else one
             for one in manifests
         ]
 

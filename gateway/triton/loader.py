@@ -169,7 +169,7 @@ class RepositoryLoader:
         try:
             manifests += [await self._manifest(candidate, source.config) for candidate in source.candidates]
             if retry:
-                manifests = await in_thread_to_end(self._changes.clear_verdicts, manifests)
+                manifests = await in_thread_to_end(self._changes.try_again, manifests, self._waiter.failed(manifests))
             await self._waiter.wait_unloaded(await in_thread_to_end(self._changes.unloaded, model, manifests))
             served = await in_thread_to_end(self._changes.stage, model, manifests)
             for manifest in served if retry else ():
