@@ -69,16 +69,21 @@ def test_a_version_whose_rows_influence_each_other_is_batched_no_more(tmp_path: 
         assert before.value(CHECKS, model="coupled", outcome="differs") >= 1
         for row, output in zip(rows, ask_together(stack, "coupled", rows), strict=True):
             np.testing.assert_array_equal(output, row - row)  # what it gives alone: less the mean, which is the row
-        wait_until(lambda: ran(stack, before, "coupled") == (24, 24))
+        wait_until(lambda: ran(stack, before, "coupled") == (24, 24), what="each request ran alone")
 
         # whose rows have nothing to do with each other goes on sharing runs
         before = stack.metrics()
-        for row, output in zip(rows, ask_together(stack, "steady", rows), strict=True):
-            np.testing.assert_array_equal(output, 2 * row)
-        wait_until(lambda: stack.metrics().value(CHECKS, model="steady", outcome="agrees") >= 1)
+
+        def checked() -> bool:
+            """Measured on a busy machine, one row may seem as good as many: runs are shared once that is corrected."""
+            for row, output in zip(rows, ask_together(stack, "steady", rows), strict=True):
+                np.testing.assert_array_equal(output, 2 * row)
+            return stack.metrics().value(CHECKS, model="steady", outcome="agrees") >= 1
+
+        wait_until(checked, 60, what="a shared run of the other version was checked")
         runs, total = ran(stack, before, "steady")
         assert total >= 24
-        assert runs < 24
+        assert runs < total
         assert off(version(stack, "steady")) is None
         assert stack.metrics().value(OFF, model="steady") == 0
 

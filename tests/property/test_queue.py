@@ -347,7 +347,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         if not has:
             return
         worker = data.draw(st.sampled_from(has))
-        if not worker.hand:
+        if asks and not worker.hand:
             worker.hand += self.pool.wait(worker.name)
             self.snapshot = self.pool.snapshot()
         if asks:
