@@ -1,27 +1,116 @@
-"""More models than memory, called while they are replaced, deleted, unloaded and workers die: no call is lost."""
+"""More models than memory, called while they change and every process dies or freezes in turn: no call is lost."""
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from millstream.services.queue.keys import InstallationKeys
 from tests.kit.churn import Churn
 from tests.kit.metrics import Page
-from tests.kit.stack import Stack, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
+from tests.kit.wait import wait_until
 
 MODELS = 10
 MODEL_BYTES = 24 << 20
-OPERATIONS = 16
+OPERATIONS = 20  # each kind twice
 RIGHT_MIN = 100
+LEASE_S = 2.0
+FILE_BYTES_MAX = 4 << 20  # less than a model
 
 
-def test_no_call_is_lost_whatever_happens_to_the_models(tmp_path: Path) -> None:
+class Faults:
+    """What happens to the processes of a stack. Each fault ends before the next one begins."""
+
+    def __init__(self, stack: Stack, controllers: list[int]) -> None:
+        self._stack = stack
+        self._controllers = controllers
+        self._keys = InstallationKeys(stack.installation)
+
+    def workers(self) -> list[int]:
+        return [pid for name, pid in self._stack.pids().items() if name.startswith("cpu-")]
+
+    def freeze_worker(self, _churn: Churn) -> None:
+        """A worker freezes for longer than its lease, and goes on as if nothing had been."""
+        known = self._live()
+        pid = wait_until(self.workers, what="a worker")[0]
+        with sigstopped(pid):
+            wait_until(lambda: known - self._live(), 60, "its batches are taken over")
+
+    def _live(self) -> set[bytes]:
+        return set(self._stack.redis.zrange(self._keys.pool("cpu").workers, 0, -1))  # type: ignore[arg-type]
+
+    def restart_redis(self, _churn: Churn) -> None:
+        """Redis dies, and starts without its data."""
+        pid = self._stack.pids()["redis"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self._stack.pids().get("redis", pid) != pid, 60, "Redis is back")
+
+    def kill_gateway(self, churn: Churn) -> None:
+        """Calls wait for loads in it, as in all gateways."""
+        pid = self._stack.pids()["gateway-0"]
+        with churn.gateway_dies():
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: self._stack.pids().get("gateway-0", pid) != pid, 60, "the gateway is back")
+
+    def pause_controllers(self, _churn: Churn) -> None:
+        """Each controller is paused for longer than its lead: the other one leads, whichever it was before."""
+        for pid in self._controllers:
+            with sigstopped(pid):
+                self._stack.redis.delete(self._keys.leader)  # as if its life had passed
+                wait_until(lambda: self._stack.redis.exists(self._keys.leader), 60, "the other one leads")
+
+    def fill_disk(self, churn: Churn) -> None:
+        """The gateways can write no file of the size of a model."""
+        gateways = [pid for name, pid in self._stack.pids().items() if name.startswith("gateway-")]
+        try:
+            for pid in gateways:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, resource.RLIM_INFINITY))
+            churn.push_without_room()
+        finally:
+            for pid in gateways:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@contextmanager
+def controllers(stack: Stack) -> Iterator[list[int]]:
+    """Yield the controller of a stack, and another one."""
+    variables = {"HOME": stack.home, "REDIS_URL": f"unix://{stack.socket}", "INSTALLATION_NAME": stack.installation}
+    environment = os.environ | {f"MILLSTREAM_{name}": str(value) for name, value in variables.items()}
+    command = [sys.executable, "-P", "-m", "millstream.services.controller"]
+    with (stack.home / "logs" / "controller-1.log").open("wb") as log:
+        other = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        yield [wait_until(lambda: stack.pids().get("controller"), what="the controller"), other.pid]
+        other.terminate()
+        assert other.wait(60) == 0
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path) -> None:
     # Two workers with memory for the interpreter and about five of ten models each.
-    with running_stack(tmp_path, gateways=2, pools="cpu=2", settings={"worker_memory": "420MiB"}) as stack:
-
-        def workers() -> list[int]:
-            return [pid for name, pid in stack.pids().items() if name.startswith("cpu-")]
-
-        churn = Churn(stack.url, tmp_path, MODELS, MODEL_BYTES, workers, seed=13)
+    settings = {"worker_memory": "420MiB", "queue_lease_s": LEASE_S}
+    with (
+        running_stack(tmp_path, gateways=2, pools="cpu=2", settings=settings, controller=True) as stack,
+        controllers(stack) as running,
+    ):
+        faults = Faults(stack, running)
+        kinds = [
+            faults.freeze_worker,
+            faults.restart_redis,
+            faults.kill_gateway,
+            faults.pause_controllers,
+            faults.fill_disk,
+        ]
+        churn = Churn(stack.url, tmp_path, MODELS, MODEL_BYTES, faults.workers, seed=13, faults=kinds)
         churn.upload()
         churn.start(callers=6)
         try:
@@ -30,6 +119,8 @@ def test_no_call_is_lost_whatever_happens_to_the_models(tmp_path: Path) -> None:
             churn.stop()
         assert not churn.lost, (churn.lost, churn.counts, churn.operations)
         assert churn.counts["right"] > RIGHT_MIN, (churn.counts, churn.operations)
+        stack.reconnect()
+        print(churn.counts, churn.operations)
         placed = stack.http.get("/admin/v1/placement").json()
         held = {one["model"] for worker in placed["workers"] for one in worker["instances"]}
         assert 0 < len(held) < MODELS  # else memory was not short
@@ -37,7 +128,14 @@ def test_no_call_is_lost_whatever_happens_to_the_models(tmp_path: Path) -> None:
 
 
 def _check_metrics(stack: Stack) -> None:
-    metrics = Page(stack.http.get("/metrics").text)
+
+    def metrics_of_all() -> Page | None:
+        """A worker that was killed last publishes its memory with its first heartbeat."""
+        page = Page(stack.http.get("/metrics").text)
+        used = [page.value("millstream_worker_memory_used_bytes", worker=worker) for worker in ("cpu-0", "cpu-1")]
+        return page if all(used) else None
+
+    metrics = wait_until(metrics_of_all, what="both workers have published what they use")
     assert metrics.value("millstream_evictions_total") > 0
     assert metrics.value("millstream_model_unload_duration_seconds_count") > 0
     assert metrics.value("millstream_cold_requests_total") > 0

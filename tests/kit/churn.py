@@ -1,7 +1,8 @@
 """Calls models that do not fit into memory together, while they are loaded, replaced, deleted and workers die.
 
-callers: random model ─> post ─> right | refused (429 or 503, with a time to retry) | absent (404, deleted) | lost
-operations, one after the other: new version, delete and upload again, unload and load, pin, kill a worker
+callers: random model ─> post ─> right | refused (429 or 503, with a time to retry) | absent (404, deleted) | cut | lost
+operations, one after the other: new version, delete and upload again, unload and load, pin, kill a worker, more faults
+A call is cut whose gateway was killed: its client calls again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ COLUMNS = 1024  # of the input of `models.heavy`
 CELL_BYTES = 4
 ANSWER_S_MAX = 120.0
 REFUSED_S = 0.1
+CUT_S = 1.0  # after the death of a gateway, in which new connections to it may still be made
 SHOWN_MAX = 20
 
 
@@ -38,6 +41,7 @@ class Churn:
         number: how many models there are.
         size_bytes: of the first model; each further one is a little larger, and so has answers of its own.
         workers: returns the pids of the workers.
+        faults: further operations; each is called with this churn.
 
     Attributes:
         counts: outcomes of calls by kind.
@@ -46,7 +50,14 @@ class Churn:
     """
 
     def __init__(
-        self, url: str, folder: Path, number: int, size_bytes: int, workers: Callable[[], Sequence[int]], seed: int
+        self,
+        url: str,
+        folder: Path,
+        number: int,
+        size_bytes: int,
+        workers: Callable[[], Sequence[int]],
+        seed: int,
+        faults: Sequence[Callable[[Churn], None]] = (),
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()
@@ -72,6 +83,8 @@ class Churn:
             self._pin,
             self._kill,
         ]
+        self._faults = faults
+        self._gateway_died_at = float("-inf")  # monotonic
 
     def upload(self) -> None:
         """Upload the first version of each model."""
@@ -94,13 +107,33 @@ class Churn:
         self._http.close()
 
     def operate(self, times: int) -> None:
-        """Carry out `times` operations of random kinds on random models."""
+        """Carry out `times` operations on random models, every kind and fault once in random order before any again."""
+        ahead: list[Callable[[Any], None]] = []
         for _ in range(times):
-            kind = self._random.choice(self._kinds)
-            kind(self._random.choice(self._names))
+            if not ahead:
+                ahead = self._random.sample([*self._kinds, *self._faults], len(self._kinds) + len(self._faults))
+            kind = ahead.pop()
+            kind(self if kind in self._faults else self._random.choice(self._names))
             self.operations[kind.__name__.removeprefix("_")] += 1
 
+    @contextmanager
+    def gateway_dies(self) -> Iterator[None]:
+        """A gateway is killed in the block, and back at its end: it cuts calls that began before or just then."""
+        self._gateway_died_at = time.monotonic()
+        yield
+        self._http.close()
+        self._http = httpx2.Client(base_url=self._url, timeout=ANSWER_S_MAX, trust_env=False)
+
+    def push_without_room(self) -> None:
+        """Upload a new version that cannot be stored; the versions before it still answer."""
+        self._next_width += 1
+        reply = self._upload(self._random.choice(self._names), self._next_width)
+        _expect(reply, {500, 503, 507})
+
     def _push(self, name: str, width: int) -> None:
+        _expect(self._upload(name, width), {200, 201, 202})
+
+    def _upload(self, name: str, width: int) -> httpx2.Response:
         path = models.heavy(self._folder / f"{name}-{width}.onnx", width * CELL_BYTES * COLUMNS)
         with self._lock:
             self._right[name].add(answer_of(width))
@@ -111,7 +144,7 @@ class Churn:
             headers={"Content-Type": "application/octet-stream"},
         )
         path.unlink()
-        _expect(reply, {200, 201, 202})
+        return reply
 
     def _replace(self, name: str) -> None:
         self._next_width += 1
@@ -153,13 +186,14 @@ class Churn:
             name = choose.choice(self._names)
             with self._lock:
                 absent = name in self._absent
+            began = time.monotonic()
             try:
                 connection.request("POST", f"/v2/models/{name}/infer", body, headers)
                 reply = connection.getresponse()
                 kind, why = self._judge(name, absent, reply.status, dict(reply.getheaders()), reply.read())
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                kind, why = "lost", repr(error)
+                kind, why = "cut" if began < self._gateway_died_at + CUT_S else "lost", repr(error)
             with self._lock:
                 self.counts[kind] += 1
                 if kind == "lost" and len(self.lost) < SHOWN_MAX:
