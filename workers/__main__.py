@@ -330,6 +330,8 @@ class WorkerProcess:
             used_bytes=used_bytes,
             device_budget_bytes=self._budget.device_budget_bytes,
             device_used_bytes=device_used_bytes,
+            room_bytes=self._budget.room_bytes if self._budget.budget_bytes else 0,
+            device_room_bytes=self._budget.device_room_bytes if self._budget.device_budget_bytes else 0,
             draining=self._draining.is_set(),
             token=token,
             refusals=self._residency.refusals.records(),

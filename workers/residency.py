@@ -167,7 +167,8 @@ class Residency:
             self._unlist(active, too_large)
         for one in fitting:
             held = _is_held(models.get(one.content_id), one.content_id in active)
-            if one.staged and not held and not (chosen.whole and one.content_id in queued):
+            queued_now = chosen.whole and one.content_id in queued
+            if one.staged and not (held or queued_now or self.refusals.of(one.content_id)):
                 order = Order(do="load", content_id=one.content_id, why="its load is staged", evict=True)
                 self.again.append(order)
         kept = {one.content_id for one in fitting if one.content_id in active}
@@ -499,6 +500,8 @@ class Residency:
             instances=instances,
             device_budget_bytes=budget.device_budget_bytes,
             device_used_bytes=budget.device_used_bytes,
+            room_bytes=budget.room_bytes,
+            device_room_bytes=budget.device_room_bytes,
         )
 
     def _placed(self, model: LoadedModel, in_use: bool) -> PlacedInstance:

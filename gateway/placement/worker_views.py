@@ -57,6 +57,8 @@ class WorkerViews:
             self._instances(worker, models, pinned),
             worker.device_budget_bytes,
             worker.device_used_bytes,
+            worker.room_bytes,
+            worker.device_room_bytes,
         )
 
     def keep_only(self, workers: Iterable[WorkerRecord]) -> None:

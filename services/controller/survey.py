@@ -231,6 +231,8 @@ def view_of(
         worker.used_bytes,
         device_budget_bytes=worker.device_budget_bytes,
         device_used_bytes=worker.device_used_bytes,
+        room_bytes=worker.room_bytes,
+        device_room_bytes=worker.device_room_bytes,
         draining=worker.draining,
         instances={
             one.content_id: PlacedInstance(

@@ -218,11 +218,16 @@ def _space(worker: WorkerView, groups: _Groups, *, of_device: bool) -> Space:
     held_bytes = resident_bytes + young_bytes + sum(_resident(kept, of_device)) + loading_bytes + largest_peak
     budget_bytes = worker.device_budget_bytes if of_device else worker.budget_bytes
     used_bytes = worker.device_used_bytes if of_device else worker.used_bytes
+    models_bytes = worker.device_room_bytes if of_device else worker.room_bytes
+    if not budget_bytes:
+        models_bytes = UNLIMITED_BYTES
+    elif not models_bytes:
+        models_bytes = max(0, budget_bytes - max(0, used_bytes - held_bytes))
     return Space(
         of_device,
         budget_bytes,
         worker.device_free_bytes if of_device else worker.free_bytes,
-        max(0, budget_bytes - max(0, used_bytes - held_bytes)) if budget_bytes else UNLIMITED_BYTES,
+        models_bytes,
         resident,
         peaks[1:],
         largest_peak,

@@ -74,6 +74,8 @@ class WorkerView:
         draining: whether it stops soon and takes no further instance.
         device_budget_bytes: memory of its accelerator that it may use; 0: it has none, or there is no limit.
         device_used_bytes: likewise in use.
+        room_bytes: what all instances together may take of the budget; 0: what is not used by anything else now.
+        device_room_bytes: likewise.
     """
 
     id: str
@@ -84,6 +86,8 @@ class WorkerView:
     instances: Mapping[str, PlacedInstance] = field(default_factory=dict)
     device_budget_bytes: int = 0
     device_used_bytes: int = 0
+    room_bytes: int = 0
+    device_room_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:

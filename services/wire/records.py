@@ -121,6 +121,8 @@ class WorkerRecord(BaseModel):
     used_bytes: int = 0  # in use, promised to loads in progress, or not yet free after an unload
     device_budget_bytes: int = 0  # memory of its accelerator that it may use; 0: it has none, or no limit
     device_used_bytes: int = 0
+    room_bytes: int = 0  # what all instances together may take of the budget; 0: no limit
+    device_room_bytes: int = 0
     draining: bool = False  # it stops soon and loads nothing
     token: str = ""  # of the repository state that its instances follow
     refusals: tuple[RefusalRecord, ...] = ()

@@ -148,3 +148,18 @@ def test_the_memory_of_the_device_alone_decides_where_it_alone_is_short():
     refusal = _refused(worker, Footprint(100, device_resident_bytes=500))
     assert refusal.kind is RefusalKind.TOO_LARGE
     assert refusal.reason == "it takes 500 bytes of device memory, and a worker of pool gpu has 400 for models"
+
+
+def test_memory_that_is_not_free_yet_makes_nothing_too_large() -> None:
+    """What an unload or another load takes for now is no part of the memory that a model can never have."""
+    need = Footprint(600)
+    beside_an_unload = WorkerView("cpu-1", "cpu", 1000, 700)
+    refusal = make_room(replace(beside_an_unload, room_bytes=900), need, NOW)
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind is RefusalKind.NOTHING_EVICTABLE
+    refusal = make_room(replace(beside_an_unload, room_bytes=500), need, NOW)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.kind, refusal.reason) == (
+        RefusalKind.TOO_LARGE,
+        "it takes 600 bytes, and a worker of pool cpu has 500 for models",
+    )
