@@ -183,6 +183,7 @@ class ExchangeMachine(RuleBasedStateMachine):
             assert now + DEMAND_MS <= until_ms <= self._now_ms() + DEMAND_MS
             self.demands[lane] = Demand(alive[0], until_ms)
             self.orders.setdefault(alive[0], []).append(order)
+            assert self.pool.demand(lane, *reversed(workers), order=order) == (alive[0], False)  # by another gateway
 
     def _now_ms(self) -> int:
         seconds, micros = self.pool.redis.time()
@@ -322,10 +323,11 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.pool.worker(worker.name).remove_lane(lane)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
-    @rule(data=st.data(), lane=st.sampled_from(LANES), others_min=st.integers(0, 2))
-    def release_unused(self, data: st.DataObject, lane: str, others_min: int) -> None:
+    @rule(data=st.data(), others_min=st.integers(0, 2))
+    def release_unused(self, data: st.DataObject, others_min: int) -> None:
         """A worker unloads a version for want of memory: only if nobody calls it and enough others serve it."""
         worker, before = self._awake(data), self.snapshot
+        lane = data.draw(st.sampled_from(sorted(worker.lanes) or LANES))
         consumer = self.pool.worker(worker.name)
         others = sum(lane in lanes for name, lanes in before.lanes.items() if name != worker.name)
         used = {entry.lane for entry in before.entries}
