@@ -30,7 +30,7 @@ from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
 from millstream.workers.refusals import Refusals
 from millstream.workers.unloads import Unloads
-from millstream.workers.version_loads import VersionLoads
+from millstream.workers.version_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, VersionLoads
 from millstream.workers.wanted import Wanted
 
 log = logging.getLogger("millstream.residency")
@@ -38,8 +38,6 @@ log = logging.getLogger("millstream.residency")
 UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered just after it was published
 CLOSE_WAIT_S = 0.25  # for an order until what was unloaded for it is closed; then other orders come first
 ROOM_TRIES = 32  # to make room while calls for the versions that are to be unloaded keep coming
-FAILURES_MAX = 3  # loads of a version that failed in this worker, before orders for it are refused
-FAILED_RETRY_S = 300.0  # until it is tried again then
 TOO_LARGE_RETRY_S = 30.0
 #: When the lane of an unloaded version is looked at: a gateway may have sent a batch before it knew.
 RECHECKS_S = (1.0, 3.0)
@@ -178,6 +176,7 @@ class Residency:
         """Return whether a version is held or may be loaded; publish it as failed if its verdict says so."""
         content_id = one.content_id
         self._batching.apply(content_id, one.verdict)
+        retry = self._loads.begin_retry(content_id)
         failed = one.verdict.on(self._kind).failed
         if failed:
             if model is None or model.state in {*_LOADS, State.FAILED}:
@@ -186,9 +185,10 @@ class Residency:
                 return False
             return True
         if model is not None and model.state is State.FAILED:
-            if not self._loads.retry_due(content_id) and content_id not in self._by_verdict:
+            if content_id in self._by_verdict:
+                self._loads.forget_failures(content_id)
+            elif not retry:
                 return False
-            self._loads.forget_failures(content_id)
             self._models.remove(content_id)
         self._by_verdict.discard(content_id)
         return True
@@ -362,13 +362,14 @@ class Residency:
         """Return why a version that failed to load is not tried again now."""
         failed = one.verdict.on(self._kind).failed
         if failed:
-            return Refusal(RefusalKind.FAILED, failed, FAILED_RETRY_S)
+            return Refusal(RefusalKind.FAILED, failed, FAILED_OFTEN_RETRY_S)
         if model is None or model.state is not State.FAILED:
             return None
         failures, ago_s = self._loads.failures_of(one.content_id)
-        if failures < FAILURES_MAX or ago_s >= FAILED_RETRY_S:
+        if failures < FAILURES_MAX or ago_s >= FAILED_OFTEN_RETRY_S:
             return None
-        return Refusal(RefusalKind.FAILED, f"its load failed {failures} times: {model.reason}", FAILED_RETRY_S - ago_s)
+        reason = f"its load failed {failures} times: {model.reason}"
+        return Refusal(RefusalKind.FAILED, reason, FAILED_OFTEN_RETRY_S - ago_s)
 
     def _make_room(self, one: Wanted, order: Order, consumer: Consumer) -> Refusal | _Room:
         """Unload what costs least until the version fits, and reserve its memory; return why that is not possible.

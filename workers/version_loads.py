@@ -35,6 +35,9 @@ log = logging.getLogger("millstream.reconciler")
 PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
 LOST_RETRY_S = 2.0  # longest pause before a version whose instance was lost is loaded again, the first time
 RETRY_S = 30.0  # longest pause before a version that failed for want of a device or Redis is loaded again
+FAILURES_MAX = 3  # loads of a version that failed in this worker, before orders for it are refused
+FAILED_RETRY_S = 60.0  # longest pause before a version whose files or library failed is loaded again
+FAILED_OFTEN_RETRY_S = 300.0  # the same after FAILURES_MAX failures
 
 
 class LoadGuard(NamedTuple):
@@ -146,10 +149,6 @@ class VersionLoads:
         self._retry_at.pop(request.content_id, None)
         self._loader.demand(request)
 
-    def retry_due(self, content_id: str) -> bool:
-        """Return whether a version whose load failed is to be loaded again now."""
-        return self._retry_at.get(content_id, float("inf")) <= time.monotonic()
-
     @property
     def any_retry_due(self) -> bool:
         """Whether any version whose load failed is to be loaded again now."""
@@ -159,6 +158,13 @@ class VersionLoads:
         """Return how many loads of a version failed in a row, and how many seconds ago the last one did."""
         count, at = self._failures.get(content_id, (0, 0.0))
         return count, time.monotonic() - at
+
+    def begin_retry(self, content_id: str) -> bool:
+        """Return, once, whether a version whose load failed is to be loaded again now; its failures still count."""
+        due = self._retry_at.get(content_id, float("inf")) <= time.monotonic()
+        if due:
+            self._retry_at.pop(content_id, None)
+        return due
 
     def forget_failures(self, content_id: str) -> None:
         """Forget the failed loads of a version: it is new again, or it was removed."""
@@ -201,9 +207,8 @@ class VersionLoads:
                 return
             if stop.reason and stop.reason != NOT_WANTED:
                 self._give_up(manifest, stop.reason)
-            self._fail(current, stop.reason or failure.message)
-            if failure.code is not Code.MODEL and not stop.reason:
-                self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(RETRY_S)
+            passing = failure.code is not Code.MODEL and not stop.reason
+            self._fail(current, stop.reason or failure.message, passing=passing)
         except Exception as error:
             self.memory.failed(manifest)
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
@@ -257,10 +262,17 @@ class VersionLoads:
         if current.wanted.suspect:
             self._change_verdict(manifest, lambda verdict: verdict.with_load(self._at.kind))
 
-    def _fail(self, current: Load, reason: str) -> None:
-        manifest = current.wanted.manifest
+    def _fail(self, current: Load, reason: str, *, passing: bool = False) -> None:
+        """Publish a failed load, and plan the next try. `passing`: it was for want of a device or of Redis."""
+        manifest, now = current.wanted.manifest, time.monotonic()
+        content_id = manifest.content_id
         if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
-            self._failures[manifest.content_id] = (self.failures_of(manifest.content_id)[0] + 1, time.monotonic())
+            failures = 0 if passing else self.failures_of(content_id)[0] + 1
+            self._failures[content_id] = (failures, now)
+            often = failures >= FAILURES_MAX
+            pause_s = RETRY_S if passing else FAILED_OFTEN_RETRY_S if often else FAILED_RETRY_S
+            if not current.stop.reason:  # otherwise its verdict says that no worker of this kind loads it again
+                self._retry_at[content_id] = now + with_jitter(pause_s)
             self._metrics.load_failed(manifest)
             log.error(
                 "failed: %s version %s: %s", manifest.model, manifest.version, reason, extra=about_version(manifest)

@@ -99,11 +99,11 @@ class Loads:
         assert request.content_id not in self.active(), "one load of a version at a time"
         self.queue = [request, *(other for other in self.queue if other.content_id != request.content_id)]
 
-    def retry_due(self, content_id: str) -> bool:
-        return False
-
     def failures_of(self, content_id: str) -> tuple[int, float]:
         return self.failures.get(content_id, 0), 0.0
+
+    def begin_retry(self, content_id: str) -> bool:
+        return False
 
     def forget_failures(self, content_id: str) -> None:
         self.failures.pop(content_id, None)

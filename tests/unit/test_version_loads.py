@@ -1,0 +1,60 @@
+"""When a worker tries again to load a version whose load failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.services.crashes.load_marks import LoadMarks
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.wire.records import State
+from millstream.workers import version_loads
+from millstream.workers.backends import get_backend
+from millstream.workers.load_version import LoadEnvironment
+from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.loader import Limits, LoadRequest
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.version_loads import FAILURES_MAX, LoadGuard, VersionLoads
+from tests.kit.versions import publish_simulated
+from tests.kit.wait import wait_until
+
+
+def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_three_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version_loads, "FAILED_RETRY_S", 0.0)
+    repository = FolderRepository(tmp_path / "repository")
+    manifest = publish_simulated(repository, "m", {})
+    file = repository.folder_of(manifest) / manifest.served
+    content = file.read_bytes()
+    file.write_bytes(b"damaged")
+    models = LoadedModels()
+    loads = VersionLoads(
+        repository,
+        LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1),
+        models,
+        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
+        LoadGuard(LoadMarks(tmp_path, "sim-0-1"), Limits(60.0, 60.0), lambda: None),
+        lambda: 0.0,
+    )
+    loads.start()
+    content_id = manifest.content_id
+
+    def ends_as(wanted: State) -> bool:
+        model = models.get(content_id)
+        return model is not None and model.state is wanted and not loads.pending
+
+    for failures in range(1, FAILURES_MAX + 1):
+        loads.want([LoadRequest(manifest)], ())
+        wait_until(lambda: ends_as(State.FAILED), what="it failed")
+        assert loads.failures_of(content_id)[0] == failures
+        assert loads.any_retry_due == loads.begin_retry(content_id) == (failures < FAILURES_MAX)
+        assert not loads.begin_retry(content_id), "once"
+        models.remove(content_id)
+    file.write_bytes(content)
+    loads.want([LoadRequest(manifest)], ())
+    wait_until(lambda: ends_as(State.READY), what="it is ready")
+    assert loads.failures_of(content_id)[0] == 0
+    loads.stop()
