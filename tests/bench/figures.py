@@ -26,6 +26,7 @@ from tests.bench.device_loop import measure as measure_device
 from tests.bench.errors import LoadError
 from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
+from tests.bench.many import COLD_MODELS, HOT, THOUSAND, measure_cold, measure_thousand
 from tests.bench.overflow import measure_overflow
 from tests.bench.processes import GATEWAY, WORKER, Memory, memory, pin, running_module
 from tests.bench.servers import ROOT
@@ -349,6 +350,53 @@ def loads(folder: Path, say: Say) -> Result:
     return Result(figures, ())
 
 
+def thousand(folder: Path, say: Say) -> Result:
+    """Measure what a thousand models cost: to register them, for calls of some, and first calls of a model."""
+    found = measure_thousand(folder, say)
+    alone_us, among_us = (median(one.p50_us for one in calls) for calls in (found.alone, found.among))
+    pairs = list(zip(found.alone, found.among, strict=True))
+    figures = [
+        Figure(
+            name=f"registering {THOUSAND} models",
+            measured=found.register_s,
+            bound=90,
+            unit="s",
+            detail="from the start until all are served",
+            at_most=True,
+        ),
+        Figure(
+            name=f"hot call among {THOUSAND} models: latency",
+            measured=median(among.p50_us / alone.p50_us for alone, among in pairs),
+            bound=1.2,
+            unit="x that of the only model",
+            detail=f"{among_us:.0f} us, alone {alone_us:.0f} us, {HOT} models in turn",
+            at_most=True,
+        ),
+        Figure(
+            name=f"hot call among {THOUSAND} models: CPU",
+            measured=median(among.cpu_us / alone.cpu_us for alone, among in pairs),
+            bound=1.2,
+            unit="x that of the only model",
+            detail=f"{median(one.cpu_us for one in found.among):.0f} us, all processes",
+            at_most=True,
+        ),
+    ]
+    for kind, model in COLD_MODELS.items():
+        say(f"first calls of models of {model.size}")
+        cold = measure_cold(folder, kind)
+        figures.append(
+            Figure(
+                name=f"first call of a model of {model.size}",
+                measured=cold.ratio,
+                bound=1.5,
+                unit="x (load + run)",
+                detail=f"{cold.cold_ms:.1f} ms, of which the load {cold.load_ms:.1f} ms",
+                at_most=True,
+            )
+        )
+    return Result(tuple(figures), ())
+
+
 def overflow(folder: Path, say: Say) -> Result:
     """Measure how long callers wait for the other pool when the preferred one dies, and how many requests fail."""
     found = measure_overflow(folder, say)
@@ -390,7 +438,7 @@ def gpu(folder: Path, seconds: int, say: Say) -> Result:
 
 
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Measure everything in about `rounds` x 11 x `seconds` plus seven minutes. Raises LoadError or StartError."""
+    """Measure everything in about `rounds` x 11 x `seconds` plus ten minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         folder = Path(name)
         parts = [
@@ -400,6 +448,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             storm(folder, say),
             loads(folder, say),
             churn(folder, say),
+            thousand(folder, say),
             overflow(folder, say),
             idle_memory(folder, say),
             gpu(folder, seconds, say),

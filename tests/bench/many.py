@@ -29,6 +29,7 @@ from tests.bench.servers import Server, millstream_up
 from tests.kit.many_models import many_heavy, many_mlps, many_scales, write_repository
 
 IDLE_S = 10.0
+THOUSAND = 1000
 HOT = 50
 CALLS = 2000
 COLD_CALLS = 20
@@ -114,13 +115,43 @@ def measure(folder: Path, models: int, status: Callable[[str], None], *, hot: bo
         status(f"{models} models: idle")
         yield _idle(server, folder / f"many-{models}", models, register_s, start_s)
         if hot:
-            one = write_repository(folder / "repository-one", many_scales(1))
-            with millstream_up(folder, "one", ["--triton-repository", str(one)]) as alone:
-                names = [name for name, _ in many_scales(min(models, HOT))]
-                for turn in range(1, HOT_ROUNDS + 1):
-                    status(f"{models} models: hot calls, round {turn}")
-                    yield calls(alone, names[:1], 1)
-                    yield calls(server, names, models)
+            yield from _hot(folder, server, models, status)
+
+
+def _hot(folder: Path, server: Server, models: int, status: Callable[[str], None]) -> Iterator[Calls]:
+    """Measure calls of one model alone in an installation of its own and of HOT among many, in turn."""
+    one = write_repository(folder / "repository-one", many_scales(1))
+    with millstream_up(folder, "one", ["--triton-repository", str(one)]) as alone:
+        names = [name for name, _ in many_scales(min(models, HOT))]
+        for turn in range(1, HOT_ROUNDS + 1):
+            status(f"{models} models: hot calls, round {turn}")
+            yield calls(alone, names[:1], 1)
+            yield calls(server, names, models)
+
+
+class Thousand(NamedTuple):
+    """An installation of THOUSAND models.
+
+    Args:
+        register_s: from the start until all of them are served.
+        alone: hot calls of the only model of another installation, one for each round.
+        among: hot calls of HOT of the models.
+    """
+
+    register_s: float
+    alone: Sequence[Calls]
+    among: Sequence[Calls]
+
+
+def measure_thousand(folder: Path, status: Callable[[str], None]) -> Thousand:
+    """Register THOUSAND models and call some of them."""
+    repository = write_repository(folder / "repository-thousand", many_scales(THOUSAND))
+    status(f"{THOUSAND} models: registering")
+    began = time.monotonic()
+    with millstream_up(folder, "thousand", ["--triton-repository", str(repository)]) as server:
+        register_s = time.monotonic() - began
+        found = list(_hot(folder, server, THOUSAND, status))
+    return Thousand(register_s, found[::2], found[1::2])
 
 
 def _idle(server: Server, home: Path, models: int, register_s: float, start_s: float) -> Idle:
@@ -184,12 +215,14 @@ class ColdModel(NamedTuple):
     """A kind of model whose first calls are measured.
 
     Args:
+        size: of its file, for people.
         make: yields the names and files of so many models.
         models: how many are registered: more than fit in `memory`.
         memory: of the worker; the interpreter and its libraries take 100 MiB of it.
         body: of a request.
     """
 
+    size: str
     make: Callable[[int], Iterable[tuple[str, bytes]]]
     models: int
     memory: str
@@ -208,7 +241,7 @@ class Cold:
     ratio: float  # median of call / (load + next call)
 
 
-def cold(folder: Path, kind: str) -> Cold:
+def measure_cold(folder: Path, kind: str) -> Cold:
     """Measure first calls among models of which only a part fits in the memory of the worker."""
     model = COLD_MODELS[kind]
     repository = write_repository(folder / f"repository-cold-{kind}", model.make(model.models))
@@ -257,8 +290,8 @@ def _request(name: str, columns: int) -> bytes:
 
 
 COLD_MODELS = {
-    "mlp": ColdModel(many_mlps, 400, "256MiB", _request("input", 64)),
-    "heavy": ColdModel(partial(many_heavy, size_bytes=20_000_000), 40, "512MiB", _request("x", 1024)),
+    "mlp": ColdModel("340 KB", many_mlps, 400, "256MiB", _request("input", 64)),
+    "heavy": ColdModel("20 MB", partial(many_heavy, size_bytes=20_000_000), 40, "512MiB", _request("x", 1024)),
 }
 
 
@@ -270,7 +303,7 @@ def run(sizes: Sequence[int], status: Callable[[str], None]) -> Iterator[Idle | 
             yield from measure(folder, models, status, hot=models == max(sizes))
         for kind in COLD_MODELS:
             status(f"cold calls of {kind}")
-            yield cold(folder, kind)
+            yield measure_cold(folder, kind)
 
 
 def tables(found: Sequence[Any]) -> Iterator[Table]:

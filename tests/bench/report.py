@@ -142,6 +142,10 @@ A figure is the median of the rounds' ratios.
 - **storm**: for 30 seconds, a model with runs of about 15 ms (at most four rows) gets five times the load that it can
   serve. Requests arrive in an open loop (Poisson), and their deadline is five such runs. At the same time, a model of
   the same kind gets five requests a second.
+- **loads**: a model gets 100 requests a second, while one of 50 MB and squeezenet are loaded and unloaded in turn.
+- **churn**: ten models for five places, two gateways, two workers; random versions, deletions, unloads and deaths.
+- **hot calls** come from one connection, in turn to 50 of 1,000 models in one worker, or to the only model of another
+  installation. **First calls** are those of models that no worker holds, and for which another one is unloaded or not.
 - All other load comes from `wrk` with one thread on the same machine. CPU per request is the user and system time of
   all server processes, Redis and the supervisor included, without wrk.
 
