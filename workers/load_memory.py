@@ -23,6 +23,13 @@ from millstream.workers.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION
 log = logging.getLogger("millstream.memory")
 
 
+class NotFree(Failure):
+    """The memory of a load is not free now: since it was reserved, other instances turned out to take more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+
+
 class LoadMemory:
     """The memory of the loads of one worker. Safe for several threads."""
 
@@ -41,7 +48,9 @@ class LoadMemory:
     def reserve(self, manifest: Manifest) -> None:
         """Reserve the memory that a load will take.
 
-        Raises Failure: MODEL if the version never fits, UNAVAILABLE if it does not fit now.
+        Raises:
+            Failure: MODEL, the version never fits.
+            NotFree: it does not fit now.
         """
         budget, need = self.budget, self.need(manifest)
         if budget.reserve(manifest.content_id, need):
@@ -59,8 +68,7 @@ class LoadMemory:
                 DEVICE_MEMORY_OPTION,
             )
         takes, free, room, memory, option = numbers
-        raise Failure(
-            Code.UNAVAILABLE,
+        raise NotFree(
             f"it takes {takes} bytes of {memory}, and {free} of the {room} for models are free: unload others, or "
             f"raise {option}",
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from millstream.services.placement.views import Refusal
+from millstream.services.placement.views import Refusal, RefusalKind
 from millstream.services.wire.records import RefusalRecord
 
 REFUSALS_MAX = 1000  # beyond, the oldest is dropped
+LOGGED_AGAIN_S = 60.0  # interval at which the refusal of a version for the same kind of reason is logged again
 RETRY_S_MIN = 1.0  # a refusal is published for this time at least, so that every gateway reads it
 
 
@@ -23,6 +24,7 @@ class Refusals:
         self._now = now
         self._lock = threading.Lock()
         self._refusals: dict[str, RefusalRecord] = {}
+        self._logged: dict[str, tuple[RefusalKind, float]] = {}  # by content id: its last line, and when
         self.on_change: Callable[[], None] = lambda: None
 
     def add(self, content_id: str, refusal: Refusal) -> None:
@@ -35,6 +37,19 @@ class Refusals:
             while len(self._refusals) > REFUSALS_MAX:
                 del self._refusals[next(iter(self._refusals))]
         self.on_change()
+
+    def first(self, content_id: str, kind: RefusalKind) -> bool:
+        """Return whether a refusal is worth a line in the log: each kind once in LOGGED_AGAIN_S for a version."""
+        now = self._now()
+        with self._lock:
+            known, at = self._logged.get(content_id, (None, 0.0))
+            if known is kind and now - at < LOGGED_AGAIN_S:
+                return False
+            self._logged.pop(content_id, None)
+            self._logged[content_id] = kind, now
+            while len(self._logged) > REFUSALS_MAX:
+                del self._logged[next(iter(self._logged))]
+        return True
 
     def remove(self, content_id: str) -> None:
         """Forget a refusal: the version is loaded now, or was removed."""

@@ -19,6 +19,7 @@ from enum import Enum
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.eviction import make_room
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
+from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from millstream.services.queue.clock import RedisClock
@@ -163,10 +164,12 @@ class Residency:
         self._list(queued if chosen.whole else too_large)
         if not chosen.whole:
             self._unlist(active, too_large)
+        ordered = {order.content_id for order in list(self.again)}
         for one in fitting:
             held = _is_held(models.get(one.content_id), one.content_id in active)
             queued_now = chosen.whole and one.content_id in queued
-            if one.staged and not (held or queued_now or self.refusals.of(one.content_id)):
+            known = held or queued_now or one.content_id in ordered or self.refusals.of(one.content_id)
+            if one.staged and not known:
                 order = Order(do="load", content_id=one.content_id, why="its load is staged", evict=True)
                 self.again.append(order)
         kept = {one.content_id for one in fitting if one.content_id in active}
@@ -418,8 +421,11 @@ class Residency:
         return Refusal(RefusalKind.TOO_LARGE, self._budget.too_large(need), TOO_LARGE_RETRY_S)
 
     def _refuse(self, one: Wanted, refusal: Refusal) -> None:
-        log.warning("not loaded: %s: %s", one.content_id, refusal.reason)
+        if self.refusals.first(one.content_id, refusal.kind):
+            passing = one.staged and refusal.kind is not RefusalKind.TOO_LARGE  # no call waits for it
+            log.log(logging.INFO if passing else logging.WARNING, "not loaded: %s: %s", one.content_id, refusal.reason)
         self.refusals.add(one.content_id, refusal)
+        self._retried.discard(one.content_id)
         self.ended.append(one.content_id)
         model = self._models.get(one.content_id)
         if one.staged and refusal.kind is RefusalKind.TOO_LARGE:  # the two-phase load fails; else it ends on standby
@@ -457,7 +463,12 @@ class Residency:
             return True
         self._retried.discard(content_id)
         self._models.remove(content_id)
-        self.refusals.add(content_id, self._too_large(self._need(request.manifest)))
+        need = self._need(request.manifest)
+        refusal = self._too_large(need)
+        if not refusal.reason:
+            reason = f"its loads found less memory than the {need.load_bytes} bytes that it takes"
+            refusal = Refusal(RefusalKind.NOTHING_EVICTABLE, reason, OTHERS_BUSY_RETRY_S)
+        self.refusals.add(content_id, refusal)
         return True
 
     def _return_memory(self, content_id: str) -> None:

@@ -23,7 +23,7 @@ from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.exploration import Exploration
-from millstream.workers.load_memory import LoadMemory
+from millstream.workers.load_memory import LoadMemory, NotFree
 from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
@@ -203,7 +203,8 @@ class VersionLoads:
                 loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
         except Failure as failure:
             self.memory.failed(manifest, failure)
-            if isinstance(failure, OutOfMemory) and not stop.reason and self._on_out_of_memory(current.wanted):
+            short = isinstance(failure, OutOfMemory | NotFree) and not stop.reason
+            if short and self._on_out_of_memory(current.wanted):
                 return
             if stop.reason and stop.reason != NOT_WANTED:
                 self._give_up(manifest, stop.reason)

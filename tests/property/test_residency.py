@@ -362,3 +362,35 @@ def test_a_worker_whatever_happens() -> None:
             max_examples=100, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
         ),
     )
+
+
+def test_a_staged_version_is_ordered_once_however_often_the_repository_changes() -> None:
+    worker = WorkerMachine()
+    worker.begin([800] * 6)
+    staged = Wanted(manifest("staged", 1), NO_VERDICT, EndpointPlacement(), staged=True)
+    worker.needs[staged.content_id] = Footprint(500, 50, 0.1, measured=True)
+    worker.wanted[staged.content_id] = staged
+    for _ in range(5):
+        worker.residency.update(dict(worker.wanted))
+    assert [order.content_id for order in worker.residency.again] == [staged.content_id]
+
+
+def test_a_load_that_found_no_free_memory_twice_is_refused_for_a_moment_and_did_not_fail() -> None:
+    worker = WorkerMachine()
+    worker.begin([300] * 6)
+    [*_, one] = worker.wanted.values()
+    order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    for _ in range(2):
+        [request] = [request for request in worker.loads.queue if request.content_id == one.content_id]
+        worker.loads.queue.remove(request)
+        worker.memory.budget.begin_unload(one.content_id)
+        worker.memory.budget.freed(one.content_id)
+        assert worker.loads.on_out_of_memory(request)
+        worker.loads.on_end(one.content_id)
+        worker.step()
+    assert worker.models.get(one.content_id) is None
+    refusal = worker.residency.refusals.of(one.content_id)
+    assert refusal is not None
+    assert refusal.kind == "nothing_evictable"
+    assert "less memory than the 350 bytes that it takes" in refusal.reason

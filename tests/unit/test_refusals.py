@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.services.placement.views import Refusal, RefusalKind
-from millstream.workers.refusals import REFUSALS_MAX, RETRY_S_MIN, Refusals
+from millstream.workers.refusals import LOGGED_AGAIN_S, REFUSALS_MAX, RETRY_S_MIN, Refusals
 
 FULL = Refusal(RefusalKind.NOTHING_EVICTABLE, "all others are in use", 0.1)
 FAILED = Refusal(RefusalKind.FAILED, "it failed", 30.0)
@@ -45,3 +45,16 @@ def test_refusals_are_bounded() -> None:
         refusals.add(f"m{i}", FULL)
     assert len(refusals.records()) == REFUSALS_MAX
     assert refusals.of("m0") is None
+
+
+def test_a_kind_of_refusal_is_worth_a_line_once_a_minute_for_a_version() -> None:
+    now = [1000.0]
+    refusals = Refusals(lambda: now[0])
+    assert [refusals.first("m", FULL.kind) for _ in range(3)] == [True, False, False]
+    assert refusals.first("m", FAILED.kind)
+    assert refusals.first("other", FULL.kind)
+    now[0] += LOGGED_AGAIN_S
+    assert refusals.first("m", FAILED.kind)
+    for number in range(REFUSALS_MAX):
+        refusals.first(str(number), FULL.kind)
+    assert refusals.first("m", FAILED.kind), "what is remembered is bounded"

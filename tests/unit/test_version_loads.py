@@ -15,6 +15,7 @@ from millstream.workers.backends import get_backend
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModels
 from millstream.workers.loader import Limits, LoadRequest
+from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.version_loads import FAILURES_MAX, LoadGuard, VersionLoads
 from tests.kit.versions import publish_simulated
@@ -58,3 +59,40 @@ def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_thr
     wait_until(lambda: ends_as(State.READY), what="it is ready")
     assert loads.failures_of(content_id)[0] == 0
     loads.stop()
+
+
+def test_a_load_whose_reserved_memory_was_taken_by_others_did_not_fail(tmp_path: Path) -> None:
+    repository = FolderRepository(tmp_path / "repository")
+    manifest = publish_simulated(repository, "m", {})
+    taken = [100 << 20]
+    budget = MemoryBudget(400 << 20, lambda: taken[0])
+    models = LoadedModels()
+    loads = VersionLoads(
+        repository,
+        LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1, budget),
+        models,
+        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
+        LoadGuard(LoadMarks(tmp_path, "sim-0-1"), Limits(60.0, 60.0), lambda: None),
+        lambda: 0.0,
+    )
+    short: list[LoadRequest] = []
+    ended: list[str] = []
+
+    def try_again(request: LoadRequest) -> bool:
+        short.append(request)
+        return True
+
+    loads.follow(lambda _: True, ended.append, try_again)
+    loads.memory.reserve(manifest)
+    taken[0] = 399 << 20  # another instance turns out to take more than was predicted
+    loads.start()
+    loads.demand(LoadRequest(manifest, demanded=True))
+    wait_until(lambda: bool(ended), what="the load has ended")
+    loads.stop()
+    assert [request.content_id for request in short] == ended == [manifest.content_id]
+    model = models.get(manifest.content_id)
+    assert model is not None
+    assert model.state is State.LOADING, "who tries it again says what it becomes"
+    assert not loads.any_retry_due
+    taken[0] = 100 << 20
+    assert budget.used_bytes == 100 << 20
