@@ -153,7 +153,10 @@ class MemoryBudget:
             return self._settled.get(content_id) or self._reserved.get(content_id)
 
     def base_grew(self) -> bool:
-        """Count what the process has now as its base: the library was imported. False, and no effect, later on."""
+        """Count what the process has now as its base: the library was imported. False, and no effect, later on.
+
+        From the beginning of the first load on, what the process has contains a model.
+        """
         with self._lock:
             if not self._loaded_before:
                 self._base = max(self._base, self._real_bytes() + self._spare)
@@ -209,6 +212,7 @@ class MemoryBudget:
         """Note whether other loads or unloads change the process' memory while the block measures it."""
         current = Measuring()
         with self._lock:
+            self._loaded_before = True
             self._measuring.append(current)
             if len(self._measuring) > 1 or self._unloading:
                 self._disturb()

@@ -141,6 +141,18 @@ def test_the_library_belongs_to_the_base_only_before_the_first_load() -> None:
     assert budget.base_bytes == 150
 
 
+def test_the_model_of_a_load_in_progress_does_not_belong_to_the_base() -> None:
+    process = BASE
+    budget = MemoryBudget(BUDGET, lambda: process)
+    process = 150
+    assert budget.base_grew()
+    with budget.measuring():
+        process = 550
+        assert not budget.base_grew(), "a second load begins beside the first one"
+    assert not budget.base_grew(), "the first one has ended, and is not settled yet"
+    assert (budget.base_bytes, budget.room_bytes) == (150, 850)
+
+
 def test_a_version_that_is_unloaded_twice_at_the_same_time_counts_until_both_are_closed() -> None:
     budget = MemoryBudget(BUDGET, lambda: BASE)
     for size in (100, 200):
