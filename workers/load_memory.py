@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.prediction import bounded, larger, larger_on_device
+from millstream.services.placement.prediction import at_least, bounded, larger, larger_on_device
 from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
@@ -40,10 +40,10 @@ class LoadMemory:
 
     def need(self, manifest: Manifest) -> Footprint:
         """Return what an instance of the version takes, as far as it is known."""
-        known = self._footprints.of(manifest, self._kind)
-        if self._footprints.measured(manifest, self._kind) is not None:  # also that a load found too little
-            return known
-        return bounded(known, file_bytes(manifest), self.budget.room_bytes, self.budget.device_room_bytes)
+        known, found = self._footprints.of(manifest, self._kind), self._footprints.measured(manifest, self._kind)
+        limited = bounded(known, file_bytes(manifest), self.budget.room_bytes, self.budget.device_room_bytes)
+        # What a load found too little, maybe in a smaller worker, is certain; beyond that it is a prediction.
+        return limited if found is None or known.measured else at_least(limited, found.footprint)
 
     def reserve(self, manifest: Manifest) -> None:
         """Reserve the memory that a load will take.

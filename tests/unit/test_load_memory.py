@@ -65,6 +65,19 @@ def test_a_prediction_is_tried_with_all_memory_there_is_and_corrected_until_it_i
     assert caught.value.code is Code.MODEL
 
 
+def test_a_version_that_found_too_little_in_a_small_worker_is_tried_in_a_larger_one(worker: Worker) -> None:
+    doubtful, small_room = version(120 * MIB), 200 * MIB
+    small = MemoryBudget(BASE + small_room, lambda: BASE)
+    in_small = LoadMemory(worker.repository, LoadEnvironment(get_backend("simulated"), "simulated", "cpu", 1, small))
+    in_small.reserve(doubtful)
+    in_small.failed(doubtful, OutOfMemory("no memory"))
+    assert in_small.need(doubtful).load_bytes == 250 * MIB  # and not 4.5 times its files
+    with pytest.raises(Failure, match=f"it takes {250 * MIB} bytes"):
+        in_small.reserve(doubtful)
+    worker.memory.reserve(doubtful)
+    assert worker.memory.need(doubtful).load_bytes == ROOM
+
+
 def test_a_load_that_found_too_little_reserves_all_that_was_free_the_next_time(worker: Worker) -> None:
     small, other = version(MIB), Footprint(150 * MIB)
     worker.budget.settle("other", other)
