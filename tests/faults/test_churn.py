@@ -122,8 +122,8 @@ def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path
         stack.reconnect()
         print(churn.counts, churn.operations)
         placed = stack.http.get("/admin/v1/placement").json()
-        held = {one["model"] for worker in placed["workers"] for one in worker["instances"]}
-        assert 0 < len(held) < MODELS  # else memory was not short
+        for worker in placed["workers"]:
+            assert len(worker["instances"]) < MODELS  # else memory was not short
         _check_metrics(stack)
 
 

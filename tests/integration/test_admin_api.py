@@ -75,6 +75,8 @@ async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versio
                 "size_bytes": 1234,
             }
         ],
+        "load_failures": [],
+        "variants": [],
     }
 
 

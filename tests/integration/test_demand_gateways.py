@@ -175,7 +175,8 @@ def test_a_refusal_reaches_the_callers_that_wait_and_those_that_come(gateways):
         assert reply.status_code == 503
         assert "loaded a moment ago" in reply.json()["error"]
         assert 1 <= int(reply.headers["retry-after"]) <= 20
-    assert len(worker.orders) == 1
+    # The gateway that did not give the order may give one, too, before it learns of the refusal.
+    assert 1 <= len(worker.orders) <= len(gateways.http)
 
 
 def test_another_worker_loads_what_the_first_refused(gateways):

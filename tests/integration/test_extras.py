@@ -19,8 +19,9 @@ from millstream.services.settings import child_environment
 from tests.kit.role_environment import PROJECT, ROOT, build_wheel, install, locked, make_environment, needed_by
 
 GATEWAY_ALONE = {"fastapi", "grpcio", "tokenizers"}
-#: modules of further backends of a worker, which no image has
-OTHER_BACKENDS = {"openvino", "torch", "tritonclient", "grpc"}
+#: modules that are used where they are installed, and which no image has: of further backends of a worker, and of the
+#: check of programs
+OPTIONAL = {"gateway": {"torch"}, "worker": {"openvino", "torch", "tritonclient", "grpc"}}
 #: extras whose packages the tests' environment has; torch is in no lock file
 INSTALLED = [extra for extra in EXTRAS if extra != "torch"]
 LOCKS = {
@@ -226,8 +227,7 @@ def test_a_role_imports_nothing_outside_of_its_lock(role: str, packages: tuple[s
             visited.add(module)
             waiting += graph.find_modules_directly_imported_by(module) if module.startswith("millstream.") else ()
     external = {module for module in visited if not module.startswith("millstream")} - sys.stdlib_module_names
-    if role == "worker":
-        external -= OTHER_BACKENDS
+    external -= OPTIONAL[role]
     distributions = packages_distributions()
     imported = {canonicalize_name(name) for module in external for name in names_of(module, distributions)}
     assert "numpy" in imported

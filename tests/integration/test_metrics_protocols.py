@@ -255,6 +255,7 @@ _RARE = {
     for name in (
         *("batch_checks", "batching_off", "batches_reclaimed", "runs_out_of_memory", "runs_terminated"),
         *("worker_deaths", "version_refused", "worker_memory_limit_bytes"),
+        *("worker_device_memory_used_bytes", "worker_device_memory_budget_bytes"),
         *(
             "cold_requests",
             "model_cache_misses",

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from millstream.services.settings import child_environment
 from millstream.services.supervisor.service_manager import STATUS_CHARACTERS_MAX, ServiceManager
+from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy/systemd/millstream.service"
@@ -66,13 +68,23 @@ def environment_of(pid: int) -> set[str]:
     return {pair.split(b"=")[0].decode() for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
 
 
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def runs_another_program(pid: int, parent: int) -> bool:
+    return command_of(pid) != command_of(parent)
+
+
 def children_of(pid: int) -> dict[str, int]:
-    """Return the pids of gateway, worker and Redis."""
+    """Return the pids of gateway, worker, controller and Redis."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = {}
     for child in children:
-        command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        kinds = ("millstream.gateway", "millstream.workers")
+        # A child that was just forked is a copy of its parent until it runs its own program.
+        wait_until(partial(runs_another_program, int(child), pid), what="it runs its program")
+        command = command_of(int(child)).replace(b"\0", b" ").decode()
+        kinds = ("millstream.gateway", "millstream.workers", "millstream.services.controller")
         found[next((kind.removeprefix("millstream.") for kind in kinds if kind in command), "redis")] = int(child)
     return found
 
