@@ -143,5 +143,7 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         report = failures.report_of(error)
         failures.show(report, arguments)
+        if isinstance(error, OSError):
+            failures.discard_output()  # perhaps of a full disk: what is left of it would fail again at the exit
         sys.exit(report.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

@@ -112,7 +112,9 @@ def wants_json(arguments: Iterable[str]) -> bool:
 
 
 def discard_output() -> None:
-    """Send standard output to nowhere after its reader closed it, so that the flush at exit does not fail, too."""
+    """Send standard output to nowhere after a write failed, so that the flush at exit does not fail, too."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
