@@ -1,6 +1,6 @@
 """load_threads: threads that run one load each and are then replaced.
 
-start ─> threads that wait ─(run)─> one of them does the work and ends ─(renew)─> a new one waits
+renew ─> threads that wait ─(run)─> one of them does the work and ends ─(renew)─> a new one waits
 
 A load lowers the priority of its thread, which cannot be raised again: the threads that a library starts in the next
 load would inherit it, and serve with it. New threads are started between loads, while there is memory for them.
@@ -22,7 +22,7 @@ BEGIN_S_MAX = 1.0  # for a new thread to begin; with too little memory it may ne
 
 
 class LoadThreads:
-    """A fixed number of threads. Call `start` and `renew` in one thread at a time.
+    """A fixed number of threads, from the first `renew` on, which is called by one thread at a time.
 
     Args:
         count: number of threads that wait.

@@ -79,6 +79,11 @@ class GpuDescription:
     driver: str = ""
 
 
+def _handle(nvml: Any, which: int | str) -> Any:
+    """Return the driver's handle of the GPU with this index or UUID."""
+    return nvml.nvmlDeviceGetHandleByIndex(which) if isinstance(which, int) else nvml.nvmlDeviceGetHandleByUUID(which)
+
+
 def describe_gpu(which: int | str) -> GpuDescription | None:
     """Return what the GPU with this index or UUID is; None if the driver does not know. Never fails."""
     nvml = _pynvml() if find_spec("pynvml") is not None else None
@@ -86,8 +91,7 @@ def describe_gpu(which: int | str) -> GpuDescription | None:
         return None
     try:
         _initialize()
-        by_index = isinstance(which, int)
-        device = nvml.nvmlDeviceGetHandleByIndex(which) if by_index else nvml.nvmlDeviceGetHandleByUUID(which)
+        device = _handle(nvml, which)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
         return GpuDescription(
             nvml.nvmlDeviceGetName(device),
@@ -118,8 +122,7 @@ def gpu_use(which: int | str) -> GpuUse | None:
         return None
     try:
         _initialize()
-        by_index = isinstance(which, int)
-        device = nvml.nvmlDeviceGetHandleByIndex(which) if by_index else nvml.nvmlDeviceGetHandleByUUID(which)
+        device = _handle(nvml, which)
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
         used = nvml.nvmlDeviceGetMemoryInfo(device).used
         return GpuUse({one.pid: one.usedGpuMemory or 0 for one in processes}, used)
