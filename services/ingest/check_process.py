@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import os
+import shutil
 import signal
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,20 +19,22 @@ from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_slots import check_slot
+from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, run_process
 from millstream.services.ingest.forked_check import Ended, Forker
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import (
-    ERRORS_BYTES_KEPT,
+    COMPILED,
     REPORT_BYTES_MAX,
     UPLOAD,
     CheckedModel,
     CheckReport,
     CheckTask,
+    Recognised,
+    Rejection,
 )
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
-from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.disk import storage_errors
-from millstream.services.settings import ORT_DISABLE_TELEMETRY, Settings, child_environment
+from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.check")
 
@@ -41,10 +42,18 @@ log = logging.getLogger("millstream.check")
 FORKS = sys.platform.startswith("linux")
 _FORK_ATTEMPTS = 2  # the first may find a fork server that is about to end, since it idles
 _RETRY_S = 5.0
-_IMPORT_ROOT = Path(__file__).parents[3]
+_MODULE = "millstream.services.ingest.checker"
 
 
 async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
+    """Run the checker on `task` and return its report, as `examine` does, for what is served as it is."""
+    outcome = await examine(task, seconds_max)
+    if isinstance(outcome, Recognised):
+        raise Failure(Code.INTERNAL, f"a {outcome.importer} model was to be served without a conversion")
+    return outcome
+
+
+async def examine(task: CheckTask, seconds_max: float) -> CheckedModel | Recognised:
     """Run the checker on `task` and return its report. Its process group has ended on return, error and cancellation.
 
     Raises:
@@ -105,7 +114,7 @@ async def _forked(task: CheckTask) -> Ended | None:
 
 @cache
 def _forker() -> Forker:
-    forker = Forker(_IMPORT_ROOT, _environment())
+    forker = Forker(IMPORT_ROOT, _environment())
     atexit.register(forker.close)
     return forker
 
@@ -113,6 +122,9 @@ def _forker() -> Forker:
 def _undo(task: CheckTask) -> None:
     """Remove what a checker has written that did not end. Raises Failure(UNAVAILABLE) if the upload is gone."""
     if task.served is not None:
+        return
+    if task.imported is not None:
+        shutil.rmtree(task.folder / COMPILED, ignore_errors=True)
         return
     if not (task.folder / UPLOAD).exists():  # it was unpacked
         raise Failure(Code.UNAVAILABLE, "the model check was interrupted: send the model again", retry_after_s=_RETRY_S)
@@ -122,30 +134,8 @@ def _undo(task: CheckTask) -> None:
 
 async def _started(task: CheckTask) -> Ended:
     """Run a checker in a process that is started for it."""
-    starting = asyncio.ensure_future(_start(task))
     try:
-        process = await asyncio.shield(starting)
-        report, errors = await _communicate(process, task.model_dump_json().encode())
-        return Ended(report, errors, await process.wait())
-    finally:
-        # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
-        await uninterrupted(_end(starting))
-
-
-async def _start(task: CheckTask) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "millstream.services.ingest.checker",
-            str(task.folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=_IMPORT_ROOT,
-            env=_environment(),
-            start_new_session=True,
-        )
+        return await run_process(_MODULE, task.folder, task.model_dump_json().encode(), _environment())
     except OSError as error:
         raise _not_started(error) from error
 
@@ -154,44 +144,9 @@ def _not_started(error: OSError) -> Failure:
     return Failure(Code.UNAVAILABLE, f"the model check cannot be started: {error.strerror}", retry_after_s=_RETRY_S)
 
 
-async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
-    try:
-        process = await starting
-    except Failure:  # nothing was started
-        return
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
-async def _communicate(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
-    assert process.stdin
-    assert process.stdout
-    assert process.stderr
-    process.stdin.write(task)
-    process.stdin.close()
-    report, errors = await asyncio.gather(_read_beginning(process.stdout), _read_end(process.stderr))
-    return report, errors
-
-
-async def _read_beginning(stream: asyncio.StreamReader) -> bytes:
-    """Return the beginning of the stream; the rest is read and dropped, so that the writer never blocks."""
-    kept = bytearray()
-    while chunk := await stream.read(1 << 16):
-        kept += chunk[: REPORT_BYTES_MAX - len(kept)]
-    return bytes(kept)
-
-
-async def _read_end(stream: asyncio.StreamReader) -> bytes:
-    """Return the end of the stream, at most ERRORS_BYTES_KEPT bytes."""
-    kept = b""
-    while chunk := await stream.read(1 << 16):
-        kept = (kept + chunk)[-ERRORS_BYTES_KEPT:]
-    return kept
-
-
-def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds_max: float) -> CheckedModel:
+def _outcome(
+    report: bytes, errors: bytes, status: int, task: CheckTask, seconds_max: float
+) -> CheckedModel | Recognised:
     if status == -signal.SIGXCPU:
         raise _too_slow(seconds_max)
     if status < 0:
@@ -207,9 +162,9 @@ def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds
         lines = errors.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no error output")
         raise Failure(Code.INTERNAL, f"the model check ended with status {status}: {last[:300]}") from None
-    if isinstance(outcome, CheckedModel):
-        return outcome
-    raise Failure(outcome.code, outcome.message)
+    if isinstance(outcome, Rejection):
+        raise Failure(outcome.code, outcome.message)
+    return outcome
 
 
 def _too_slow(seconds_max: float) -> Failure:
@@ -227,9 +182,5 @@ def _signal_name(number: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without secrets; libraries get one thread, since threads reserve memory."""
-    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
-    inherited.setdefault(ORT_DISABLE_TELEMETRY, "1")
     # PyTorch makes a folder for its compiler, which the sandbox forbids, unless it is there.
-    torch = {"TORCHINDUCTOR_CACHE_DIR": "/"}
-    return {**inherited, **torch, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    return {**confined_environment(), "TORCHINDUCTOR_CACHE_DIR": "/"}

@@ -2,6 +2,7 @@
 
 python -m millstream.services.ingest.checker FOLDER
 CheckTask (JSON on standard input) ─> sandbox ─> unpack ─> inspect ─> CheckReport (JSON on standard output)
+                                                        └> a model of another framework: which importer converts it
 It runs untrusted models in native code that may crash or hang; `ingest.check_process` starts it, or has it forked by
 `ingest.fork_server`, and enforces limits.
 """
@@ -12,25 +13,26 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.base import SOURCE, Source
+from millstream.services.importers.registry import find_importer
 from millstream.services.ingest.archive import check_kind, unpack
+from millstream.services.ingest.limits import limit_process, one_line
 from millstream.services.ingest.report import (
-    MESSAGE_CHARACTERS_MAX,
     UPLOAD,
     CheckedModel,
     CheckReport,
     CheckTask,
+    Recognised,
     Rejection,
 )
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.jax_export.document import is_export_file
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import confine
 from millstream.services.torch_export.archive import is_program_file
 
-_NICE = 10
 #: how much larger than the upload limit a rewritten model may be
 _REWRITE_BYTES = 64 << 20
 
@@ -53,20 +55,7 @@ def main(set_title: Callable[..., None] | None = None) -> None:
 
 def _confine(task: CheckTask) -> None:
     """Limit the memory, CPU time and files of this process, since a model may take it over. Raises OSError."""
-    os.nice(_NICE)
-    for limit, value in (
-        (resource.RLIMIT_AS, task.memory_bytes_max),
-        (resource.RLIMIT_CPU, task.cpu_s_max),
-        (resource.RLIMIT_FSIZE, task.unpacked_bytes_max + _REWRITE_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
-    die_with_parent()
-    if sys.platform == "linux":
-        with suppress(OSError):  # makes the OOM killer choose this process first
-            Path("/proc/self/oom_score_adj").write_text("1000")
+    limit_process(task.memory_bytes_max, task.cpu_s_max, task.unpacked_bytes_max + _REWRITE_BYTES)
     folder = task.folder.resolve()
     if task.served is None:
         confine(reads=(), writes=(folder,))
@@ -79,7 +68,7 @@ def _report(task: CheckTask) -> CheckReport:
         _confine(task)
     except OSError as error:
         message = f"the sandbox of the model check cannot be set up: {error}; `millstream doctor` shows what is missing"
-        return CheckReport(outcome=Rejection(code=Code.INTERNAL, message=_one_line(message)))
+        return CheckReport(outcome=Rejection(code=Code.INTERNAL, message=one_line(message)))
     try:
         return CheckReport(outcome=_check(task))
     except Failure as failure:
@@ -96,30 +85,48 @@ def _report(task: CheckTask) -> CheckReport:
         rejection = storage_failure(error, task.folder)
     except Exception as error:  # any other exception of a library: the model is malformed
         rejection = invalid(f"the model cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return CheckReport(outcome=Rejection(code=rejection.code, message=_one_line(rejection.message)))
+    return CheckReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
 
 
-def _check(task: CheckTask) -> CheckedModel:
+def _check(task: CheckTask) -> CheckedModel | Recognised:
+    if _address_space_bytes() > task.memory_bytes_max:  # nothing can be read any more
+        raise ImportError("no memory left")
     if task.served is not None:
         path = task.folder / task.served
-        check_kind(path)
+        if path.suffix != ".xml":
+            check_kind(path)
+    elif task.imported is not None:
+        path = task.folder / task.imported.served
     else:
-        path = unpack(task.folder / UPLOAD, task.folder / "source", task.unpacked_bytes_max)
+        path = unpack(task.folder / UPLOAD, task.folder / SOURCE, task.unpacked_bytes_max, _is_imported(task.folder))
+        importer = find_importer(Source(task.folder, path))
+        if importer is not None:
+            return Recognised(importer=importer.name, path=str(path.relative_to(task.folder)))
+    checked = _inspect(task, path)
+    batching = checked.batching.model_copy(update={"reason": one_line(checked.batching.reason)})
+    notes = tuple(one_line(note) for note in checked.notes)
+    return checked.model_copy(update={"batching": batching, "notes": notes, "producer": one_line(checked.producer)})
+
+
+def _is_imported(folder: Path) -> Callable[[Path], bool]:
+    return lambda path: find_importer(Source(folder, path)) is not None
+
+
+def _inspect(task: CheckTask, path: Path) -> CheckedModel:
     # Imported here, after the archive was checked and inside the memory limit: these libraries are large. The fork
     # server has imported them already.
     try:
-        if _address_space_bytes() > task.memory_bytes_max:
-            raise MemoryError
         from millstream.services.ingest.inspection import inspect
 
         if is_program_file(path):
             from millstream.services.ingest.program_inspection import inspect
+        elif is_export_file(path):
+            from millstream.services.ingest.jax_inspection import inspect
+        elif path.suffix == ".xml":  # an importer wrote it
+            from millstream.services.ingest.openvino_inspection import inspect
     except (MemoryError, SystemError) as error:  # SystemError: C code of a library that ran out of memory
         raise ImportError("no memory left") from error
-    checked = inspect(task, path)
-    batching = checked.batching.model_copy(update={"reason": _one_line(checked.batching.reason)})
-    notes = tuple(_one_line(note) for note in checked.notes)
-    return checked.model_copy(update={"batching": batching, "notes": notes, "producer": _one_line(checked.producer)})
+    return inspect(task, path)
 
 
 def _address_space_bytes() -> int:
@@ -128,12 +135,6 @@ def _address_space_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         return 0
-
-
-def _one_line(text: str) -> str:
-    """Return `text` on one line, printable and bounded: messages quote untrusted names, and are logged."""
-    line = " ".join(text.split())[:MESSAGE_CHARACTERS_MAX]
-    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 if __name__ == "__main__":

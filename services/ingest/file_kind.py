@@ -76,7 +76,8 @@ _HDF5 = _Kind(
 )
 _SAVED_MODEL = _Kind(
     "a TensorFlow SavedModel",
-    "convert its folder: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx",
+    "push its folder or an archive of what is in it; or convert that: "
+    "python -m tf2onnx.convert --saved-model FOLDER --output model.onnx",
 )
 _FROZEN_GRAPH = _Kind(
     "a TensorFlow graph",
@@ -98,6 +99,13 @@ _PDF = _Kind("a PDF file", "push the model's ONNX file")
 _PROGRAM = _Kind("a program or library", "push the model's ONNX file")
 _WHEEL = _Kind("a Python package", "push the model's ONNX file")
 _SCRIPT = "export the model to ONNX and push that file"
+
+#: to an upload of a pickle that may not be loaded
+PICKLE_REFUSAL = (
+    "this is a pickle, which can execute code when it is loaded: if you trust where it is from, push it with "
+    "--allow-pickle (allow_pickle=true), and it is scanned and then loaded in a sandbox; or save the model in a format "
+    "without code: skops for scikit-learn, save_model for XGBoost, LightGBM and CatBoost"
+)
 
 #: first bytes that belong to one format alone
 _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
@@ -121,6 +129,9 @@ _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
     (b"\xff\xd8\xff", _IMAGE),
     (b"%PDF-", _PDF),
 )
+#: members at the top of a zip that an importer takes
+_IMPORTED = frozenset({"saved_model.pb", "MLmodel", "model-settings.json"})
+_HUGGING_FACE = "config.json"  # beside weights
 #: bytes 4 to 8 of FlatBuffers files name their schema
 _FLATBUFFERS = {b"TFL3": _TFLITE, b"ORTM": _ORT_FORMAT}
 
@@ -204,6 +215,20 @@ def why_no_model(names: Iterable[str]) -> str | None:
     return None
 
 
+def content_head(path: Path) -> bytes:
+    """Return the first bytes of a file, or of its content if it is compressed. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    content = _decompressed(head)
+    return head if content is None else content[1]
+
+
+def is_pickle(head: bytes) -> bool:
+    """Return whether a file starts as a pickle does."""
+    binary = len(head) > 2 and head[0] == 0x80 and head[1] in _PICKLE_PROTOCOLS
+    return binary or _PICKLE_TEXT.match(head) is not None
+
+
 def _sentence(kind: _Kind) -> str:
     return f"this is {kind.name}, not an ONNX model: {kind.advice}"
 
@@ -221,8 +246,20 @@ def _why_not_zip(file: IO[bytes]) -> str | None:
             names = archive.namelist()[:_NAMES_MAX]
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return None  # unpacking says how it is broken
-    served = is_program(names) or any(name.endswith(".onnx") for name in names)
+    tops = (names, _without_top(names))
+    imported = any(
+        not _IMPORTED.isdisjoint(top) or (_HUGGING_FACE in top and "metadata.json" not in top) for top in tops
+    )
+    served = imported or is_program(names) or any(name.endswith(".onnx") for name in names)
     return None if served else why_no_model(names)
+
+
+def _without_top(names: list[str]) -> list[str]:
+    """Return the names below the one folder that an archive consists of; the names themselves if there is none."""
+    top = names[0].partition("/")[0] + "/" if names else ""
+    if top == "/" or not all(name.startswith(top) for name in names):
+        return names
+    return [name.removeprefix(top) for name in names if name != top]
 
 
 def _decompressed(head: bytes) -> tuple[str, bytes] | None:
@@ -262,6 +299,7 @@ _COMPRESSIONS: tuple[tuple[bytes | tuple[bytes, ...], str, Callable[[bytes], byt
     (b"\x1f\x8b", "gzip", _gunzip),
     (b"BZh", "bzip2", _bunzip2),
     (b"\xfd7zXZ", "xz", _unxz),
+    (b"]\x00\x00", "lzma", _unxz),
     ((b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"), "zlib", _inflate),
 )
 
@@ -290,8 +328,7 @@ def _kind_of(head: bytes, size: int | None) -> _Kind | None:
 
 
 def _pickle(head: bytes) -> _Kind | None:
-    binary = len(head) > 2 and head[0] == 0x80 and head[1] in _PICKLE_PROTOCOLS
-    if not binary and not _PICKLE_TEXT.match(head):
+    if not is_pickle(head):
         return None
     return next((kind for module, kind in _PICKLED if module in head), _PICKLE)
 

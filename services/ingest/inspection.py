@@ -15,9 +15,10 @@ import onnx
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import external_files
 from millstream.services.ingest.graph import read_model
+from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
 from millstream.services.ingest.onnx_checks import check_operators, check_structure, check_versions
-from millstream.services.ingest.report import CheckedModel, CheckTask
+from millstream.services.ingest.report import COMPILED, CheckedModel, CheckTask
 from millstream.services.ingest.trial_session import Array, TrialSession
 from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_requests
 from millstream.services.model.manifest import ModelConfig, TrialInputs
@@ -35,7 +36,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
     check_operators(model)
     inputs, outputs = read_tensors(model)
     check_structure(path, in_place=in_place)
-    compiled = None if in_place else task.folder / "compiled" / "onnx"
+    compiled = None if in_place else task.folder / COMPILED / "onnx"
     subject = ModelUnderCheck(model, path, files, compiled, inputs, outputs, task.rows_max)
     decision, session = decide(subject, task.batching)
     defaults = servable_defaults(subject, decision, read_defaults(model))
@@ -46,6 +47,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         batching=decision.batching,
     )
     trial, note = check_warmup(task, session, signature, tried=decision.observed is not None)
+    imported = compare_samples(task, session, inputs, outputs)
     notes = [*decision.notes, note]
     return CheckedModel(
         served=str(decision.served.relative_to(task.folder)),
@@ -58,6 +60,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         batching=decision.outcome,
         notes=tuple(note for note in notes if note),
         trial=trial,
+        imported=imported,
     )
 
 

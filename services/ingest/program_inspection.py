@@ -13,6 +13,7 @@ from pathlib import Path
 
 from millstream.services.errors import invalid
 from millstream.services.ingest.batching_decision import ModelUnderCheck, decide
+from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.independence import Proof
 from millstream.services.ingest.inspection import check_warmup, observed_outputs, with_observed_dims
 from millstream.services.ingest.model_io import ModelTensor, check_bounds, to_specs
@@ -71,6 +72,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         notes=tuple(one for one in (*decision.notes, note) if one),
         trial=trial,
         source_format=FORMAT,
+        imported=compare_samples(task, session, inputs, outputs),
     )
 
 

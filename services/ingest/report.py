@@ -12,11 +12,21 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.errors import Code
-from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, TrialInputs, Warmup
+from millstream.services.model.manifest import (
+    COLUMNS_MAX,
+    ROWS_MAX_DEFAULT,
+    Batching,
+    ColumnName,
+    ImportRecord,
+    TrialInputs,
+    Warmup,
+)
 from millstream.services.model.signature import Signature
 
 #: name of the uploaded file in the staging folder until the checker has unpacked it
 UPLOAD = "upload"
+#: folder of what the check has rewritten, in the version's folder
+COMPILED = "compiled"
 #: limits on the inputs and outputs of a model (together), on their names and on their shapes
 TENSORS_MAX = 1024
 NAME_CHARACTERS_MAX = 512
@@ -27,6 +37,8 @@ MESSAGE_CHARACTERS_MAX = 1000
 #: the checker's output: a longer report rejects the model; of its error output only the end is kept
 REPORT_BYTES_MAX = 16 << 20
 ERRORS_BYTES_KEPT = 4096
+#: runs of the source framework that a converted model is compared with
+SAMPLES_MAX = 16
 _NOTES_MAX = 16
 _PATH_BYTES_MAX = 1200
 
@@ -40,8 +52,39 @@ def _below(path: str) -> str:
     return str(pure)
 
 
+SourceFormat = Literal["onnx", "torch-export", "openvino", "jax-export"]
 PathBelow = Annotated[str, AfterValidator(_below)]
 Text = Annotated[str, Field(max_length=MESSAGE_CHARACTERS_MAX)]
+
+
+class Converted(BaseModel):
+    """What an importer has made of an upload. Paths are relative to the version folder.
+
+    Args:
+        served: the model file to serve.
+        source_format: as in a manifest.
+        files: further files that a worker reads.
+        samples: files of inputs and of what the source framework answered (services/importers/samples.py).
+        importer: the framework's name.
+        rtol: largest relative difference between the outputs of the source framework and of the converted model.
+        atol: largest absolute difference, added to the relative one.
+        columns: names of the columns of the one input, in its order; empty: they have none.
+        columns_without_null: those in which a DataFrame may have no null.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    served: PathBelow
+    source_format: SourceFormat
+    files: tuple[PathBelow, ...] = Field((), max_length=FILES_MAX)
+    samples: tuple[PathBelow, ...] = Field(max_length=SAMPLES_MAX, min_length=1)
+    importer: Text
+    producer: Text
+    notes: tuple[Text, ...] = Field((), max_length=_NOTES_MAX)
+    rtol: float = Field(ge=0, le=1)
+    atol: float = Field(ge=0)
+    columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
 
 
 class CheckTask(BaseModel):
@@ -53,6 +96,7 @@ class CheckTask(BaseModel):
         rows_max: the rows of the largest run to try.
         warmup: requests that the version must be able to answer.
         served: path below `folder` of a model that is checked in place; `folder` is then not written to.
+        imported: what an importer has made of the upload, which is checked in its place.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,6 +109,7 @@ class CheckTask(BaseModel):
     rows_max: int = ROWS_MAX_DEFAULT
     warmup: tuple[Warmup, ...] = ()
     served: str | None = None
+    imported: Converted | None = None
 
 
 class CheckedModel(BaseModel):
@@ -89,7 +134,8 @@ class CheckedModel(BaseModel):
     batching: Batching
     notes: tuple[Text, ...] = Field(max_length=_NOTES_MAX)
     trial: TrialInputs | None = None
-    source_format: Literal["onnx", "torch-export"] = "onnx"
+    source_format: SourceFormat = "onnx"
+    imported: ImportRecord | None = None
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -99,6 +145,15 @@ class CheckedModel(BaseModel):
         if any(len(spec.name) > NAME_CHARACTERS_MAX or len(spec.shape) > RANK_MAX for spec in specs):
             raise ValueError("a tensor has a name or shape that is too long")
         return self
+
+
+class Recognised(BaseModel):
+    """An unpacked upload that is a model of another framework: the name of its importer, and what it recognised."""
+
+    model_config = ConfigDict(frozen=True)
+
+    importer: Text
+    path: PathBelow
 
 
 class Rejection(BaseModel):
@@ -115,4 +170,4 @@ class CheckReport(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    outcome: CheckedModel | Rejection
+    outcome: CheckedModel | Recognised | Rejection

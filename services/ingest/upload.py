@@ -1,6 +1,7 @@
 """Receives an upload, checks it and publishes it as a model version.
 
 chunks ─> staging/upload + sha256 ─> digest as expected? ─> checker process ─> manifest ─> published by one rename
+A model of another framework is converted between two checks: the first recognises it, the second checks what is served.
 Nothing is visible before the rename. An upload that ends early, by an error or by cancellation, leaves no files.
 """
 
@@ -17,10 +18,12 @@ from types import TracebackType
 from typing import IO, Self, TypeVar
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.check_process import check
+from millstream.services.importers.base import SOURCE, ImportOptions
+from millstream.services.importers.conversion import convert
+from millstream.services.ingest.check_process import check, examine
 from millstream.services.ingest.check_slots import check_slot
 from millstream.services.ingest.needed_files import keep_only
-from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask
+from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.version_files import check_labels, describe_file
@@ -44,8 +47,8 @@ _Result = TypeVar("_Result")
 class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
-    `config` may be replaced until `publish`. Entering the block raises Failure: INVALID (bad model name or version
-    number), CONFLICT (the version exists).
+    `config`, and `options` for its import, may be replaced until `publish`. Entering the block raises Failure: INVALID
+    (bad model name or version number), CONFLICT (the version exists).
 
     Args:
         version: the version's number; None takes the next free one.
@@ -59,6 +62,7 @@ class ModelUpload:
         self._model = check_name(model)
         self._version = check_version(version) if version is not None else None
         self.config = config
+        self.options = ImportOptions()
         self._staging: Staging | None = None
         self._sink: _Sink | None = None
         self._buffer = bytearray()
@@ -119,7 +123,7 @@ class ModelUpload:
         await report_state(State.PENDING)
         async with check_slot():
             await report_state(State.CHECKING)
-            checked = await check(self._task(), self._settings.check_s_max)
+            checked = await self._check()
         accept(checked)
         return await _run_shielded(self._publish, checked, actual, activate)
 
@@ -167,6 +171,15 @@ class ModelUpload:
         assert self._staging
         return self._staging.path
 
+    async def _check(self) -> CheckedModel:
+        task = self._task()
+        outcome = await examine(task, self._settings.check_s_max)
+        if isinstance(outcome, CheckedModel):
+            return outcome
+        converted = await convert(self._folder(), outcome, self.options, self._settings)
+        checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
+        return await _run_shielded(_with_sources, self._folder(), checked, converted)
+
     def _task(self) -> CheckTask:
         return CheckTask(
             folder=self._folder(),
@@ -182,8 +195,9 @@ class ModelUpload:
         assert self._staging
         config_files = check_warmups(self.config, checked.signature, self._folder())
         config_files += check_labels(self.config, checked.signature, self._folder())
-        config_files += self._if_present(_TOKENIZER)
         with storage_errors(self._folder()):
+            self._lift(_TOKENIZER, _CONFIG)
+            config_files += self._if_present(_TOKENIZER)
             keep_only(self._folder(), {*checked.files, *checked.sources, *config_files, *self._if_present(_CONFIG)})
             files = tuple(
                 describe_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *config_files))
@@ -198,6 +212,14 @@ class ModelUpload:
 
         # Without a number of its own, an upload takes the next one when another upload has published this one first.
         return publish() if self._version is not None else retry_on_conflict(publish)
+
+    def _lift(self, *names: str) -> None:
+        """Move files up that are in the one folder of an archive, beside the model."""
+        for name in names:
+            path = self._folder() / name
+            nested = [*path.parent.glob(f"*/{path.name}")]
+            if not path.exists() and len(nested) == 1 and any(nested[0].parent.glob("*.onnx")):
+                nested[0].rename(path)
 
     def _if_present(self, name: str) -> list[str]:
         """Return `[name]` if the upload has a regular file of this name, else an empty list."""
@@ -221,7 +243,25 @@ class ModelUpload:
             batching=checked.batching,
             notes=checked.notes,
             trial=checked.trial,
+            imported=checked.imported,
         )
+
+
+def _with_sources(folder: Path, checked: CheckedModel, converted: Converted) -> CheckedModel:
+    """Return the checked model with all files that its version keeps: those of the import, and the uploaded ones."""
+    uploaded = tuple(
+        str(path.relative_to(folder))
+        for path in sorted((folder / SOURCE).rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    )
+    samples = checked.imported.samples if checked.imported else None
+    return checked.model_copy(
+        update={
+            "files": tuple(dict.fromkeys((*checked.files, *converted.files))),
+            "sources": (*checked.sources, *uploaded, *([samples] if samples else [])),
+            "notes": (*converted.notes, *checked.notes),
+        }
+    )
 
 
 class _Sink:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +18,8 @@ ROWS_MAX_DEFAULT = 64
 LEVELS_MAX = 1024  # priority levels of a version
 SIZES_MAX = 64  # preferred batch sizes of a version
 WARMUPS_MAX = 64  # warm-up requests of a version
+COLUMNS_MAX = 10_000  # names of the columns of a table that a version takes as one input
+ColumnName = Annotated[str, Field(max_length=512)]
 POOLS_MAX = 16  # pools that a version or an endpoint names
 
 
@@ -168,6 +170,36 @@ class TrialInputs(BaseModel):
     fill: Literal[0, 1]
 
 
+class ImportRecord(BaseModel):
+    """How a version was made from a model of another framework, and how well their outputs agree.
+
+    Args:
+        importer: the framework's name: "scikit-learn".
+        producer: framework and converter, with their versions.
+        rows: rows that were compared.
+        output: the output that differs most, relative to the tolerance.
+        difference: its largest absolute difference.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance, added to the relative one.
+        columns: names of the columns of the one input, in its order; empty: they have none.
+        columns_without_null: those in which a DataFrame may have no null: integers in MLflow's signature.
+        samples: path below the version's folder of the inputs and the framework's outputs (.npz); None: too large.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    importer: str = Field(max_length=1000)
+    producer: str = Field(max_length=1000)
+    rows: int = Field(ge=0)
+    output: str = Field(max_length=1000)
+    difference: float
+    rtol: float
+    atol: float
+    samples: str | None = Field(None, max_length=1000)
+    columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+
+
 class Manifest(BaseModel):
     """An immutable version of a model.
 
@@ -197,6 +229,7 @@ class Manifest(BaseModel):
     producer: str = ""
     batching: Batching = Field(Batching(), description="Whether requests share runs, and why.")
     notes: tuple[str, ...] = Field((), description="Remarks of the check, one sentence each.")
+    imported: ImportRecord | None = Field(None, description="Made from a model of another framework.")
     origin: str | None = None
     trial: TrialInputs | None = None
     triton: dict[str, Any] = {}
@@ -235,6 +268,12 @@ class EndpointPlacement(BaseModel):
         description="Seconds without a call until it is unloaded; 0: only if memory is short.",
     )
     pin: bool = Field(False, description="Whether a loaded instance stays, also when memory is short.")
+    capture_samples: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Rows of live requests that are kept as samples for a race, which are users' data; 0: none.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -30,6 +30,14 @@ _SYSTEM = (
     "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
     "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
 )  # fmt: skip
+#: the interpreters of programs: each is a file that the kernel executes, too
+_LOADERS = tuple(
+    Path(name)
+    for name in (
+        "/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/lib/ld-musl-x86_64.so.1",
+        "/lib/ld-musl-aarch64.so.1",
+    )
+)  # fmt: skip
 
 
 class Layers(NamedTuple):
@@ -39,14 +47,16 @@ class Layers(NamedTuple):
     seccomp: bool
 
 
-def confine(reads: Iterable[Path], writes: Iterable[Path]) -> Layers:
-    """Restrict this process for good: no network, no new programs or processes, only the given files.
+def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = ()) -> Layers:
+    """Restrict this process for good: no network, only the given files, no new processes but of `programs`.
 
     Call it from the main thread before other threads start.
 
     Args:
         reads: files and folders to allow reading, besides the libraries.
         writes: files and folders to allow reading and writing.
+        programs: files and folders of programs that it may start, which inherit the restrictions; none: it may start
+            no process.
 
     Returns:
         The layers that are active now.
@@ -60,9 +70,10 @@ def confine(reads: Iterable[Path], writes: Iterable[Path]) -> Layers:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _drop_capabilities(libc)
-    reads, writes = [*reads], [*writes]
-    abi = landlock.restrict([*_library_paths([*reads, *writes]), *reads], [*writes, Path("/dev/null")])
-    return Layers(abi, seccomp.install())
+    reads, writes, programs = [*reads], [*writes], [*programs]
+    started = [*programs, *_LOADERS] if programs else []
+    abi = landlock.restrict([*_library_paths([*reads, *writes]), *reads], [*writes, Path("/dev/null")], started)
+    return Layers(abi, seccomp.install(programs=bool(programs)))
 
 
 def _library_paths(granted: Sequence[Path]) -> list[Path]:

@@ -50,8 +50,10 @@ def abi() -> int:
     return max(0, version)
 
 
-def restrict(reads: Iterable[Path], writes: Iterable[Path]) -> int:
+def restrict(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = ()) -> int:
     """Restrict this thread, and the threads and processes it starts, to reading `reads` and changing `writes`.
+
+    `programs` may be executed. A program's own interpreter (ld.so) must be among them.
 
     Paths that do not exist are skipped. The process must have set no_new_privs. Returns the active ABI version; 0 if
     the kernel has no Landlock and nothing changed. Raises OSError.
@@ -62,7 +64,7 @@ def restrict(reads: Iterable[Path], writes: Iterable[Path]) -> int:
     handled = sum(rights for since, rights in _HANDLED_FILES.items() if since <= version)
     ruleset = _create(version, handled)
     try:
-        for paths, rights in ((reads, _READ), (writes, _WRITE)):
+        for paths, rights in ((reads, _READ), (writes, _WRITE), (programs, _READ | _EXECUTE)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
         if ctypes.CDLL(None, use_errno=True).syscall(_RESTRICT_SELF, ruleset, 0):

@@ -76,6 +76,8 @@ _MACHINES = {
     "x86_64": _Machine(0xC000003E, {**_COMMON, **_X86_64}),
     "aarch64": _Machine(0xC00000B7, {**_COMMON, **_AARCH64}),
 }
+#: calls that start processes and programs, for compilers that need them; which programs, Landlock limits
+_STARTS = frozenset({"clone", "fork", "vfork", "execve"})
 #: allowed if their first argument is this process
 _OWN_PROCESS = ("kill", "tgkill", "prlimit64")
 
@@ -89,15 +91,18 @@ def is_supported() -> bool:
     return _machine() is not None and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
-def install() -> bool:
+def install(*, programs: bool = False) -> bool:
     """Deny the calls to this thread, and to the threads it starts, for good. The process must have set no_new_privs.
+
+    Args:
+        programs: allow it to start processes and programs, which inherit the filter.
 
     Returns True if the filter is active, False if nothing changed.
     """
     machine = _machine()
     if machine is None:
         return False
-    code = _filter(machine, os.getpid())
+    code = _filter(machine, os.getpid(), _STARTS if programs else frozenset())
     program = _Program(len(code) // 8, code)
     installed: int = ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0)
     return installed == 0
@@ -108,7 +113,7 @@ def _machine() -> _Machine | None:
     return _MACHINES.get(platform.machine()) if known else None
 
 
-def _filter(machine: _Machine, pid: int) -> bytes:
+def _filter(machine: _Machine, pid: int, allowed: frozenset[str] = frozenset()) -> bytes:
     denied = _ERRNO | errno.EPERM
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
@@ -119,6 +124,8 @@ def _filter(machine: _Machine, pid: int) -> bytes:
         _instruction(_RETURN, _KILL_PROCESS),
     ]
     for name, number in machine.calls.items():
+        if name in allowed:
+            continue
         if name == "clone":  # allowed for threads, denied for processes
             verdict = [_instruction(_LOAD, _ARGUMENT), _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1)]
             verdict += [_instruction(_RETURN, _ALLOW), _instruction(_RETURN, denied)]

@@ -45,8 +45,9 @@ _END = struct.Struct("<4s4H2LH")
 
 def is_program(names: Sequence[str]) -> bool:
     """Return whether the members of a zip, by name, are those of a program."""
-    roots = {name.partition("/")[0] for name in names}
-    return any({f"{root}/archive_format", f"{root}/{MODEL}"} <= set(names) for root in roots)
+    present = set(names)
+    roots = {name.partition("/")[0] for name in present}
+    return any({f"{root}/archive_format", f"{root}/{MODEL}"} <= present for root in roots)
 
 
 def is_program_file(path: Path) -> bool:

@@ -63,22 +63,52 @@ class TorchProgram:
 
     def run(self, inputs: Sequence[tuple[Array, str]]) -> list[Array]:
         """Return all outputs in order; BF16 is its bits in uint16. `inputs`: in order, with their v2 datatypes."""
-        tensors = [self._tensor(array, datatype) for array, datatype in inputs]
-        by_name = dict(zip(self._keywords, tensors[self._positions :], strict=True))
-        with self._torch.inference_mode():
-            found = self.graph(*tensors[: self._positions], **by_name)
-        if isinstance(found, dict):
-            found = list(found.values())
-        values = [found] if isinstance(found, self._torch.Tensor) else list(found)
-        return [self._array(value) for value in values]
+        return call(self._torch, self.graph, (self._positions, self._keywords), inputs)
 
-    def _tensor(self, array: Array, datatype: str) -> Any:
-        """Return a copy of an input, which the program may change."""
-        tensor = self._torch.from_numpy(np.array(array, order="C"))
-        return tensor.view(self._torch.bfloat16) if datatype == "BF16" else tensor
 
-    def _array(self, tensor: Any) -> Array:
-        if tensor.dtype is self._torch.bfloat16:
-            tensor = tensor.contiguous().view(self._torch.uint16)
-        array: Array = tensor.numpy()
-        return np.ascontiguousarray(array).reshape(array.shape)
+class CompiledProgram:
+    """A program that AOTInductor compiled on this machine: machine code, which must not come from an upload.
+
+    Args:
+        torch: the library.
+        path: the package.
+        inputs: names of the inputs, in order.
+        positions: how many of them are passed by position.
+        keywords: names of the others.
+    """
+
+    def __init__(self, torch: Any, path: Path, inputs: list[str], positions: int, keywords: list[str]) -> None:
+        self._torch = torch
+        self._keywords, self._positions = keywords, positions
+        self.inputs = inputs
+        self.graph: Any = torch._inductor.aoti_load_package(str(path))
+
+    def run(self, inputs: Sequence[tuple[Array, str]]) -> list[Array]:
+        """As `TorchProgram.run`."""
+        return call(self._torch, self.graph, (self._positions, self._keywords), inputs)
+
+
+def call(torch: Any, graph: Any, form: tuple[int, Sequence[str]], inputs: Sequence[tuple[Array, str]]) -> list[Array]:
+    """Return the outputs of a graph. `form`: how many inputs it takes by position, and the names of the others."""
+    positions, keywords = form
+    tensors = [_tensor(torch, array, datatype) for array, datatype in inputs]
+    by_name = dict(zip(keywords, tensors[positions:], strict=True))
+    with torch.inference_mode():
+        found = graph(*tensors[:positions], **by_name)
+    if isinstance(found, dict):
+        found = list(found.values())
+    values = [found] if isinstance(found, torch.Tensor) else list(found)
+    return [_array(torch, value) for value in values]
+
+
+def _tensor(torch: Any, array: Array, datatype: str) -> Any:
+    """Return a copy of an input, which the program may change."""
+    tensor = torch.from_numpy(np.array(array, order="C"))
+    return tensor.view(torch.bfloat16) if datatype == "BF16" else tensor
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.contiguous().view(torch.uint16)
+    array: Array = tensor.numpy()
+    return np.ascontiguousarray(array).reshape(array.shape)

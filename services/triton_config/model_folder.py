@@ -18,7 +18,7 @@ from millstream.services.model.names import VERSION_MAX
 from millstream.services.model.paths import FILE, PROGRAM_FILE, is_version, plain_path
 from millstream.services.model.version_files import open_regular
 from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
-from millstream.services.triton_config.unsupported_fields import check_supported
+from millstream.services.triton_config.unsupported_fields import REASONS_MAX, refuse, unsupported
 from millstream.services.triton_config.version_policy import served_versions
 
 CONFIG = "config.pbtxt"
@@ -55,7 +55,7 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
         served = served_versions(parsed.message, [version for version in versions if version <= VERSION_MAX])
         given = parsed.message.default_model_filename
         names = [plain_path(given, "default_model_filename")] if given else [FILE, PROGRAM_FILE]
-        return ModelFolder(path, parsed, {version: _file(path, version, names) for version in served})
+        return ModelFolder(path, parsed, _files(path, served, names))
     except OSError as error:
         raise Failure(
             Code.INVALID, f"the model's folder cannot be read: {error.strerror or type(error).__name__}"
@@ -63,11 +63,12 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
 
 
 def check_config(parsed: ParsedConfig, model: str) -> None:
-    """Raise Failure(INVALID) for a configuration of another model, or with features that are not supported."""
+    """Raise Failure(INVALID) for a configuration of another model, and with all features that are not supported."""
     name = parsed.message.name
+    reasons = unsupported(parsed.message)
     if name not in {"", model}:
-        raise invalid(f"the configuration is for model {name[:80]!r}: name must be {model!r} or absent")
-    check_supported(parsed.message)
+        reasons = [f"the configuration is for model {name[:80]!r}: name must be {model!r} or absent", *reasons]
+    refuse(reasons)
 
 
 def referenced_files(config: ModelConfig) -> list[str]:
@@ -93,9 +94,18 @@ def _read_config(path: Path) -> ParsedConfig:
         raise invalid(f"{CONFIG} is not UTF-8 text") from None
 
 
+def _files(path: Path, versions: Sequence[int], names: Sequence[str]) -> dict[int, str]:
+    """Return the model file of each version. Raises Failure(INVALID) with all versions that have none."""
+    found = {version: _file(path, version, names) for version in versions}
+    missing = [
+        f"version {version}: the file {version}/{names[0]} does not exist" for version in found if not found[version]
+    ]
+    if missing:
+        raise invalid("; ".join(missing[:REASONS_MAX]), Subject.VERSION)
+    return found
+
+
 def _file(path: Path, version: int, names: Sequence[str]) -> str:
-    for name in names:
-        for served in (f"{version}/{name}", f"{version}/{name}/{name}"):
-            if (path / served).is_file():
-                return served
-    raise invalid(f"version {version}: the file {version}/{names[0]} does not exist", Subject.VERSION)
+    """Return the path of a version's model file below `path`; "" if there is none."""
+    served = (place for name in names for place in (f"{version}/{name}", f"{version}/{name}/{name}"))
+    return next((place for place in served if (path / place).is_file()), "")

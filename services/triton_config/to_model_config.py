@@ -58,8 +58,6 @@ def _instances(message: Any) -> tuple[tuple[str, ...], int]:
     groups = message.instance_group
     if not groups:
         return (), 0
-    if any(group.passive for group in message.instance_group):
-        raise invalid("instance_group: passive instances are not supported")
     if any(group.count < 0 for group in message.instance_group):
         raise invalid("instance_group: a count is negative")
     kinds = {_KINDS[group.kind] if group.kind < len(_KINDS) else "" for group in groups}

@@ -1,0 +1,127 @@
+"""Runs the import process, and always ends it.
+
+Recognised ─> ImportTask ─> import process (own session, sandbox, bounded memory and time) ─> Converted, or a Failure
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from pydantic import ValidationError
+
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.base import IMPORTED, SCRATCH, SOURCE, ImportOptions
+from millstream.services.importers.report import ImportReport, ImportTask
+from millstream.services.ingest.confined_process import confined_environment, run_process
+from millstream.services.ingest.folder_watch import FolderWatch
+from millstream.services.ingest.report import Converted, Recognised, Rejection
+from millstream.services.repository.disk import is_full, storage_failure
+from millstream.services.settings import Settings
+
+#: imports of one gateway that run at once; each may take gigabytes, and further ones wait
+IMPORTS_MAX = 2
+_MODULE = "millstream.services.importers.import_process"
+_RETRY_S = 5.0
+_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def convert(folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
+    """Convert what an importer recognised below `folder`, the staging folder of an upload.
+
+    Raises:
+        Failure: the importer's refusal; INVALID, if the process crashed or exceeded its limits; UNSUPPORTED, if the
+            framework is not installed; INTERNAL, if it printed no valid report; UNAVAILABLE, if it cannot be started.
+    """
+    task = ImportTask(
+        folder=folder.resolve(),
+        importer=recognised.importer,
+        path=recognised.path,
+        options=options,
+        memory_bytes_max=settings.import_memory_bytes_max,
+        cpu_s_max=2 * int(settings.import_s_max) + 1,  # threads of a framework may use several cores
+        file_bytes_max=settings.upload_bytes_max,
+    )
+    environment = _environment(task.folder / SCRATCH)
+    watch = FolderWatch(task.folder, settings.import_disk_bytes_max)
+    try:
+        async with _slot(), asyncio.timeout(settings.import_s_max):
+            ended = await run_process(_MODULE, task.folder, task.model_dump_json().encode(), environment, watch)
+    except TimeoutError:
+        raise _too_slow(recognised, settings) from None
+    except OSError as error:
+        message = f"the import cannot be started: {error.strerror}"
+        raise Failure(Code.UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
+    if await asyncio.to_thread(watch.measure):
+        raise invalid(
+            f"the import of the {recognised.importer} model was ended: {watch.exceeded} "
+            "(MILLSTREAM_IMPORT_DISK_BYTES_MAX sets the limit on bytes)"
+        )
+    if ended.status == -signal.SIGXCPU:
+        raise _too_slow(recognised, settings)
+    if ended.status < 0 and is_full(task.folder):  # a page of a mapped file that finds no space is SIGBUS
+        raise storage_failure(OSError(errno.ENOSPC, ""), task.folder)
+    if ended.status < 0:
+        raise invalid(
+            f"the import of the {recognised.importer} model was ended by signal {-ended.status}: the model crashes its "
+            f"framework or needs more than {settings.import_memory_bytes_max >> 20} MiB "
+            "(MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
+        )
+    return _outcome(ended.report, ended.errors)
+
+
+def _outcome(report: bytes, errors: bytes) -> Converted:
+    try:
+        outcome = ImportReport.model_validate_json(report).outcome
+    except ValidationError:
+        lines = errors.decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no error output")
+        raise Failure(Code.INTERNAL, f"the import ended without a report: {last[:300]}") from None
+    if isinstance(outcome, Rejection):
+        raise Failure(outcome.code, outcome.message)
+    if not outcome.served.startswith((f"{IMPORTED}/", f"{SOURCE}/")):
+        raise Failure(Code.INTERNAL, "the import names a file that is not the upload's")
+    return outcome
+
+
+def _too_slow(recognised: Recognised, settings: Settings) -> Failure:
+    return invalid(
+        f"the import of the {recognised.importer} model took longer than {settings.import_s_max:g} s "
+        "(MILLSTREAM_IMPORT_S_MAX sets the limit)"
+    )
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """Return the environment of an import: frameworks keep what they write in one folder, and look for no network."""
+    folder = str(scratch)
+    return {
+        **confined_environment(),
+        "TMPDIR": folder,
+        "HOME": folder,
+        "XDG_CACHE_HOME": folder,
+        "MPLCONFIGDIR": folder,
+        "TORCHINDUCTOR_CACHE_DIR": folder,
+        "KERAS_HOME": folder,
+        "KERAS_BACKEND": "torch",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "JOBLIB_MULTIPROCESSING": "0",
+    }
+
+
+@asynccontextmanager
+async def _slot() -> AsyncIterator[None]:
+    async with _slots_of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(IMPORTS_MAX)):
+        yield

@@ -1,0 +1,95 @@
+"""Imports the model that another server's archive or folder holds, with the importer of its content.
+
+path inside ─> an importer recognises it? ─yes─> converted; the notes of the outer format come first
+                                          └─no──> ONNX? ─> served as it is, its samples answered by ONNX Runtime
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.services.errors import invalid
+from millstream.services.importers.base import IMPORTED, Imported, ImportOptions, Sample, Source
+
+#: names of the importers of formats that hold others: none holds another
+OUTER = frozenset({"TorchServe", "MLServer", "TensorFlow Serving"})
+NOTES_MAX = 15  # of the outer format; an import has 16
+
+
+def convert_held(source: Source, path: Path, options: ImportOptions, what: str, notes: Sequence[str] = ()) -> Imported:
+    """Import the file or folder at `path`, which `source` holds.
+
+    Args:
+        source: the upload.
+        path: what the outer format serves, below `source.folder`.
+        options: of the upload.
+        what: the outer format, for messages: "the TorchServe archive".
+        notes: remarks on the outer format.
+
+    Raises Failure(INVALID).
+    """
+    from millstream.services.importers.registry import find_importer
+    from millstream.services.ingest.file_kind import why_not_onnx
+
+    if not path.exists():
+        raise invalid(f"{what} names {path.name[:80]!a}, which it does not have")
+    importer = find_importer(Source(source.folder, path), without=OUTER)
+    if importer is not None:
+        missing = missing_modules(importer.modules)
+        if missing:
+            raise invalid(
+                f"{what} holds a {importer.name} model, whose import needs {', '.join(missing)}: "
+                f"pip install 'millstream[{importer.extra}]' where the gateway runs"
+            )
+        imported: Imported = importer.convert(Source(source.folder, path), options)
+        return imported._replace(notes=(*notes[:NOTES_MAX], *imported.notes))
+    if path.is_dir():
+        found = path / "model.onnx"
+        if not found.is_file():
+            raise invalid(f"{what} holds no model that runs here: {path.name[:80]!a} is a folder of nothing known")
+        path = found
+    why = why_not_onnx(path)
+    if why is not None:
+        raise invalid(f"{what} holds {path.name[:80]!a}: {why}")
+    return _onnx(source, path, notes)
+
+
+def _onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
+    import onnxruntime
+
+    from millstream.services.ingest.external_data import external_files
+    from millstream.services.ingest.graph import read_model
+    from millstream.services.ingest.model_io import read_tensors
+    from millstream.services.ingest.trial_inputs import draw, find_probe
+    from millstream.services.ingest.trial_session import Session, TrialError
+
+    model = read_model(path)
+    weights = external_files(model, path.parent, archived=True)
+    inputs, outputs = read_tensors(model)
+    session = Session(path, inputs, outputs)
+    try:
+        probe = find_probe(session, inputs)
+    except TrialError as error:
+        raise invalid(f"the ONNX model runs on no generated input: {error}") from error
+    arrays = draw(inputs, 1, probe.size, probe.style)
+    given = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
+    answers = {tensor.name: array for tensor, array in zip(outputs, probe.observed, strict=True)}
+    target = source.folder / IMPORTED
+    target.mkdir(exist_ok=True)
+    for name in weights:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path.parent / name, target / name)
+    served = Path(shutil.copyfile(path, target / "model.onnx"))
+    versions = f"{model.producer_name} {model.producer_version}".strip() or "ONNX"
+    samples = [Sample(given, answers)]
+    made = f"{versions[:100]}, onnxruntime {onnxruntime.__version__}"
+    return Imported(served, "onnx", samples, made, tuple(notes), files=[target / name for name in weights])
+
+
+def missing_modules(modules: Sequence[str]) -> list[str]:
+    """Return those of `modules` that cannot be imported here."""
+    from importlib.util import find_spec
+
+    return [module for module in modules if find_spec(module) is None]

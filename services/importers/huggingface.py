@@ -1,0 +1,161 @@
+"""Imports encoders of Hugging Face: embeddings, classification of texts and of tokens.
+
+folder ─> read without its libraries ─> transformers, offline ─> samples of several lengths ─> ONNX
+tokenizer.json ─> checked, its truncation as sentence-transformers does it ─> beside the model, for texts of requests
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millstream.services.errors import invalid
+from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Sample, Source
+from millstream.services.importers.huggingface_folder import TOKENIZER, Folder, is_folder, read_folder
+from millstream.services.importers.huggingface_model import MASK, TYPES, Encoder, import_transformers, load_encoder
+from millstream.services.importers.onnx_export import CannotExport, Export, export, import_torch, sample
+
+TOKENIZER_BYTES_MAX = 64 << 20  # gateways read no larger one
+#: a tokenizer that cannot encode this is damaged
+_TEXT = "Hello, world: 1 Grüße."
+_TOKENIZER_OF_MLFLOW = ("components", "tokenizer")  # beside the model's folder
+#: rows and tokens of the samples: several lengths, one row and one token
+_SHAPES = ((3, 9), (2, 24), (1, 1), (4, 5))
+
+
+class HuggingFaceImporter:
+    """The importer of folders with config.json, safetensors and tokenizer.json."""
+
+    name = "Hugging Face"
+    extra = "huggingface"
+    modules = ("torch", "onnxscript", "transformers", "safetensors", "tokenizers")
+
+    def recognises(self, source: Source) -> bool:
+        return is_folder(source.path)
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        folder = read_folder(source.path, options)
+        torch = import_torch()
+        transformers = import_transformers()
+        encoder = load_encoder(torch, transformers, folder, options)
+        samples = _samples(torch, encoder)
+        notes = [*_padding_notes(torch, encoder, folder), *_label_notes(folder)]
+        rows, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
+        arguments = _arrays(encoder, 2, 8, np.random.default_rng(2))
+        try:
+            files = export(
+                torch,
+                Export(
+                    encoder.module,
+                    encoder.inputs,
+                    (encoder.output,),
+                    tuple(torch.from_numpy(array) for array in arguments),
+                    tuple({0: rows, 1: tokens} for _ in encoder.inputs),
+                ),
+                source.folder,
+            )
+        except CannotExport as error:
+            raise invalid(f"the model cannot be exported to ONNX: {error}") from error
+        tokenizer, note = _tokenizer(source, folder, encoder)
+        notes += [note] if note else []
+        return Imported(
+            files[0],
+            "onnx",
+            samples,
+            encoder.versions,
+            tuple(notes),
+            files=(*files[1:], *tokenizer),
+            rtol=1e-3,
+            atol=1e-4,
+        )
+
+
+def _arrays(encoder: Encoder, rows: int, tokens: int, generator: np.random.Generator) -> list[Array]:
+    """Return token ids, a mask with rows of different lengths, and types, for the inputs that the model has."""
+    above = max(min(encoder.vocabulary or 100, 30_000), 4)
+    ids = generator.integers(min(3, above - 1), above, (rows, tokens))
+    lengths = np.maximum(tokens - np.arange(rows) * max(tokens // 3, 1), 1)
+    mask = (np.arange(tokens) < lengths[:, None]).astype(np.int64)
+    types = generator.integers(0, 2, (rows, tokens))
+    by_name = {MASK: mask, TYPES: types}
+    return [np.asarray(by_name.get(name, ids), np.int64) for name in encoder.inputs]
+
+
+def _samples(torch: Any, encoder: Encoder) -> list[Sample]:
+    generator = np.random.default_rng(1)
+    try:
+        return [
+            sample(torch, encoder.answer, encoder.inputs, (encoder.output,), _arrays(encoder, rows, tokens, generator))
+            for rows, tokens in _SHAPES
+            if tokens <= (encoder.positions or tokens)
+        ]
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise invalid(f"the model does not run on token ids with an attention mask: {text}") from error
+
+
+def _padding_notes(torch: Any, encoder: Encoder, folder: Folder) -> list[str]:
+    """Return a note if padding changes the answers. Raises Failure(INVALID) if it changes embeddings."""
+    generator = np.random.default_rng(3)
+    short = _arrays(encoder, 1, 5, generator)
+    padded = [np.pad(array, ((0, 0), (0, 4))) for array in short]
+    outputs = (encoder.output,)
+    alone = sample(torch, encoder.answer, encoder.inputs, outputs, short).outputs[encoder.output]
+    together = sample(torch, encoder.answer, encoder.inputs, outputs, padded).outputs[encoder.output]
+    if alone.ndim == 3:
+        together = together[:, :5]
+    if np.allclose(alone, together, rtol=1e-3, atol=1e-4):
+        return []
+    if folder.task == "embeddings":
+        raise invalid(
+            "padding changes what the model answers, though its attention mask is 0 there: texts of different "
+            "lengths could not be embedded together"
+        )
+    return ["Padding changes what the model answers: send texts of one length in a request."]
+
+
+def _label_notes(folder: Folder) -> list[str]:
+    named = folder.config.get("id2label")
+    if folder.task == "embeddings" or not isinstance(named, dict) or not named:
+        return []
+    labels = ", ".join(f"{key} {value}" for key, value in sorted(named.items(), key=lambda item: str(item[0]).zfill(9)))
+    return [f"Columns of logits: {labels[:600]}."]
+
+
+def _tokenizer(source: Source, folder: Folder, encoder: Encoder) -> tuple[Sequence[Path], str]:
+    """Write the tokenizer as the model's author used it; returns the file, and a note where there is none."""
+    places = (folder.path, source.path, source.path.parent.joinpath(*_TOKENIZER_OF_MLFLOW))
+    path = next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
+    if path is None:
+        return (), (
+            "The folder has no tokenizer.json, so the model takes token ids and no texts; "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it."
+        )
+    from tokenizers import Tokenizer, normalizers
+
+    if path.stat().st_size > TOKENIZER_BYTES_MAX:
+        raise invalid(f"tokenizer.json has more than {TOKENIZER_BYTES_MAX} bytes")
+    try:
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
+        tokenizer.encode(_TEXT)
+    except BaseException as error:  # the library is in Rust: a panic is not an Exception
+        raise invalid(f"tokenizer.json cannot be read: {' '.join(str(error).split())[:200]}") from None
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if encoder.vocabulary and largest >= encoder.vocabulary:
+        raise invalid(
+            f"tokenizer.json has the token {largest} and the model has {encoder.vocabulary} tokens: it belongs to "
+            "another model"
+        )
+    if folder.lower_case:
+        normal = tokenizer.normalizer
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([normal] if normal else [])])
+    limits = [limit for limit in (folder.tokens_max, encoder.positions) if limit]
+    if limits:
+        tokenizer.enable_truncation(min(limits))
+    tokenizer.no_padding()
+    written = source.folder / IMPORTED / TOKENIZER
+    tokenizer.save(str(written))
+    return (written,), ""

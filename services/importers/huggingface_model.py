@@ -1,0 +1,205 @@
+"""Loads an encoder of Hugging Face, as a module of PyTorch that takes token ids and returns what is served.
+
+input_ids, attention_mask [, token_type_ids] ─> encoder ─> states ─> pooling, dense layers, length 1 ─> vectors
+For the checker process only: it imports PyTorch and transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from millstream.services.errors import invalid
+from millstream.services.importers.base import ImportOptions
+from millstream.services.importers.huggingface_folder import Folder, Pipeline
+
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+_CLASSES = {
+    "embeddings": "AutoModel",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+}
+#: models that number positions from behind that of the padding token: 514 positions are 512 tokens
+_POSITIONS_AFTER_PADDING = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+
+
+class Encoder(NamedTuple):
+    """A loaded model.
+
+    Args:
+        answer: called with the tensors of `inputs`; returns the one output.
+        module: computes the same in a form whose rows the model check can prove independent, where there is one.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    answer: Any
+    module: Any
+    vocabulary: int
+    positions: int
+    versions: str
+
+
+def import_transformers() -> Any:
+    """Return the module transformers. Raises Failure(INVALID) with what to install."""
+    try:
+        import safetensors.torch  # noqa: F401 - transformers imports it late
+        import transformers
+    except ImportError as error:
+        raise invalid(
+            f"transformers cannot be loaded where the gateway runs ({error}): install millstream[huggingface]"
+        ) from error
+    return transformers
+
+
+def load_encoder(torch: Any, transformers: Any, folder: Folder, options: ImportOptions) -> Encoder:
+    """Load the model. Raises Failure(INVALID) if it is unknown, incomplete, or would run code that is not allowed."""
+    known = folder.config.get("model_type") in transformers.CONFIG_MAPPING
+    if folder.code and not known and not options.allow_code:
+        raise invalid(
+            f"the folder's model is code of its own ({folder.code}), which is not run unless it is allowed: push it "
+            "with --allow-code if you trust it"
+        )
+    if not known and not folder.code:
+        raise invalid(
+            f"transformers {transformers.__version__} does not know the model_type "
+            f"{str(folder.config.get('model_type'))[:80]!a} of config.json: export the model to ONNX where it runs"
+        )
+    model = _load(torch, transformers, folder, code=not known)
+    parameters = inspect.signature(model.forward).parameters
+    if IDS not in parameters or MASK not in parameters:
+        raise invalid(f"the model takes no {IDS} and {MASK}: only encoders of text are imported")
+    types = TYPES in parameters and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    names = (IDS, MASK, TYPES) if types else (IDS, MASK)
+    output, finish = _finish(torch, folder)
+    answer = _wrapped(torch, model, finish, types=types, wide=False)
+    module = _wrapped(torch, model, finish, types=types, wide=True)
+    return Encoder(
+        names,
+        output,
+        answer,
+        module if _agree(torch, answer, module, len(names)) else answer,
+        int(getattr(model.config, "vocab_size", 0) or 0),
+        _positions(model),
+        f"transformers {transformers.__version__}, torch {torch.__version__}",
+    )
+
+
+def _positions(model: Any) -> int:
+    """Return the longest sequence that the model has positions for; 0: any, or not known."""
+    positions = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    if getattr(model.config, "model_type", "") in _POSITIONS_AFTER_PADDING:
+        positions -= int(getattr(model.config, "pad_token_id", 1) or 0) + 1
+    return max(positions, 0)
+
+
+def _load(torch: Any, transformers: Any, folder: Folder, *, code: bool) -> Any:
+    try:
+        model, found = getattr(transformers, _CLASSES[folder.task]).from_pretrained(
+            str(folder.path),
+            local_files_only=True,
+            use_safetensors=not folder.pickled,
+            trust_remote_code=code,
+            attn_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        if "ignore_mismatched_sizes" in text:
+            raise invalid("the folder's weights are not those of its config.json: some have other shapes") from error
+        raise invalid(f"transformers {transformers.__version__} cannot load the model: {text}") from error
+    missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
+    wrong = [str(name) for name in (*missing, *(entry[0] for entry in found["mismatched_keys"]))]
+    if wrong:  # transformers gives such weights random values
+        raise invalid(
+            f"the folder's weights are not those of its config.json: {min(wrong)[:80]!a} is missing or of another shape"
+        )
+    return model.eval()
+
+
+def _wrapped(torch: Any, model: Any, finish: Callable[[Any, Any], Any], *, types: bool, wide: bool) -> Any:
+    """Return a module of the inputs' tensors.
+
+    `wide`: gives the model the mask that it adds to attention scores, so that it does not build one. The graph of that
+    is long, and the analysis of rows does not follow it.
+    """
+
+    class Served(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
+            mask = attention_mask
+            if wide:
+                mask = (1.0 - mask[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
+            named = {TYPES: token_type_ids} if types else {}
+            return finish(self.model(**{IDS: input_ids, MASK: mask}, **named, return_dict=True), attention_mask)
+
+    return Served().eval()
+
+
+def _agree(torch: Any, one: Any, other: Any, inputs: int) -> bool:
+    """Return whether two modules give equal answers for a masked row, and the second takes what the first does."""
+    ids = torch.tensor([[5, 6, 7, 8], [9, 5, 4, 4]])
+    arguments = (ids, torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), torch.zeros_like(ids))[:inputs]
+    try:
+        with torch.inference_mode():
+            return bool(torch.allclose(one(*arguments), other(*arguments), rtol=1e-4, atol=1e-5))
+    except Exception:  # a model that takes no such mask raises what its author chose
+        return False
+
+
+def _finish(torch: Any, folder: Folder) -> tuple[str, Callable[[Any, Any], Any]]:
+    if folder.task != "embeddings":
+        return "logits", lambda found, _: found.logits
+    if folder.pipeline is None:
+        return "last_hidden_state", lambda found, _: found.last_hidden_state
+    pipeline = folder.pipeline
+    layers = _layers(torch, pipeline)
+
+    def embed(found: Any, mask: Any) -> Any:
+        states = found.last_hidden_state
+        vectors = torch.cat([_pooled(torch, states, mask, mode) for mode in pipeline.pooling], 1)
+        for layer in layers:
+            vectors = layer(vectors)
+        if pipeline.normalize:
+            vectors = vectors / (vectors * vectors).sum(1, keepdim=True).sqrt().clamp(min=1e-12)
+        return vectors
+
+    return "sentence_embedding", embed
+
+
+def _pooled(torch: Any, states: Any, mask: Any, mode: str) -> Any:
+    """Return one vector for each row. Source: sentence-transformers, Pooling."""
+    weights = mask[:, :, None].to(states.dtype)
+    if mode == "cls":
+        return states[:, 0]
+    if mode == "max":
+        return torch.where(weights > 0, states, torch.full_like(states, -1e9)).amax(1)
+    total, count = (states * weights).sum(1), weights.sum(1).clamp(min=1e-9)
+    return total / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+
+
+def _layers(torch: Any, pipeline: Pipeline) -> Sequence[Any]:
+    from safetensors.torch import load_file
+
+    layers = []
+    for dense in pipeline.dense:
+        weights = {
+            name.removeprefix("linear."): tensor.float()
+            for name, tensor in load_file(dense.folder / "model.safetensors").items()
+        }
+        if set(weights) - {"bias"} != {"weight"} or weights["weight"].ndim != 2:
+            raise invalid(
+                f"the weights of the Dense module {dense.folder.name[:80]!a} are not those of one linear layer"
+            )
+        out, into = weights["weight"].shape
+        linear = torch.nn.Linear(into, out, bias="bias" in weights)
+        linear.load_state_dict(weights)
+        layers.append(torch.nn.Sequential(linear, getattr(torch.nn, dense.activation)()).eval())
+    return layers

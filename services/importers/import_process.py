@@ -1,0 +1,136 @@
+"""The process that converts a model of another framework, which may execute what was uploaded.
+
+python -m millstream.services.importers.import_process FOLDER
+ImportTask (JSON on standard input) ─> sandbox ─> Importer.convert ─> samples to files ─> ImportReport (standard output)
+`importers.conversion` starts it and enforces limits.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.base import IMPORTED, SCRATCH, Imported, Importer, Source
+from millstream.services.importers.registry import importer_named
+from millstream.services.importers.report import ImportReport, ImportTask
+from millstream.services.importers.samples import write_samples
+from millstream.services.ingest.limits import limit_process, one_line
+from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection
+from millstream.services.model.manifest import COLUMNS_MAX
+from millstream.services.repository.disk import is_full, storage_failure
+from millstream.services.sandbox.confine import confine
+
+_CAUSE_CHARACTERS_MAX = 400
+#: what the sandbox answers to calls that it forbids
+_SANDBOX = frozenset({errno.EACCES, errno.EPERM})
+#: errors of the disk; all others are the model's
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
+
+def main() -> None:
+    """Convert one model. Exits with 0 if it printed a report."""
+    task = ImportTask.model_validate_json(sys.stdin.buffer.read())
+    output = os.dup(1)
+    os.dup2(2, 1)  # standard output is for the report: frameworks that print write to standard error
+    report = _report(task).model_dump_json().encode()
+    with os.fdopen(output, "wb") as file:
+        file.write(report)
+    os._exit(0)  # skips destructors, which may crash after a broken model
+
+
+def _report(task: ImportTask) -> ImportReport:
+    try:
+        _confine(task)
+    except OSError as error:
+        message = f"the sandbox of the import cannot be set up: {error}; `millstream doctor` shows what is missing"
+        return ImportReport(outcome=Rejection(code=Code.INTERNAL, message=one_line(message)))
+    importer = importer_named(task.importer)
+    try:
+        return ImportReport(outcome=_convert(task, importer))
+    except Failure as failure:
+        rejection = failure
+    except MemoryError:
+        rejection = invalid(f"the model needs more than the {task.memory_bytes_max >> 20} MiB that an import may use")
+    except RecursionError:
+        rejection = invalid(f"the {importer.name} model is nested too deeply")
+    except OSError as error:
+        rejection = storage_failure(error, task.folder) if error.errno in _DISK else _of_model(error, importer)
+    except ImportError as error:
+        rejection = invalid(
+            f"{importer.name} cannot be loaded ({error}): is millstream[{importer.extra}] installed where the "
+            f"gateway runs, and are {task.memory_bytes_max >> 20} MiB enough (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)?"
+        )
+    except Exception as error:  # any other exception of a framework: the model cannot be converted
+        if is_full(task.folder):  # frameworks in C++ say so in words of their own
+            rejection = storage_failure(OSError(errno.ENOSPC, ""), task.folder)
+            return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_CAUSE_CHARACTERS_MAX]}"
+        rejection = invalid(f"the {importer.name} model cannot be converted: {cause}")
+    return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
+
+
+def _of_model(error: OSError, importer: Importer) -> Failure:
+    """Return the refusal of a model that names a file that cannot be, or that the sandbox forbids."""
+    if error.errno in _SANDBOX:
+        return invalid(
+            f"the {importer.name} model uses a file, process or network outside of its upload, which the sandbox of "
+            f"the import forbids ({error.strerror}): save the model without it"
+        )
+    name = f" ({Path(os.fsdecode(error.filename)).name[:80]!a})" if isinstance(error.filename, str | bytes) else ""
+    return invalid(f"the {importer.name} model cannot be read: {error.strerror or str(error)[:200]}{name}")
+
+
+def _confine(task: ImportTask) -> None:
+    limit_process(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
+    (task.folder / SCRATCH).mkdir(exist_ok=True)
+    (task.folder / IMPORTED).mkdir(exist_ok=True)
+    tempfile.tempdir = str(task.folder / SCRATCH)
+    folder = task.folder.resolve()
+    confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED))
+
+
+def _convert(task: ImportTask, importer: Importer) -> Converted:
+    missing = [module for module in importer.modules if find_spec(module) is None]
+    if missing:
+        raise invalid(
+            f"importing a {importer.name} model needs {', '.join(missing)}, which the gateway does not have: "
+            f"pip install 'millstream[{importer.extra}]' where it runs",
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        imported = importer.convert(Source(task.folder, task.folder / task.path), task.options)
+    return _converted(task.folder, importer, imported)
+
+
+def _converted(folder: Path, importer: Importer, imported: Imported) -> Converted:
+    if not imported.samples:
+        raise Failure(Code.INTERNAL, f"the importer of {importer.name} gave no sample")
+    return Converted(
+        served=str(imported.path.relative_to(folder)),
+        source_format=imported.format,
+        files=tuple(str(path.relative_to(folder)) for path in imported.files),
+        samples=tuple(write_samples(folder, imported.samples[:SAMPLES_MAX])),
+        importer=importer.name,
+        producer=one_line(imported.producer),
+        notes=tuple(one_line(note) for note in imported.notes),
+        rtol=imported.rtol,
+        atol=imported.atol,
+        columns=_bounded(imported.columns),
+        columns_without_null=_bounded(imported.columns_without_null),
+    )
+
+
+def _bounded(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns; none if a manifest could not hold them."""
+    return tuple(names) if len(names) <= COLUMNS_MAX else ()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Imports the folders that MLflow's `save_model` writes, by the flavour that holds the model itself.
+
+MLmodel ─> its flavours, the one that is converted best ─> the importer of that file ─> its columns compared with the
+signature. Source: MLflow, "MLflow Model Storage Format": flavors, signature, and the keys of each flavour.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from millstream.services.errors import invalid
+from millstream.services.importers.base import IMPORTED, Imported, Importer, ImportOptions, Sample, Source
+
+DOCUMENT = "MLmodel"
+_DOCUMENT_BYTES_MAX = 4 << 20
+#: flavour -> the keys that may name its file or folder; the first flavour that a model has is imported
+_FLAVOURS: Mapping[str, tuple[str, ...]] = {
+    "onnx": ("data",),
+    "xgboost": ("data",),
+    "lightgbm": ("data",),
+    "catboost": ("data",),
+    "sklearn": ("pickled_model", "model_path"),
+    "pytorch": ("model_data",),
+    "keras": ("data",),
+    "tensorflow": ("data", "saved_model_dir"),
+    "transformers": ("model_binary",),
+}
+#: types of columns in which MLflow's server refuses a null: pandas would make floats of them
+_WITHOUT_NULL = frozenset({"integer", "long", "boolean"})
+
+
+class MlflowImporter:
+    """Imports MLflow's model folders."""
+
+    name = "MLflow"
+    extra = "mlflow"
+    modules = ("yaml",)
+
+    def recognises(self, source: Source) -> bool:
+        return source.path.is_dir() and (source.path / DOCUMENT).is_file()
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        from millstream.services.importers.registry import find_importer
+
+        document = _read(source.path / DOCUMENT)
+        flavour, path = _chosen(source.path, document.get("flavors"))
+        signature = document.get("signature")
+        specs = _specs(signature.get("inputs") if isinstance(signature, dict) else None)
+        columns = _columns(specs)
+        if flavour == "onnx":
+            imported = _onnx(source.folder, path, columns)
+        else:
+            found = _file_of(path)
+            importer = find_importer(Source(source.folder, found))
+            if importer is None:
+                raise invalid(
+                    f"the flavour {flavour} of the MLflow model holds {found.name[:80]!a}, which cannot be imported: "
+                    "log it with mlflow.onnx"
+                )
+            _check_modules(importer)
+            imported = importer.convert(Source(source.folder, found), options)
+        _check_columns(imported, columns)
+        made = f"MLflow {str(document.get('mlflow_version', ''))[:20]} ({flavour})"
+        return imported._replace(
+            producer=f"{made}, {imported.producer}",
+            columns=imported.columns or columns,
+            columns_without_null=[str(spec["name"]) for spec in specs if columns and spec.get("type") in _WITHOUT_NULL],
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    if path.stat().st_size > _DOCUMENT_BYTES_MAX:
+        raise invalid(f"the MLflow model's {DOCUMENT} has more than {_DOCUMENT_BYTES_MAX} bytes")
+    try:
+        text = path.read_text()
+        if re.search(r"(?m)[:\-\[,]\s*[&*]\w", text):  # an alias could make a small document a huge one
+            raise invalid(f"the MLflow model's {DOCUMENT} has aliases: save the model again")
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the MLflow model's {DOCUMENT} is not YAML: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("flavors"), dict):
+        raise invalid(f"the MLflow model's {DOCUMENT} has no flavors")
+    return document
+
+
+def _chosen(folder: Path, flavours: Any) -> tuple[str, Path]:
+    """Return the flavour to import and its file or folder. Raises Failure(INVALID)."""
+    for flavour, keys in _FLAVOURS.items():
+        settings = flavours.get(flavour)
+        if not isinstance(settings, dict):
+            continue
+        named = next((settings[key] for key in keys if isinstance(settings.get(key), str)), None)
+        named = named or _of_python_function(flavours)
+        if named is None:
+            raise invalid(f"the flavour {flavour} of the MLflow model names no file ({' or '.join(keys)})")
+        pure = PurePosixPath(named)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise invalid(f"the flavour {flavour} of the MLflow model names a file outside of it: {named[:80]!a}")
+        path = folder / pure
+        if not path.exists():
+            raise invalid(f"the MLflow model has no {named[:80]!a}, which its flavour {flavour} names")
+        return flavour, path
+    names = ", ".join(str(name) for name in flavours)[:200]
+    raise invalid(
+        f"the MLflow model has the flavours {names}, none of which can be imported ({', '.join(_FLAVOURS)} can): log "
+        "it with one of these"
+    )
+
+
+def _of_python_function(flavours: Mapping[str, Any]) -> str | None:
+    settings = flavours.get("python_function")
+    named = settings.get("data", settings.get("model_path")) if isinstance(settings, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def _file_of(path: Path) -> Path:
+    """Return what an importer is to recognise: of a folder, as PyTorch's flavour has it, the model's file."""
+    if path.is_dir():
+        for pattern in ("*.pt2", "model.keras", "*.keras", "model.pth", "model.pkl"):
+            if found := sorted(path.glob(pattern)):
+                return found[0]
+    return path
+
+
+def _check_modules(importer: Importer) -> None:
+    from importlib.util import find_spec
+
+    missing = [module for module in importer.modules if find_spec(module) is None]
+    if missing:
+        raise invalid(
+            f"importing this MLflow model needs {', '.join(missing)}, which the gateway does not have: "
+            f"pip install 'millstream[{importer.extra}]' where it runs"
+        )
+
+
+def _onnx(folder: Path, path: Path, columns: Sequence[str]) -> Imported:
+    """Return an ONNX model as it is: there is nothing to compare it with but itself, run before it is rewritten."""
+    import shutil
+
+    import onnx
+
+    from millstream.services.importers.onnx_answers import answered
+
+    path = next(iter(sorted(path.glob("*.onnx"))), path) if path.is_dir() else path
+    for file in path.parent.rglob("*"):  # its weights may be in files beside it
+        if file.is_file():
+            target = folder / IMPORTED / file.relative_to(path.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    copied = folder / IMPORTED / path.name
+    sample: Sample = answered(copied)
+    return Imported(copied, "onnx", [sample], f"onnx {onnx.__version__}", columns=columns)
+
+
+def _specs(text: Any) -> list[dict[str, Any]]:
+    """Return the inputs of a signature; none if there is no signature. Raises Failure(INVALID)."""
+    try:
+        specs = json.loads(text) if isinstance(text, str) else []
+    except ValueError as error:
+        raise invalid(f"the signature of the MLflow model is not JSON: {error}") from error
+    if not isinstance(specs, list) or any(not isinstance(spec, dict) for spec in specs):
+        raise invalid("the signature of the MLflow model is no list of columns")
+    return specs
+
+
+def _columns(specs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the columns of a signature; empty if it has none, or tensors."""
+    if any(spec.get("type") == "tensor" for spec in specs):
+        return ()
+    names = tuple(str(spec["name"]) for spec in specs if "name" in spec)
+    return names if len(names) == len(specs) else ()
+
+
+def _check_columns(imported: Imported, columns: Sequence[str]) -> None:
+    """Raise Failure(INVALID) if the signature has other columns than the model."""
+    if not columns:
+        return
+    inputs = imported.samples[0].inputs
+    if imported.columns and tuple(imported.columns) != tuple(columns):
+        raise invalid(f"the signature of the MLflow model has other columns than its model: {_shown(imported.columns)}")
+    if len(inputs) > 1 and set(inputs) != set(columns):
+        raise invalid(f"the signature of the MLflow model has other columns than its model: {_shown(list(inputs))}")
+    only = next(iter(inputs.values()))
+    if len(inputs) == 1 and only.ndim == 2 and only.shape[1] != len(columns):
+        raise invalid(
+            f"the signature of the MLflow model has {len(columns)} columns, and its model takes {only.shape[1]}"
+        )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names)[:200]

@@ -1,0 +1,68 @@
+"""The importers, in the order in which they are asked about an upload."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from millstream.services.importers.base import Importer, Source
+from millstream.services.importers.boosted_trees import CatboostImporter, LightgbmImporter, XgboostImporter
+from millstream.services.importers.huggingface import HuggingFaceImporter
+from millstream.services.importers.keras import KerasImporter
+from millstream.services.importers.mlflow import MlflowImporter
+from millstream.services.importers.mlserver import MLServerImporter
+from millstream.services.importers.scikit_learn import PickleImporter, SkopsImporter
+from millstream.services.importers.tensorflow import SavedModelImporter, TensorFlowLiteImporter
+from millstream.services.importers.torch_program import TorchProgramImporter
+from millstream.services.importers.torchscript import TorchScriptImporter
+from millstream.services.importers.torchserve import TorchServeImporter
+from millstream.services.importers.versioned_folder import VersionedFolderImporter
+
+#: formats of folders that describe themselves, which may have an ONNX file at their top
+_DESCRIBED: tuple[Importer, ...] = (
+    MlflowImporter(),
+    TorchServeImporter(),
+    MLServerImporter(),
+    VersionedFolderImporter(),
+)
+#: asked about a file, and about a folder without an ONNX file at its top
+IMPORTERS: tuple[Importer, ...] = (
+    XgboostImporter(),
+    LightgbmImporter(),
+    CatboostImporter(),
+    PickleImporter(),
+    SkopsImporter(),
+    TorchProgramImporter(),
+    TorchScriptImporter(),
+    KerasImporter(),
+    HuggingFaceImporter(),
+    SavedModelImporter(),
+    TensorFlowLiteImporter(),
+)
+
+
+def find_importer(source: Source, without: Collection[str] = ()) -> Importer | None:
+    """Return the importer of the file or folder at `source.path`; None: it is ONNX, an archive, or nothing known.
+
+    Args:
+        source: the file or folder.
+        without: names of importers that are not asked.
+
+    Raises OSError if it cannot be read.
+    """
+    importer = next(
+        (importer for importer in _DESCRIBED if importer.name not in without and importer.recognises(source)), None
+    )
+    if importer is not None or _has_onnx(source.path):
+        return importer
+    return next((importer for importer in IMPORTERS if importer.recognises(source)), None)
+
+
+def importer_named(name: str) -> Importer:
+    """Return the importer of this name. Raises KeyError."""
+    found = {importer.name: importer for importer in (*_DESCRIBED, *IMPORTERS)}
+    return found[name]
+
+
+def _has_onnx(path: Path) -> bool:
+    return path.is_dir() and any(entry.suffix == ".onnx" for entry in path.iterdir())

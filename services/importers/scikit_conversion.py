@@ -1,0 +1,238 @@
+"""Converts a fitted estimator of scikit-learn to ONNX, and runs it for the samples.
+
+estimator ─> inputs (importers.scikit_inputs) ─> skl2onnx, without ZipMap ─> imported/model.onnx
+          └> predict, predict_proba, … on drawn rows ─> the expected value of each output
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millstream.services.errors import invalid
+from millstream.services.importers.base import IMPORTED, Imported, Sample
+from millstream.services.importers.scikit_inputs import INPUT, Inputs, draw, inputs_of
+from millstream.services.model.paths import FILE
+
+Array = np.ndarray[Any, Any]
+
+#: opsets that skl2onnx's converters write
+_OPSETS = {"": 18, "ai.onnx.ml": 3}
+_LOCALE = "C.UTF-8"  # of glibc itself
+#: what the second output of a classifier or clusterer is, the first that the estimator has
+_SCORES = ("predict_proba", "decision_function", "transform", "score_samples")
+#: rows whose two best scores are closer to each other than this are no sample: rounding may decide their label
+_TIE = 1e-3
+_BOOSTED = {"XGBModel": "XGBoost", "LGBMModel": "LightGBM", "CatBoost": "CatBoost"}
+
+
+def check_version(written_by: str) -> None:
+    """Raise Failure(INVALID) for a model of a newer scikit-learn than is here; `written_by` may be empty."""
+    import sklearn
+
+    theirs, ours = _release(written_by), _release(sklearn.__version__)
+    if theirs > ours:
+        raise invalid(
+            f"the model was saved by scikit-learn {written_by}, and the gateway has {sklearn.__version__}, which "
+            f"cannot be trusted to read it: pip install 'scikit-learn>={written_by}' where the gateway runs"
+        )
+
+
+def convert_estimator(model: Any, folder: Path) -> Imported:
+    """Convert a fitted estimator and return it with samples. Raises Failure(INVALID)."""
+    kind = next((name for base in type(model).mro() if (name := _BOOSTED.get(base.__name__))), None)
+    if kind is not None:
+        from millstream.services.importers.boosted_conversion import convert_boosted
+
+        return convert_boosted(kind, model, folder)
+    if not (hasattr(model, "predict") or hasattr(model, "transform")):
+        raise invalid(
+            f"the file has a {type(model).__module__}.{type(model).__qualname__}, which neither predicts nor "
+            "transforms: save the estimator itself"
+        )
+    inputs = inputs_of(model)
+    onnx_model = _to_onnx(model, inputs)
+    _name_inputs(onnx_model, [name for name, _ in _initial_types(inputs)])
+    _set_locale(onnx_model)
+    path = folder / IMPORTED / FILE
+    path.write_bytes(onnx_model.SerializeToString())
+    sample, notes = _sample(model, inputs, onnx_model)
+    return Imported(path, "onnx", [sample], _producer(), notes=notes, columns=inputs.named)
+
+
+def _producer() -> str:
+    import skl2onnx
+    import sklearn
+
+    return f"scikit-learn {sklearn.__version__}, skl2onnx {skl2onnx.__version__}"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return major and minor number; (0, 0) if unknown."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _to_onnx(model: Any, inputs: Inputs) -> Any:
+    import skl2onnx
+    from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
+
+    _register_boosted()
+    types = _initial_types(inputs)
+    try:
+        for options in ({"zipmap": False}, None):
+            try:
+                return skl2onnx.to_onnx(model, initial_types=types, options=options, target_opset=_OPSETS)
+            except NameError as error:  # the estimator has no such option
+                if options is None or "zipmap" not in str(error):
+                    raise
+    except (MissingShapeCalculator, MissingConverter) as error:
+        match = re.search(r"type '(?:<class ')?([\w.]+)", str(error))
+        what = match[1] if match else type(model).__name__
+        raise invalid(
+            f"skl2onnx cannot convert {what}: rebuild that step with an estimator that it knows "
+            "(https://onnx.ai/sklearn-onnx/supported.html)"
+        ) from error
+    raise AssertionError
+
+
+def _name_inputs(onnx_model: Any, names: list[str]) -> None:
+    """Give the inputs the names of the columns: skl2onnx makes "a_b" of "a b", and keeps their order."""
+    from onnx import helper
+
+    graph = onnx_model.graph
+    if len(graph.input) != len(names):
+        raise AssertionError(f"skl2onnx made {len(graph.input)} inputs of {len(names)}")
+    renamed = [(given, name) for given, name in zip(graph.input, names, strict=True) if given.name != name]
+    for at, (given, name) in enumerate(renamed):
+        graph.node.insert(at, helper.make_node("Identity", [name], [given.name]))
+        given.name = name
+
+
+def _set_locale(onnx_model: Any) -> None:
+    """Make texts lower case in a locale that every machine has: the default, en_US, is missing in slim images."""
+    from onnx import helper
+
+    for node in onnx_model.graph.node:
+        if node.op_type == "StringNormalizer":
+            kept = [attribute for attribute in node.attribute if attribute.name != "locale"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute("locale", _LOCALE)])
+
+
+def _initial_types(inputs: Inputs) -> list[tuple[str, Any]]:
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+
+    if inputs.table:
+        return [
+            (column.name, (StringTensorType if column.text else FloatTensorType)([None, 1]))
+            for column in inputs.columns
+        ]
+    if inputs.columns[0].name == INPUT and inputs.text:
+        return [(INPUT, StringTensorType([None, 1]))]
+    kind = StringTensorType if inputs.text else FloatTensorType
+    return [(INPUT, kind([None, len(inputs.columns)]))]
+
+
+def _register_boosted() -> None:
+    """Teach skl2onnx the boosted trees that a pipeline may contain, as far as they are installed."""
+    from skl2onnx import update_registered_converter
+    from skl2onnx.common.shape_calculator import (
+        calculate_linear_classifier_output_shapes,
+        calculate_linear_regressor_output_shapes,
+    )
+
+    options = {"nocl": [True, False], "zipmap": [True, False, "columns"]}
+    with suppress(ImportError):
+        from onnxmltools.convert.xgboost.operator_converters.XGBoost import convert_xgboost
+        from xgboost import XGBClassifier, XGBRegressor
+
+        classifier, regressor = calculate_linear_classifier_output_shapes, calculate_linear_regressor_output_shapes
+        update_registered_converter(XGBClassifier, "XGBClassifier", classifier, convert_xgboost, options=options)
+        update_registered_converter(XGBRegressor, "XGBRegressor", regressor, convert_xgboost)
+    with suppress(ImportError):
+        from lightgbm import LGBMClassifier, LGBMRegressor
+        from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
+
+        classifier, regressor = calculate_linear_classifier_output_shapes, calculate_linear_regressor_output_shapes
+        update_registered_converter(LGBMClassifier, "LgbmClassifier", classifier, convert_lightgbm, options=options)
+        update_registered_converter(LGBMRegressor, "LgbmRegressor", regressor, convert_lightgbm)
+
+
+def _sample(model: Any, inputs: Inputs, onnx_model: Any) -> tuple[Sample, list[str]]:
+    columns = draw(inputs)
+    fed = _fed(inputs, columns)
+    answers = {output.name: _answer(model, at, fed) for at, output in enumerate(onnx_model.graph.output)}
+    clear = _clear_rows(model, [answer for answer in answers.values() if answer is not None])
+    outputs = {}
+    for output in onnx_model.graph.output:
+        answer = answers[output.name]
+        if answer is not None:
+            outputs[output.name] = _shaped(answer[clear], len(output.type.tensor_type.shape.dim))
+    notes = [f"Output {name!r} was not compared with scikit-learn." for name in answers if answers[name] is None]
+    return Sample(_named(inputs, [column[clear] for column in columns]), outputs), notes
+
+
+def _fed(inputs: Inputs, columns: list[Array]) -> Any:
+    """Return what the estimator is called with: a table where it was fitted with one, else an array."""
+    if inputs.table:
+        import pandas as pd
+
+        return pd.DataFrame({column.name: values for column, values in zip(inputs.columns, columns, strict=True)})
+    if inputs.columns[0].name == INPUT and inputs.text:
+        return columns[0].tolist()
+    return np.stack(columns, axis=1)
+
+
+def _named(inputs: Inputs, columns: list[Array]) -> dict[str, Array]:
+    if inputs.table:
+        pairs = zip(inputs.columns, columns, strict=True)
+        return {column.name: values.reshape(-1, 1) for column, values in pairs}
+    return {INPUT: np.stack(columns, axis=1)}
+
+
+def _answer(model: Any, at: int, fed: Any) -> Array | None:
+    """Return what the estimator answers for output number `at` of the converted model; None if that is not known."""
+    names: tuple[str, ...] = ("predict", "transform") if at == 0 else _SCORES if at == 1 else ()
+    for name in names:
+        function = getattr(model, name, None)
+        if function is not None:
+            answer = _called(function, fed)
+            return np.asarray(answer.toarray() if hasattr(answer, "toarray") else answer)
+    return None
+
+
+def _called(function: Any, fed: Any) -> Any:
+    """Return what the function answers: some estimators take only the datatype with which they were fitted."""
+    if not isinstance(fed, np.ndarray) or fed.dtype.kind != "f":
+        return function(fed)
+    try:
+        return function(fed.astype(np.float64))
+    except ValueError:
+        return function(fed)
+
+
+def _clear_rows(model: Any, answers: list[Array]) -> Array:
+    """Return the positions of the rows whose label rounding cannot change; all rows if there is no such row."""
+    rows = len(answers[0])
+    if len(answers) == 1:
+        return np.arange(rows)
+    scores = answers[1].reshape(rows, -1)
+    if scores.shape[1] == 1:
+        clear = np.abs(scores[:, 0]) > _TIE
+    else:  # the best is the largest score of a classifier, and the smallest distance of a clusterer
+        ordered = np.sort(scores, axis=1)
+        nearest = not hasattr(model, "classes_") and not hasattr(model, "predict_proba")
+        clear = (ordered[:, 1] - ordered[:, 0] if nearest else ordered[:, -1] - ordered[:, -2]) > _TIE
+    return np.flatnonzero(clear) if clear.any() else np.arange(rows)
+
+
+def _shaped(answer: Array, rank: int) -> Array:
+    """Return the answer with the rank that the converted model's output has: (rows,) or (rows, 1)."""
+    if rank == 1 and answer.ndim == 2 and answer.shape[1] == 1:
+        return answer[:, 0]
+    return answer.reshape(-1, 1) if rank == 2 and answer.ndim == 1 else answer

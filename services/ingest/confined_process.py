@@ -1,0 +1,113 @@
+"""Runs a module in a process of its own that reads untrusted files, and always ends that process.
+
+task (standard input) ─> python -m MODULE FOLDER (own session) ─> Ended: report (standard output), errors, exit status
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from millstream.services.ingest.folder_watch import FolderWatch
+from millstream.services.ingest.forked_check import Ended
+from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
+from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.settings import ORT_DISABLE_TELEMETRY, child_environment
+
+IMPORT_ROOT = Path(__file__).parents[3]
+
+
+async def run_process(
+    module: str, folder: Path, task: bytes, environment: Mapping[str, str], watch: FolderWatch | None = None
+) -> Ended:
+    """Run `module` on `task`; its process group has ended on return, error and cancellation.
+
+    Its command line has the `folder` of the files that it reads, so that `ps` shows it. It is killed if it exceeds the
+    limit of `watch`. Raises OSError if the process cannot be started.
+    """
+    starting = asyncio.ensure_future(_start(module, folder, environment))
+    watching = None
+    try:
+        process = await asyncio.shield(starting)
+        watching = asyncio.ensure_future(_watched(process, watch)) if watch else None
+        report, errors = await _communicate(process, task)
+        return Ended(report, errors, await process.wait())
+    finally:
+        if watching is not None:
+            watching.cancel()
+        # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
+        await uninterrupted(_end(starting))
+
+
+def confined_environment() -> dict[str, str]:
+    """Return this process's environment without secrets; libraries get one thread, since threads reserve memory."""
+    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
+    inherited.setdefault(ORT_DISABLE_TELEMETRY, "1")
+    return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+
+async def _start(module: str, folder: Path, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        str(folder),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=IMPORT_ROOT,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+async def _watched(process: asyncio.subprocess.Process, watch: FolderWatch) -> None:
+    await watch.until_exceeded(process.pid)
+    _kill(process)
+
+
+async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    try:
+        process = await starting
+    except OSError:  # nothing was started
+        return
+    if process.returncode is None:
+        _kill(process)
+        await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _communicate(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    process.stdin.write(task)
+    process.stdin.close()
+    report, errors = await asyncio.gather(_read_beginning(process.stdout), _read_end(process.stderr))
+    return report, errors
+
+
+async def _read_beginning(stream: asyncio.StreamReader) -> bytes:
+    """Return the beginning of the stream; the rest is read and dropped, so that the writer never blocks."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        kept += chunk[: REPORT_BYTES_MAX - len(kept)]
+    return bytes(kept)
+
+
+async def _read_end(stream: asyncio.StreamReader) -> bytes:
+    """Return the end of the stream, at most ERRORS_BYTES_KEPT bytes."""
+    kept = b""
+    while chunk := await stream.read(1 << 16):
+        kept = (kept + chunk)[-ERRORS_BYTES_KEPT:]
+    return kept
