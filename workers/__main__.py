@@ -34,6 +34,7 @@ from millstream.services.process.allocator import use_one_arena
 from millstream.services.process.cpu_share import cpus
 from millstream.services.process.device import find_device, installed_packages
 from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.memory_share import worker_budget
 from millstream.services.process.private_files import create_files_private
@@ -44,8 +45,9 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.races import environment
 from millstream.services.segments.segment import Segments, host_token
-from millstream.services.settings import Settings, read_settings
+from millstream.services.settings import LOG_LEVELS, Settings, read_settings
 from millstream.services.start_log import log_start
 from millstream.services.supervisor.pool_specs import device_budget, worker_counts
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
@@ -69,10 +71,15 @@ from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.orders import OrderThread
 from millstream.workers.profiler import KnownProfiles
+from millstream.workers.race_queue import Racer
+from millstream.workers.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency import Residency
+from millstream.workers.sample_capture import Capture, SampleCaptures
 from millstream.workers.unloads import Unloads
 from millstream.workers.usage_log import UsageLog
+from millstream.workers.variant_swaps import Progress, VariantSwaps
+from millstream.workers.variant_trials import VariantTrials
 from millstream.workers.version_loads import LoadGuard, VersionLoads
 from millstream.workers.wanted import WantedVersions
 from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog
@@ -143,6 +150,7 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
     use_one_arena()
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
     process = WorkerProcess(settings, address, identity, budget_bytes)
+    LogLevel("worker", settings.home / "run" / LOG_LEVELS).start()
     process.start()
     process.loop.serve()
     log.info("draining: leases no more batches")
@@ -178,30 +186,10 @@ class WorkerProcess:
         self._backend = get_backend(identity.backend, settings.home)
         self._budget = self._memory_budget(budget_bytes)
         self._models = LoadedModels(UsageLog(), lambda: self._clock.offset_ms / 1000)
-        self._heartbeat = Heartbeat(
-            self._connect,
-            self._record,
-            self._models.lanes,
-            settings.queue_lease_s,
-            self._models.changing_lanes,
-            self.metrics.redis_answers,
-        )
-        self._models.on_change = self._heartbeat.beat_now
-        self._models.on_progress = self._heartbeat.beat_soon
+        self._heartbeat = self._new_heartbeat()
         self._load_stuck = threading.Event()
         self._environment = self._load_environment()
-        self._loads = VersionLoads(
-            repository,
-            self._environment,
-            self._models,
-            self.metrics,
-            LoadGuard(
-                LoadMarks(run_dir, identity.worker),
-                Limits(settings.worker_load_s_max, settings.worker_warm_up_s_max),
-                self._replace,
-            ),
-            lambda: self._clock.now_ms() / 1000,
-        )
+        self._loads = self._new_loads(repository, run_dir)
         stopping = threading.Event()
         unloads = self._unloads = Unloads(
             self._connect, self._models, self.metrics, stopping, self._budget, self._heartbeat.add_lanes_again
@@ -214,26 +202,12 @@ class WorkerProcess:
         self._reconciler = Reconciler(
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
         )
+        self._races = self._new_races(repository, run_dir)
+        self._loads.others_give_way = self._races.give_way
         self._orders = OrderThread(self._connect, self._residency)
         self._mark = _run_mark(runs, identity.worker)
-        grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
-        self._watchdog = Watchdog(
-            self._clock, settings.worker_run_s_max, self._give_back_waiting, self._end_stuck, grace_s, self._mark
-        )
-        live_check = LiveCheck(
-            settings.live_check_one_in,
-            self._models,
-            partial(_run_rows, settings.worker_run_s_max),
-            BatchingOff(repository, self._models, self.metrics).settle,
-        )
-        segments = Segments(settings.shm_dir)
-        replies = ReplyWriter(
-            identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, self._heartbeat.lease_valid
-        )
-        self.loop = Worker(
-            self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog
-        )
-        self.loop.forwards = isinstance(self._environment.backend, Triton)
+        self._watchdog = self._new_watchdog()
+        self.loop = self._new_loop(repository)
         self._draining = threading.Event()
         self._drain = DrainThread(self._begin_drain, self._leave_early, settings.drain_s)
 
@@ -247,6 +221,7 @@ class WorkerProcess:
         self._watchdog.start()
         self._heartbeat.start()
         self._reconciler.start()
+        self._races.start()
         self._orders.start()
         IdleTrimmer(lambda: self.loop.runs, lambda: self.loop.waiting).start()
         freeze_gc()
@@ -258,6 +233,7 @@ class WorkerProcess:
         """
         # No entry is delivered any longer: the main loop has left the idle workers.
         self._orders.stop()
+        self._races.stop()
         self._reconciler.stop()  # no further version is loaded, and no lane is added
         self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
         _leave(self._connect)  # what it might still lease goes to other workers
@@ -271,6 +247,62 @@ class WorkerProcess:
             logging.shutdown()
             os._exit(code)
         return code
+
+    def _new_heartbeat(self) -> Heartbeat:
+        heartbeat = Heartbeat(
+            self._connect,
+            self._record,
+            self._models.lanes,
+            self._settings.queue_lease_s,
+            self._models.changing_lanes,
+            self.metrics.redis_answers,
+        )
+        self._models.on_change = heartbeat.beat_now
+        self._models.on_progress = heartbeat.beat_soon
+        return heartbeat
+
+    def _new_loads(self, repository: FolderRepository, run_dir: Path) -> VersionLoads:
+        limits = Limits(self._settings.worker_load_s_max, self._settings.worker_warm_up_s_max)
+        guard = LoadGuard(LoadMarks(run_dir, self._identity.worker), limits, self._replace)
+        return VersionLoads(
+            repository, self._environment, self._models, self.metrics, guard, lambda: self._clock.now_ms() / 1000
+        )
+
+    def _new_watchdog(self) -> Watchdog:
+        settings = self._settings
+        grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
+        return Watchdog(
+            self._clock, settings.worker_run_s_max, self._give_back_waiting, self._end_stuck, grace_s, self._mark
+        )
+
+    def _new_loop(self, repository: FolderRepository) -> Worker:
+        settings = self._settings
+        live_check = LiveCheck(
+            settings.live_check_one_in,
+            self._models,
+            partial(_run_rows, settings.worker_run_s_max),
+            BatchingOff(repository, self._models, self.metrics).settle,
+        )
+        lease_valid, segments = self._heartbeat.lease_valid, Segments(settings.shm_dir)
+        replies = ReplyWriter(self._identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, lease_valid)
+        loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
+        loop.forwards = isinstance(self._environment.backend, Triton)
+        return loop
+
+    def _new_races(self, repository: FolderRepository, run_dir: Path) -> WorkerRaces:
+        device = environment(self._device.fingerprint, self._packages)
+        trials = VariantTrials(run_dir, self._identity.name)
+        swaps = VariantSwaps(repository, self._environment, self._models, device, self._progress, trials, self.metrics)
+        captures = SampleCaptures(repository, self._models, self._capture)
+        racer = Racer(self._identity.worker, self._identity.pool, self._host, device)
+        return WorkerRaces(racer, repository, self._environment, self._models, swaps, captures, self.metrics)
+
+    def _capture(self, active: Mapping[str, Capture]) -> None:
+        self.loop.captures = active
+
+    def _progress(self) -> Progress:
+        waiting = self.loop.waiting  # first: a run that begins between the two looks is counted
+        return Progress(self.loop.runs, waiting)
 
     def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
@@ -334,6 +366,7 @@ class WorkerProcess:
             device_room_bytes=self._budget.device_room_bytes if self._budget.device_budget_bytes else 0,
             draining=self._draining.is_set(),
             token=token,
+            clock_ahead_s=round(time.time() - self._clock.now_ms() / 1000),  # noqa: TID251 - the clock that is compared
             refusals=self._residency.refusals.records(),
             loads=self._loads.records(),
         )

@@ -24,7 +24,7 @@ BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 LIFE_LEASES = 2  # lifetime of a record, in leases
 _ATTEMPTS = 2
-#: Longest delay of changes that nobody waits for: most loads end before, and are published once.
+#: Longest delay of changes that may be late: most loads end before, and are published once.
 SOON_S = 0.05
 
 
@@ -126,6 +126,8 @@ class Heartbeat:
         added: Mapping[str, object] = {}
         self._add_again = True
         while not self._stopping:
+            if not self._add_again:  # first: batches may wait for new lanes, and nothing for the record
+                added = self._add_lanes(consumer, added)
             record = self._record()
             began = time.monotonic()
             known = self._publish(consumer, record)
@@ -133,18 +135,21 @@ class Heartbeat:
                 self.forget_leases()  # before `_last_beat` changes: `lease_valid` must not see the new value alone
             self._last_beat = began
             self._on_redis(True)
-            with self._changing_lanes:
-                if not known or self._add_again:
-                    added, self._add_again = {}, False
-                lanes = self._lanes()
-                consumer.add_lanes(
-                    [lane for lane, served in lanes.items() if lane not in added or added[lane] is not served]
-                )
-                added = lanes
+            if not known or self._add_again:
+                added, self._add_again = {}, False
+            added = self._add_lanes(consumer, added)
             if published is None or _differ(record, published):
                 consumer.announce()
                 published = record
             self._sleep(self._lease_s / 4)
+
+    def _add_lanes(self, consumer: Consumer, added: Mapping[str, object]) -> Mapping[str, object]:
+        """Add the lanes to Redis that are not in `added`, or have another instance there; return all that are added."""
+        with self._changing_lanes:
+            lanes = self._lanes()
+            new = [lane for lane, served in lanes.items() if lane not in added or added[lane] is not served]
+            consumer.add_lanes(new)
+            return lanes
 
     def _publish(self, consumer: Consumer, record: WorkerRecord) -> bool:
         """Publish the record, and those of its instances that changed. Returns False if the lanes must be added again.

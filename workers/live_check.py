@@ -186,7 +186,7 @@ class LiveCheck:
 
     def due(self, content_id: str, model: LoadedModel) -> bool:
         """Count a shared run of a version; returns whether it is to be sampled."""
-        if not self._one_in or model.alone:
+        if not self._one_in or model.alone or model.variant:  # forms of one table differ, and a race compared rows
             return False
         left = self._until_next.get(content_id, 0)
         if left > 0:
@@ -199,7 +199,7 @@ class LiveCheck:
 
     def keep(self, model: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
         """Copy some rows of a run, before its memory is reused."""
-        if self._sample is not None or not outputs:
+        if self._sample is not None or not outputs or len(outputs[0]) < 2:
             return
         try:
             self._sample = sampled(model.manifest.content_id, inputs, outputs)
@@ -216,7 +216,7 @@ class LiveCheck:
             return
         self._next_step = self._clock() + BUSY_STEP_S
         model = self._models.get(sample.content_id)
-        if model is None or model.instance is None or model.alone:
+        if model is None or model.instance is None or model.alone or model.variant:
             self._sample = self._comparison = None
             return
         if self._comparison is None:

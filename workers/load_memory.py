@@ -73,8 +73,8 @@ class LoadMemory:
             f"raise {option}",
         )
 
-    def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> Footprint:
-        """Count what an instance took instead of what was reserved, and keep it for further loads; return it."""
+    def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> tuple[Footprint, Measured | None]:
+        """Count what an instance took instead of what was reserved; return it, and what is to be kept (`keep`)."""
         found = Footprint(
             measurement.resident_bytes,
             measurement.peak_bytes,
@@ -84,8 +84,9 @@ class LoadMemory:
             measurement.device_peak_bytes,
         )
         found = self._within_room(found, disturbed=measurement.disturbed)
+        kept: Measured | None = None
         if measurement.alone and measurement.whole:
-            self._keep(manifest, Measured.of(found, disturbed=measurement.disturbed))
+            kept = Measured.of(found, disturbed=measurement.disturbed)
         else:  # the bytes may be those of other loads, or too few
             known = self.need(manifest)
             found = replace(
@@ -95,9 +96,9 @@ class LoadMemory:
                 load_s=seconds,
             )
             if known.measured and measurement.alone:  # keep how long it took: no better bytes are known
-                self._keep(manifest, Measured.of(replace(known, load_s=seconds), disturbed=True))
+                kept = Measured.of(replace(known, load_s=seconds), disturbed=True)
         self.budget.settle(manifest.content_id, found)
-        return found
+        return found, kept
 
     def _within_room(self, found: Footprint, *, disturbed: bool) -> Footprint:
         """Return a measurement without the part of a peak that is more than there is, if others may have added to it.
@@ -130,9 +131,12 @@ class LoadMemory:
                 need = larger_on_device(known, budget.device_free_bytes if budget.device_budget_bytes else 0)
             else:
                 need = larger(known, budget.free_bytes if budget.budget_bytes else 0)
-            self._keep(manifest, Measured.of(replace(need, load_s=0.0)))
+            self.keep(manifest, Measured.of(replace(need, load_s=0.0)))
 
-    def _keep(self, manifest: Manifest, measured: Measured) -> None:
+    def keep(self, manifest: Manifest, measured: Measured | None) -> None:
+        """Keep what was measured for further loads in all workers; None: nothing was."""
+        if measured is None:
+            return
         try:
             self._footprints.write(manifest, self._kind, measured)
         except Failure as failure:

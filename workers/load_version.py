@@ -94,8 +94,7 @@ def load(
             f"{manifest.source_format}: serve it in a pool with a backend that does",
         )
     at.backend.prepare(at.device)
-    compiled = at_low_priority(lambda: _variant(manifest, at))
-    at_low_priority(lambda: verify(folder, manifest, without=manifest.served if compiled is not None else ""))
+    compiled = at_low_priority(lambda: _checked_variant(manifest, folder, at))
     budget = at.budget or MemoryBudget(0)
     if at.budget is not None and budget.base_grew():
         freeze_gc()  # the library's objects, which stay
@@ -157,6 +156,16 @@ def pays_to_compile(manifest: Manifest) -> bool:
     """Return whether a version is large enough for a variant to save time and memory, and not too large for one."""
     size = sum(file.size_bytes for file in manifest.files)
     return manifest.source_format == "onnx" and COMPILE_BYTES_MIN <= size <= COMPILE_BYTES_MAX
+
+
+def _checked_variant(manifest: Manifest, folder: Path, at: LoadEnvironment) -> Path | None:
+    """Return the file of the variant, if there is one, and check the files of the version that are to be loaded.
+
+    Raises Failure(MODEL) if one of them is damaged.
+    """
+    compiled = _variant(manifest, at)
+    verify(folder, manifest, without=manifest.served if compiled is not None else "")
+    return compiled
 
 
 def _variant(manifest: Manifest, at: LoadEnvironment) -> Path | None:

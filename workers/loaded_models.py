@@ -37,12 +37,14 @@ class LoadedModel:
     rows_fitting: int = 1 << 30  # more rows found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
     exploration: Exploration | None = None  # corrects `measured`
+    retry_at: float = 0.0  # of a failed load: when it is tried again, on the Redis clock; 0: an operator decides
     footprint: Footprint | None = None  # measured; None: not yet
     loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
     alone: str = ""  # why requests share no runs although the version supports batching; "": they may share runs
     why: str = ""  # why it was loaded, for people
     demanded: bool = False  # a call waited for its load
     calls: Calls = field(default_factory=Calls)  # written by the main loop
+    variant: str = ""  # targets of the compiled forms that serve; "": the version's own file
 
     @property
     def rows_max(self) -> int:
@@ -85,6 +87,9 @@ class LoadedModel:
             runs=self.calls.runs,
             busy_s=round(self.calls.busy_s, 6),
             why=self.why,
+            retry_at=round(self.retry_at, 3),
+            variant=self.variant,
+            batches=self.calls.sizes(),
         )
 
 
@@ -130,7 +135,7 @@ class LoadedModels:
         #: Locked while lanes are added to Redis or removed from it: no lane is added that was just removed.
         self.changing_lanes = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
-        #: called instead after progress of a load, which nobody waits for
+        #: called instead after progress of a load, which may be published a moment later
         self.on_progress: Callable[[], None] = lambda: None
 
     def get(self, content_id: str) -> LoadedModel | None:
@@ -167,6 +172,29 @@ class LoadedModels:
             limit = model.rows_fitting if fitting is None else min(fitting, model.rows_fitting)
             self._models[content_id] = replace(model, rows_efficient=rows, rows_fitting=limit)
         self.on_change()
+
+    def swap(
+        self, model: LoadedModel, instance: Instance, measured: dict[int, float], rows_efficient: int, variant: str
+    ) -> bool:
+        """Serve a version with another instance from the next run on; False: `model` serves no longer.
+
+        No lane is added or removed: the version has the same content. The instance before is the caller's to close.
+        """
+        with self.changing_lanes, self._changing:  # an eviction looks up the instance that it closes
+            present = self._models.get(model.manifest.content_id)
+            if present is None or present.state is not State.READY or present.instance is not model.instance:
+                return False
+            self._models[model.manifest.content_id] = replace(
+                present,
+                instance=instance,
+                measured=measured,
+                exploration=Exploration(measured, present.rows_max),
+                rows_efficient=rows_efficient,
+                rows_fitting=1 << 30,
+                variant=variant,
+            )
+        self.on_change()
+        return True
 
     def run_alone(self, content_id: str, reason: str) -> None:
         """Stop batching requests of a version, for `reason`; an empty reason turns batching on again."""

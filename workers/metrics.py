@@ -112,6 +112,27 @@ class WorkerMetrics:
         if age_s is not None:
             self._registry.histogram(catalogue.EVICTION_AGE, *labels).observe(age_s)
 
+    def race_ended(self, outcome: str, seconds: float = 0.0) -> None:
+        """Count a race that ended; `seconds`: how long it took until its verdict, 0 without one."""
+        self._registry.counter(catalogue.RACES_ENDED, outcome).add()
+        if seconds:
+            self._registry.histogram(catalogue.RACE_DURATION).observe(seconds)
+
+    def races_waiting(self, queued: int, running: int) -> None:
+        """Show how many races of the repository wait for a worker, and run."""
+        self._registry.gauge(catalogue.RACES_WAITING, "queued").set(queued)
+        self._registry.gauge(catalogue.RACES_WAITING, "running").set(running)
+
+    def variant_swapped(self, manifest: Manifest) -> None:
+        """Count a version that compiled forms serve from now on."""
+        labels = (manifest.model, str(manifest.version), self._pool)
+        self._registry.counter(catalogue.VARIANTS_SWAPPED, *labels).add()
+
+    def variant_undone(self, manifest: Manifest) -> None:
+        """Count a verdict that this worker took back."""
+        labels = (manifest.model, str(manifest.version), self._pool)
+        self._registry.counter(catalogue.VARIANTS_UNDONE, *labels).add()
+
     def instances(self, ready: int) -> None:
         """Show how many versions this worker has ready."""
         self._registry.gauge(catalogue.WORKER_INSTANCES, self._pool, self._worker).set(ready)

@@ -71,7 +71,7 @@ class Reconciler:
             began = time.monotonic()
             try:
                 seen = self._repository.token()
-                if seen != token or self._loads.any_retry_due:
+                if seen != token or self._loads.failed.any_due():
                     busy_until = time.monotonic() + BUSY_S
                     self.sync(seen)
                     token = seen

@@ -27,11 +27,12 @@ from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batching_verdicts import BatchingVerdicts
 from millstream.workers.consumer import Consumer
+from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
 from millstream.workers.refusals import Refusals
 from millstream.workers.unloads import Unloads
-from millstream.workers.version_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, VersionLoads
+from millstream.workers.version_loads import VersionLoads
 from millstream.workers.wanted import Wanted
 
 log = logging.getLogger("millstream.residency")
@@ -126,7 +127,7 @@ class Residency:
         self.refusals.remove(content_id)
         self._by_verdict.discard(content_id)
         self._batching.forget(content_id)
-        self._loads.forget_failures(content_id)
+        self._loads.failed.forget(content_id)
         model = self._models.get(content_id)
         if model is not None and model.state is State.LOADING and not self._loads.in_progress(content_id):
             self._return_memory(content_id)  # it was demanded, and its load had not begun
@@ -179,7 +180,7 @@ class Residency:
         """Return whether a version is held or may be loaded; publish it as failed if its verdict says so."""
         content_id = one.content_id
         self._batching.apply(content_id, one.verdict)
-        retry = self._loads.begin_retry(content_id)
+        retry = self._loads.failed.take_due(content_id)
         failed = one.verdict.on(self._kind).failed
         if failed:
             if model is None or model.state in {*_LOADS, State.FAILED}:
@@ -189,7 +190,7 @@ class Residency:
             return True
         if model is not None and model.state is State.FAILED:
             if content_id in self._by_verdict:
-                self._loads.forget_failures(content_id)
+                self._loads.failed.forget(content_id)
             elif not retry:
                 return False
             self._models.remove(content_id)
@@ -368,7 +369,7 @@ class Residency:
             return Refusal(RefusalKind.FAILED, failed, FAILED_OFTEN_RETRY_S)
         if model is None or model.state is not State.FAILED:
             return None
-        failures, ago_s = self._loads.failures_of(one.content_id)
+        failures, ago_s = self._loads.failed.of(one.content_id)
         if failures < FAILURES_MAX or ago_s >= FAILED_OFTEN_RETRY_S:
             return None
         reason = f"its load failed {failures} times: {model.reason}"
@@ -529,7 +530,7 @@ class Residency:
             loaded_at = model.loaded_at if last_used else 0.0
         wanted = self._wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
-        staged = wanted is not None and wanted.staged  # whoever stages it waits until it is ready
+        staged = wanted is not None and wanted.staged  # its activation waits until it is ready
         in_use = in_use or draining or staged
         return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)
 

@@ -84,8 +84,7 @@ def run(
     """Run leases of one lane together.
 
     A fault of the model or of a caller becomes the error of the request. Raises Terminated if the run was terminated
-    because it exceeded the time that `guarded` allows. `on_run` is called with the inputs and outputs of each run of
-    several rows.
+    because it exceeded the time that `guarded` allows. `on_run` is called with the inputs and outputs of each run.
     """
     began = time.perf_counter()
     now_ms = clock.now_ms()
@@ -206,7 +205,7 @@ class _Runner:
         rows = _rows(inputs)
         check_outputs(outputs, signature, rows)
         self.runs.append(rows if signature.batching else 1)
-        if self._on_run is not None and rows > 1:
+        if self._on_run is not None:
             self._on_run(inputs, outputs)
         return outputs
 

@@ -84,6 +84,7 @@ class Unloads:
         }  # a load closes its instance and returns its memory itself
         if not loads:
             self._budget.begin_unload(content_id)
+        model = self._models.get(content_id) or model  # its instance may have been swapped meanwhile
         self._models.remove(content_id)
         self._metrics.unloaded(model)
         if not loads:

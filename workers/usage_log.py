@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from millstream.services.placement.usage import GAP_S_MIN, HALVE_AT, NO_USAGE, Usage
 
 VERSIONS_MAX = 10_000  # beyond, the one that was read or called least recently is forgotten
+SIZES_MAX = 16  # powers of two up to the most rows of a run
 GAPS_MAX = 256  # between two folds; of more the last ones count
 
 
@@ -24,16 +25,22 @@ class Calls:
     Attributes:
         runs: runs of this instance. Only grows.
         busy_s: seconds that they took together. Only grows.
+        batches: how many runs had 1 row, 2, 3 or 4, 5 to 8, …; the last element has all larger ones.
     """
 
-    __slots__ = ("bursts", "busy_s", "gaps", "last", "runs")
+    __slots__ = ("batches", "bursts", "busy_s", "gaps", "last", "runs")
 
     def __init__(self, last: float = 0.0) -> None:
         self.last = last
         self.runs = 0
         self.busy_s = 0.0
+        self.batches = [0] * (SIZES_MAX + 1)
         self.bursts = 0  # calls that came within GAP_S_MIN after the call before them
         self.gaps: deque[float] = deque(maxlen=GAPS_MAX)  # between the other calls
+
+    def sizes(self) -> dict[int, int]:
+        """Return how many runs had at most so many rows, and more than the next smaller size."""
+        return {1 << power: count for power, count in enumerate(self.batches) if count}
 
     def add(self, now: float) -> None:
         """Record a call. Costs two attribute writes while calls are frequent."""

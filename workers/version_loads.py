@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, with_death
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.process.backoff import with_jitter
 from millstream.services.process.logs import about
 from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.exploration import Exploration
+from millstream.workers.failed_loads import FailedLoad, FailedLoads
 from millstream.workers.load_memory import LoadMemory, NotFree
 from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
@@ -33,11 +33,6 @@ from millstream.workers.variant_compiles import VariantCompiles
 log = logging.getLogger("millstream.reconciler")
 
 PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
-LOST_RETRY_S = 2.0  # longest pause before a version whose instance was lost is loaded again, the first time
-RETRY_S = 30.0  # longest pause before a version that failed for want of a device or Redis is loaded again
-FAILURES_MAX = 3  # loads of a version that failed in this worker, before orders for it are refused
-FAILED_RETRY_S = 60.0  # longest pause before a version whose files or library failed is loaded again
-FAILED_OFTEN_RETRY_S = 300.0  # the same after FAILURES_MAX failures
 
 
 class LoadGuard(NamedTuple):
@@ -53,6 +48,7 @@ class VersionLoads:
 
     Args:
         now: returns seconds on the Redis clock.
+        failed: the versions whose loads failed.
     """
 
     def __init__(
@@ -63,6 +59,7 @@ class VersionLoads:
         metrics: WorkerMetrics,
         guard: LoadGuard,
         now: Callable[[], float],
+        failed: FailedLoads | None = None,
     ) -> None:
         self._repository = repository
         self._at = at
@@ -73,10 +70,11 @@ class VersionLoads:
         #: Called when a load found no memory; True: it is tried again, or its failure is published.
         self._on_out_of_memory: Callable[[LoadRequest], bool] = lambda _: False
         self._stopping = False
-        self._retry_at: dict[str, float] = {}  # content id -> monotonic time at which a failed load is tried again
-        self._failures: dict[str, tuple[int, float]] = {}  # content id -> failed loads, time of the last (monotonic)
+        self.failed = FailedLoads() if failed is None else failed
         self.memory = LoadMemory(repository, at)
         self._compiles = VariantCompiles(at, at.variants) if at.variants is not None else None
+        #: Ends other work whose memory a load needs; False: there is none.
+        self.others_give_way: Callable[[], bool] = lambda: False
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loader = Loader(self._load, self._on_stuck, guard.limits)
 
@@ -106,8 +104,8 @@ class VersionLoads:
         return self._at.kind
 
     def give_way(self) -> bool:
-        """End a compilation whose memory a load needs; False: there is none."""
-        return self._compiles is not None and self._compiles.give_way()
+        """End a compilation or a race whose memory a load needs; False: there is none."""
+        return (self._compiles is not None and self._compiles.give_way()) or self.others_give_way()
 
     @property
     def busy(self) -> bool:
@@ -146,35 +144,13 @@ class VersionLoads:
 
     def demand(self, request: LoadRequest) -> None:
         """Load a version that calls wait for, before all others."""
-        self._retry_at.pop(request.content_id, None)
+        self.failed.being_tried(request.content_id)
         self._loader.demand(request)
-
-    @property
-    def any_retry_due(self) -> bool:
-        """Whether any version whose load failed is to be loaded again now."""
-        return any(at <= time.monotonic() for at in list(self._retry_at.values()))
-
-    def failures_of(self, content_id: str) -> tuple[int, float]:
-        """Return how many loads of a version failed in a row, and how many seconds ago the last one did."""
-        count, at = self._failures.get(content_id, (0, 0.0))
-        return count, time.monotonic() - at
-
-    def begin_retry(self, content_id: str) -> bool:
-        """Return, once, whether a version whose load failed is to be loaded again now; its failures still count."""
-        due = self._retry_at.get(content_id, float("inf")) <= time.monotonic()
-        if due:
-            self._retry_at.pop(content_id, None)
-        return due
-
-    def forget_failures(self, content_id: str) -> None:
-        """Forget the failed loads of a version: it is new again, or it was removed."""
-        self._retry_at.pop(content_id, None)
-        self._failures.pop(content_id, None)
 
     def lose(self, manifest: Manifest, reason: str) -> None:
         """Publish that an instance is gone for a reason that may pass, and load the version again soon."""
-        self._models.set(LoadedModel(manifest, State.FAILED, reason))
-        self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(LOST_RETRY_S)
+        failed = self.failed.lost(manifest.content_id, reason)
+        self._models.set(LoadedModel(manifest, State.FAILED, reason, retry_at=self._on_redis_clock(failed)))
 
     def _load(self, current: Load) -> None:
         """Load one version, in a thread of the loader."""
@@ -231,10 +207,11 @@ class VersionLoads:
 
     def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion, seconds: float) -> None:
         manifest, profile = model.manifest, loaded.profile
-        footprint = self.memory.loaded(manifest, loaded.measurement, seconds)
+        footprint, measured_now = self.memory.loaded(manifest, loaded.measurement, seconds)
         too_large = self.memory.budget.too_large(footprint) if loaded.measurement.alone else ""
         if too_large:
             loaded.instance.close()
+            self.memory.keep(manifest, measured_now)
             self.memory.failed(manifest)
             self._fail(current, too_large)
             return
@@ -252,9 +229,11 @@ class VersionLoads:
         )
         if not self._publish_progress(current, ready):
             loaded.instance.close()
+            self.memory.keep(manifest, measured_now)
             self.memory.failed(manifest)
             return
-        self._failures.pop(manifest.content_id, None)
+        self.memory.keep(manifest, measured_now)  # not before: the calls that wait need not wait for a file
+        self.failed.forget(manifest.content_id)
         self._metrics.bytes_of(ready, loaded.measurement.resident_bytes)
         self._metrics.loaded(manifest, seconds)
         if not loaded.compiled and self._compiles is not None:
@@ -265,19 +244,22 @@ class VersionLoads:
 
     def _fail(self, current: Load, reason: str, *, passing: bool = False) -> None:
         """Publish a failed load, and plan the next try. `passing`: it was for want of a device or of Redis."""
-        manifest, now = current.wanted.manifest, time.monotonic()
+        manifest = current.wanted.manifest
         content_id = manifest.content_id
-        if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
-            failures = 0 if passing else self.failures_of(content_id)[0] + 1
-            self._failures[content_id] = (failures, now)
-            often = failures >= FAILURES_MAX
-            pause_s = RETRY_S if passing else FAILED_OFTEN_RETRY_S if often else FAILED_RETRY_S
-            if not current.stop.reason:  # otherwise its verdict says that no worker of this kind loads it again
-                self._retry_at[content_id] = now + with_jitter(pause_s)
+        # Its verdict says that no worker of this kind loads it again, if its end was requested.
+        failed = self.failed.next(content_id, reason, passing=passing, final=bool(current.stop.reason))
+        model = LoadedModel(manifest, State.FAILED, reason, retry_at=self._on_redis_clock(failed))
+        if self._publish_progress(current, model):
+            self.failed.note(content_id, failed)
             self._metrics.load_failed(manifest)
-            log.error(
-                "failed: %s version %s: %s", manifest.model, manifest.version, reason, extra=about_version(manifest)
-            )
+            level = logging.INFO if failed.repeated else logging.ERROR
+            version = manifest.model, manifest.version
+            log.log(level, "failed: %s version %s: %s", *version, reason, extra=about_version(manifest))
+
+    def _on_redis_clock(self, failed: FailedLoad) -> float:
+        """Return when a version is tried again, in seconds on the Redis clock; 0: an operator decides."""
+        pause_s = failed.retry_at - failed.at
+        return self._now() + pause_s if pause_s < float("inf") else 0.0
 
     def _publish_progress(self, current: Load, model: LoadedModel) -> bool:
         """Publish the progress of a load, unless it is no longer wanted; returns whether it is."""

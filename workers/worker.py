@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,9 @@ from millstream.workers.live_check import LiveCheck
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.out_of_memory import OutOfMemoryPolicy
-from millstream.workers.runner import RunResult, merge, run
+from millstream.workers.runner import OnRun, RunResult, merge, run
+from millstream.workers.sample_capture import Capture
+from millstream.workers.usage_log import SIZES_MAX
 from millstream.workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millstream.worker")
@@ -70,6 +72,7 @@ class Worker:
         self._watchdog = watchdog
         self._stopping = threading.Event()
         self.forwards = False  # whether instances run elsewhere, and are told how long callers wait
+        self.captures: Mapping[str, Capture] = {}  # content id -> where rows of its runs are kept, for a race
         self.waiting = False  # for work
         self.runs = 0  # without readiness probes
         self._leased: list[Lease] = []  # not run yet
@@ -184,6 +187,7 @@ class Worker:
             self._metrics.ran(model, seconds, rows)
             model.calls.runs += 1
             model.calls.busy_s += seconds
+            model.calls.batches[min((rows - 1).bit_length() if rows else 0, SIZES_MAX)] += 1
             if whole and model.exploration is not None:
                 rows_now = model.exploration.ran(rows, seconds, model.rows_fitting)
                 if rows_now is not None and rows_now != model.rows_efficient:
@@ -204,7 +208,10 @@ class Worker:
             return [self._refuse(lease) for lease in group]
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = shared and self._live_check.due(group[0].lane, model)
-        on_run = partial(self._live_check.keep, model) if sampled else None
+        on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
+        if on_run is None and self.captures and not group[0].header.probe:
+            capture = self.captures.get(group[0].lane)
+            on_run = capture.keep if capture is not None and capture.due(time.monotonic()) else None
         guarded = self._watchdog.arm(group, model)
         if self.forwards:
             _limit_run(group, model, self._clock.now_ms())

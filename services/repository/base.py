@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.choices import Choices
 from millstream.services.repository.footprints import Footprints
+from millstream.services.repository.races import Races
+from millstream.services.repository.samples import Samples
 from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import Verdict
 
@@ -95,6 +98,18 @@ class Repository(Protocol):
     @property
     def footprints(self) -> Footprints:
         """What instances of all versions take, measured or predicted."""
+
+    @property
+    def races(self) -> Races:
+        """The races of all versions."""
+
+    @property
+    def choices(self) -> Choices:
+        """Which compiled forms serve."""
+
+    @property
+    def samples(self) -> Samples:
+        """The inputs that races use."""
 
     def open_staging(self) -> Staging:
         """Open a staging folder on the same storage as the versions, so that publishing is one rename."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure
 
+#: libraries write in pieces of up to this size, the last of which fails as a whole
+FULL_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -23,6 +25,12 @@ def storage_failure(error: OSError, root: Path) -> Failure:
     if error.errno in _REFUSED:
         return Failure(Code.INTERNAL, f"cannot use {root}: {reason}; give this user the right to read and write it")
     return Failure(Code.INTERNAL, f"cannot use {root}: {reason} ({error.filename or 'no file named'})")
+
+
+def is_full(folder: Path) -> bool:
+    """Return whether the disk of `folder` has no space left, or so little that a library's last write failed."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize < FULL_BYTES or (disk.f_files > 0 and not disk.f_favail)
 
 
 @contextmanager

@@ -5,6 +5,7 @@
 <root>/models/<model>/numbers.json       the highest version number ever published
 <root>/models/<model>/verdicts/…         what running a version has shown
 <root>/footprints/<model>/…              the memory that instances of a version took
+<root>/races/…                           races of versions: jobs, and what they measured
 <root>/.token                            new content of the same length before and after each change
 <root>/.changes                          which model each change was of (change_log)
 """
@@ -29,6 +30,7 @@ from millstream.services.model.paths import is_version
 from millstream.services.repository.activation import activated
 from millstream.services.repository.base import Staging
 from millstream.services.repository.change_log import NO_ID, ChangeLog
+from millstream.services.repository.choices import Choices
 from millstream.services.repository.disk import (
     fsync,
     fsync_tree,
@@ -42,6 +44,8 @@ from millstream.services.repository.disk import (
 )
 from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
 from millstream.services.repository.footprints import Footprints
+from millstream.services.repository.races import Races
+from millstream.services.repository.samples import Samples
 from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.variants import Variants
@@ -82,6 +86,9 @@ class FolderRepository:
         self.verdicts = FolderVerdicts(self._root, self._changing)
         self.variants = Variants(self._models)
         self.footprints = Footprints(self._root)
+        self.races = Races(self._root)
+        self.choices = Choices(self._models)
+        self.samples = Samples(self._models)
 
     def open_staging(self) -> FolderStaging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
@@ -175,6 +182,7 @@ class FolderRepository:
                 folder.rename(trash.path)
             self.verdicts.forget(model, version)
             self.footprints.forget(model, version)
+            self.races.forget(model, version)
             fsync(folder.parent)
 
     def delete_model(self, model: str) -> None:
@@ -185,6 +193,7 @@ class FolderRepository:
                 raise not_found(f"there is no model {model!r}")
             folder.rename(trash.path)
             self.footprints.forget_model(model)
+            self.races.forget(model)
             fsync(self._models)
 
     def next_version(self, model: str) -> int:

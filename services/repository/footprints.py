@@ -2,8 +2,8 @@
 
 <root>/footprints/<model>/<version>-<digest>.json   {kind: Measured}; no file: nothing was measured
 
-A kind is a backend on a kind of device, like "onnxruntime.cpu". A footprint is about content, as a verdict is. It
-changes no version: the repository's token and the stamps of models stay as they are, so that nobody reads models again.
+A kind is a backend on a kind of device, like "onnxruntime.cpu". A footprint belongs to the content of a version, like a
+verdict. Writing one changes neither the repository's token nor the stamps of models, so no process reads them again.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from millstream.services.repository.disk import storage_errors, try_lock
+from millstream.services.repository.removal import remove_tree
 
 _LOCK = ".lock"
 
@@ -79,7 +79,7 @@ def sweep_staging(parent: Path) -> None:
 def _sweep(entry: Path) -> None:
     lock = entry.with_suffix(_LOCK)
     if not lock.exists():  # a lock is created before its folder and removed after it: this is a leftover
-        shutil.rmtree(entry, ignore_errors=True)
+        remove_tree(entry)
         return
     descriptor = try_lock(lock)
     if descriptor is None:
@@ -89,7 +89,7 @@ def _sweep(entry: Path) -> None:
 
 
 def _remove(folder: Path, lock: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     lock.unlink(missing_ok=True)
 
 

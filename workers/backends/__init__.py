@@ -7,18 +7,24 @@ from pathlib import Path
 
 from millstream.services.errors import invalid
 from millstream.workers.backends.base import Backend
+from millstream.workers.backends.iree import Iree
+from millstream.workers.backends.jax import Jax
 from millstream.workers.backends.onnxruntime import OnnxRuntime
 from millstream.workers.backends.openvino import OpenVino
 from millstream.workers.backends.simulated import Simulated
 from millstream.workers.backends.torch import Torch
 from millstream.workers.backends.triton import Triton
+from millstream.workers.backends.tvm import Tvm
 
 BACKENDS: dict[str, Callable[[Path | None], Backend]] = {
+    "iree": lambda _: Iree(),
+    "jax": lambda _: Jax(),
     "onnxruntime": OnnxRuntime,
     "openvino": lambda _: OpenVino(),
     "simulated": lambda _: Simulated(),
     "torch": lambda _: Torch(),
     "triton": lambda _: Triton(),
+    "tvm": lambda _: Tvm(),
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.repository.variants import Target
+from millstream.workers.backends.options import NO_OPTIONS, Options
 
 Array = np.ndarray[Any, Any]
 
@@ -119,9 +120,18 @@ class Backend(Protocol):
         first. Raises Failure.
         """
 
-    def load(self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None) -> Instance:
+    def load(
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
+    ) -> Instance:
         """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0"). `stop` may end the load early.
 
+        `options` are those of a compiled form; Failure(INVALID) for one that the backend does not know.
         Raises Failure(MODEL) if the model cannot be loaded, Failure(UNAVAILABLE) if the device cannot be used: a
         backend never falls back to another device by itself.
         """

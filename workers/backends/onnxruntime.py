@@ -35,6 +35,7 @@ from millstream.workers.backends.gpu import (
     providers,
     tensorrt_version,
 )
+from millstream.workers.backends.options import NO_OPTIONS, Options, Value, check_options
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -42,6 +43,12 @@ MESSAGE_CHARACTERS_MAX = 1000
 _NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
 #: File name of a model as ONNX Runtime optimised it: a variant.
 OPTIMISED = "optimised.variant.onnx"
+#: Options of a load. `optimised`: all optimisations are in the file, those for this processor included. `provider`: the
+#: execution provider of a GPU, where it is not the one that the device names.
+OPTIONS = {
+    "threads": int, "arena": bool, "memory_pattern": bool, "optimised": bool, "arm64_bf16": bool, "provider": str,
+}  # fmt: skip
+PROVIDERS = ("cuda", "tensorrt")
 #: TensorProto.BFLOAT16; a number, because the onnx package is not needed to serve.
 _BFLOAT16 = 16
 
@@ -51,20 +58,24 @@ def _reason(error: Exception, path: Path | None = None) -> str:
     return library_message(error, path, MESSAGE_CHARACTERS_MAX) or type(error).__name__
 
 
-def _options(runtime: Any, signature: Signature, threads: int) -> Any:
+def _options(runtime: Any, signature: Signature, threads: int, given: Options = NO_OPTIONS) -> Any:
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = max(1, threads)
+    options.intra_op_num_threads = int(given.get("threads", max(1, threads)))
     options.inter_op_num_threads = 1
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    level = runtime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_DISABLE_ALL if given.get("optimised") else level.ORT_ENABLE_ALL
     # Spinning threads would use the core that the gateway and Redis need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     # An arena keeps the peak memory of each session and was not faster than malloc, which all sessions share.
-    options.enable_cpu_mem_arena = False
+    options.enable_cpu_mem_arena = bool(given.get("arena", False))
     # A memory pattern is stored for every combination of input shapes, so it is used only if their number is bounded.
     fixed_from = 1 if signature.batching else 0
-    options.enable_mem_pattern = all(-1 not in spec.shape[fixed_from:] for spec in signature.inputs)
+    bounded = all(-1 not in spec.shape[fixed_from:] for spec in signature.inputs)
+    options.enable_mem_pattern = bool(given.get("memory_pattern", bounded))
+    if given.get("arm64_bf16"):  # products of matrices of FP32 in BF16, on Arm processors that have it
+        options.add_session_config_entry("mlas.enable_gemm_fastmath_arm64_bfloat16", "1")
     # Errors are raised; the log would repeat every caller's mistake.
     options.log_severity_level = 4
     return options
@@ -92,6 +103,14 @@ def _check_readable(path: Path) -> None:
 def _too_large(error: Exception, path: Path, *, of_device: bool = False) -> OutOfMemory:
     return_freed()
     return OutOfMemory(f"there is no memory for the model: {_reason(error, path)}", of_device=of_device)
+
+
+def _on_provider(device: str, provider: Value) -> str:
+    """Return the name of a GPU with another execution provider. Raises Failure(INVALID) for a CPU."""
+    kind, number = parse_device(device)
+    if provider not in PROVIDERS or kind == "cpu":
+        raise invalid(f"the option 'provider' is one of {', '.join(PROVIDERS)}, on a GPU; not {provider!r} on {device}")
+    return f"{provider}:{number}"
 
 
 class _LowerPriority:
@@ -284,23 +303,35 @@ class OnnxRuntime:
         _library()
 
     def load(
-        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
     ) -> OnnxRuntimeInstance:
-        """Open a session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
+        """Open a session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE).
+
+        `options` as in OPTIONS; Failure(INVALID) for others.
+        """
+        check_options(self.name, options, OPTIONS)
         onnxruntime = _library()
         _check_readable(path)  # first: a version may be deleted while it is loaded
+        if "provider" in options:
+            device = _on_provider(device, options["provider"])
         kind, _ = parse_device(device)
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
         if BYTES in datatypes and any(spec.datatype == "BF16" for spec in signature.outputs):
             raise Failure(Code.MODEL, "ONNX Runtime cannot return BF16 from a model that also has text tensors")
-        options = _options(onnxruntime, signature, threads)
-        if path.name == OPTIMISED:  # all optimisations are in the file, those for this processor included
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if path.name == OPTIMISED:
+            options = {**options, "optimised": True}
+        session = _options(onnxruntime, signature, threads, options)
         if stop is not None:
-            stop.on_request(lambda: options.set_load_cancellation_flag(True))
+            stop.on_request(lambda: session.set_load_cancellation_flag(True))
         if kind == "cpu":
-            return OnnxRuntimeInstance(onnxruntime, lambda: _open(onnxruntime, path, options, device, [CPU]), signature)
-        return self._load_on_gpu(onnxruntime, path, signature, device, options)
+            return OnnxRuntimeInstance(onnxruntime, lambda: _open(onnxruntime, path, session, device, [CPU]), signature)
+        return self._load_on_gpu(onnxruntime, path, signature, device, session)
 
     def _load_on_gpu(
         self, onnxruntime: Any, path: Path, signature: Signature, device: str, options: Any

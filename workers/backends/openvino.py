@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
@@ -22,10 +22,14 @@ from millstream.services.process.device import find_device
 from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
+from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
+from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 
 MESSAGE_CHARACTERS_MAX = 1000
 SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again
 BLOB = "compiled.variant.blob"  # file name of a compiled model: a variant
+OPTIONS = {"threads": int, "precision": str}  # of a load
+PRECISIONS = ("f32", "bf16", "f16")
 
 #: Datatypes whose values OpenVINO's CPU plug-in keeps. It computes INT64 with 32 bits (larger inputs are refused), and
 #: would round FP64 to FP32 and cut UINT64 off at 32 bits without an error; text ends its process.
@@ -53,13 +57,22 @@ def _check_supported(signature: Signature) -> None:
             )
 
 
-def _options(threads: int) -> dict[str, Any]:
+def _check_options(given: Options) -> None:
+    check_options("openvino", given, OPTIONS)
+    if given.get("precision", "f32") not in PRECISIONS:
+        raise invalid(
+            f"the option 'precision' of the backend openvino is one of {', '.join(PRECISIONS)}, not "
+            f"{given['precision']!r}"
+        )
+
+
+def _properties(threads: int, given: Options) -> dict[str, Any]:
     return {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": max(1, threads),
+        "INFERENCE_NUM_THREADS": given.get("threads", max(1, threads)),
         "NUM_STREAMS": 1,
         # Else it computes in BF16 on CPUs that have it, and answers differ from one machine to the next.
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": given.get("precision", "f32"),
         # It keeps code for each operator and each combination of shapes, by default until 5000 of them take gigabytes.
         "CPU_RUNTIME_CACHE_CAPACITY": SHAPES_MAX,
         # Pinned threads of several workers share the same cores.
@@ -67,17 +80,17 @@ def _options(threads: int) -> dict[str, Any]:
     }
 
 
-def _compile(library: Any, path: Path, threads: int, check: Callable[[], None]) -> Any:
-    """Return the compiled model of an ONNX file or a blob; `check` raises Failure between two steps."""
+def _compile(library: Any, path: Path, properties: Mapping[str, Any], check: Callable[[], None]) -> Any:
+    """Return the compiled model of an ONNX file, OpenVINO's own files or a blob; `check` raises Failure meanwhile."""
     core = library.Core()
     if path.name == BLOB:
         with path.open("rb") as file:
-            return core.import_model(file.read(), "CPU", _options(threads))
+            return core.import_model(file.read(), "CPU", properties)
     # `read_model` asks every front end, also those that read other formats.
-    front_end = library.frontend.FrontEndManager().load_by_framework("onnx")
+    front_end = library.frontend.FrontEndManager().load_by_framework("ir" if path.suffix == ".xml" else "onnx")
     model = front_end.convert(front_end.load(str(path)))
     check()
-    return core.compile_model(model, "CPU", _options(threads))
+    return core.compile_model(model, "CPU", properties)
 
 
 class OpenVinoInstance:
@@ -191,19 +204,15 @@ def _bits(tensor: Any, datatype: str) -> Array:
     return data.view(np.uint16) if datatype == "BF16" else data
 
 
-class OpenVino:
+class OpenVino(CpuBackend):
     """Loads ONNX files, and blobs that `compile_to` wrote, on the CPU."""
 
     name = "openvino"
-    formats = frozenset({"onnx"})
+    formats = frozenset({"onnx", "openvino"})
 
     def prepare(self, device: str) -> None:
         """Import openvino. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
-
-    def device_bytes(self, device: str) -> int:
-        """Return 0: it runs on the CPU."""
-        return 0
 
     def target(self, device: str) -> Target | None:
         """Return what a blob is for."""
@@ -217,25 +226,28 @@ class OpenVino:
         return [BLOB]
 
     def load(
-        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
     ) -> OpenVinoInstance:
         """Compile the model with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE).
 
         The compilation itself cannot be ended early: `stop` takes effect before and after it.
         """
-        if device != "cpu":
-            raise Failure(Code.UNAVAILABLE, f"the backend openvino cannot use the device {device!r}; known: cpu")
+        check_cpu(self.name, device)
+        _check_options(options)
         _check_supported(signature)
         library = _library()
-
-        def check() -> None:
-            if stop is not None and stop.reason:
-                raise Failure(Code.MODEL, stop.reason)
+        properties = _properties(threads, options)
 
         def compile_model() -> Any:
-            check()
+            check_not_ended(stop)
             try:
-                model = _compile(library, path, threads, check)
+                model = _compile(library, path, properties, lambda: check_not_ended(stop))
             except Failure:
                 raise
             except MemoryError as error:
@@ -244,7 +256,7 @@ class OpenVino:
                 if _NO_MEMORY.search(str(error)):
                     raise _too_large(path, error) from error
                 raise Failure(Code.MODEL, f"OpenVINO cannot load {path.name}: {_reason(error, path)}") from error
-            check()
+            check_not_ended(stop)
             return model
 
         _check_readable(path)

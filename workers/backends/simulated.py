@@ -27,6 +27,8 @@ from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
+from millstream.workers.backends.cpu_backend import CpuBackend
+from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 
 FORMAT = "simulated"
 
@@ -173,7 +175,7 @@ def _allocated(behaviour: Behaviour, size_bytes: int) -> Array | None:
         raise OutOfMemory(f"simulated: no memory for {size_bytes} bytes") from error
 
 
-class Simulated:
+class Simulated(CpuBackend):
     """Loads a behaviour; accepts any device name and any number of threads."""
 
     name = "simulated"
@@ -189,17 +191,17 @@ class Simulated:
         """Return what the instances on an accelerator claim together."""
         return 0 if device == "cpu" else sum(list(self._device.taken.values()))
 
-    def target(self, device: str) -> None:
-        """Return None: nothing is compiled."""
-
-    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
-        """Raise Failure(UNSUPPORTED)."""
-        raise Failure(Code.UNSUPPORTED, f"the backend {self.name} compiles nothing")
-
     def load(
-        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
     ) -> SimulatedInstance:
         """Load as the behaviour at `path` says. Raises Failure(MODEL) if it is invalid or its load fails."""
+        check_options(self.name, options, {})
         behaviour = _read(path)
         ended = threading.Event()
         if stop is not None:

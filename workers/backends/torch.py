@@ -3,7 +3,7 @@
 load ─> refuse what a load could execute ─> torch.export.load ─> its graph, with a check before each operator
 run: numpy ─> tensors ─> graph ─> numpy
 
-A .pt2 file is code of somebody else: services/model/exported_program.py says what of it is served.
+A .pt2 file is untrusted code: services/model/exported_program.py says what of it is served.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from millstream.services.errors import Code, Failure
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.process.allocator import trim
 from millstream.services.torch_export.document import FORMAT
-from millstream.services.torch_export.torch_program import TorchProgram
+from millstream.services.torch_export.torch_program import CompiledProgram, TorchProgram
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
+from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
+from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -41,6 +43,11 @@ def _reason(error: Exception, path: Path | None = None) -> str:
     return library_message(error, path, MESSAGE_CHARACTERS_MAX) or type(error).__name__
 
 
+#: Options of a load. `aotinductor`: the file is a package that AOTInductor compiled on this machine; the others say how
+#: its program is called.
+OPTIONS = {"threads": int, "aotinductor": bool, "inputs": str, "positional": int, "keywords": str}
+
+
 class _Ended(Exception):
     """The run was terminated between two operators."""
 
@@ -48,12 +55,16 @@ class _Ended(Exception):
 class TorchInstance:
     """The graph of an exported program, whose inputs and outputs correspond to those of the signature by position.
 
-    An operator in progress cannot be ended: a run ends before its next operator.
+    An operator in progress cannot be ended: a run ends before its next operator. A program that AOTInductor compiled is
+    one operator.
     """
 
     lost = ""
 
-    def __init__(self, library: Any, path: Path, signature: Signature, threads: int) -> None:
+    def __init__(
+        self, library: Any, path: Path, signature: Signature, threads: int, options: Options = NO_OPTIONS
+    ) -> None:
+        self._options = options
         self._library = library
         self._path = path
         self._signature = signature
@@ -61,13 +72,13 @@ class TorchInstance:
         self._inputs = CheckedInputs("PyTorch", signature)
         self._terminating = False
         self.size_bytes = 0
-        self._program: TorchProgram | None = None
+        self._program: TorchProgram | CompiledProgram | None = None
         self._open()
 
     def _open(self) -> None:
         path = self._path
         try:
-            program = TorchProgram(self._library, path)
+            program = self._compiled() if self._options.get("aotinductor") else TorchProgram(self._library, path)
         except Failure as failure:
             raise Failure(Code.MODEL, f"PyTorch: {path.name}: {failure.message}") from failure
         except OSError as error:
@@ -79,14 +90,23 @@ class TorchInstance:
                 raise OutOfMemory(f"there is no memory for the model: {_reason(error, path)}") from error
             raise Failure(Code.MODEL, f"PyTorch cannot load {path.name}: {_reason(error, path)}") from error
         self._datatypes = {spec.name: spec.datatype for spec in self._signature.inputs}
-        if sorted(program.inputs) != sorted(self._datatypes) or program.outputs != len(self._signature.outputs):
+        outputs = program.outputs if isinstance(program, TorchProgram) else len(self._signature.outputs)
+        if sorted(program.inputs) != sorted(self._datatypes) or outputs != len(self._signature.outputs):
             raise Failure(
                 Code.MODEL,
-                f"PyTorch: {path.name} has the inputs {program.inputs} and {program.outputs} outputs, and the "
+                f"PyTorch: {path.name} has the inputs {program.inputs} and {outputs} outputs, and the "
                 f"signature {[*self._datatypes]} and {len(self._signature.outputs)}",
             )
-        program.graph = self._with_checks(program.graph)
+        if isinstance(program, TorchProgram):
+            program.graph = self._with_checks(program.graph)
         self._program = program
+
+    def _compiled(self) -> CompiledProgram:
+        options = self._options
+        names = {name: [one for one in str(options.get(name, "")).split(",") if one] for name in ("inputs", "keywords")}
+        return CompiledProgram(
+            self._library, self._path, names["inputs"], int(options.get("positional", 0)), names["keywords"]
+        )
 
     def _with_checks(self, graph: Any) -> Any:
         """Return the graph with a call of `_end_if_terminated` before each operator."""
@@ -148,7 +168,7 @@ def _checked(array: Array, spec: TensorSpec) -> Array:
     return array
 
 
-class Torch:
+class Torch(CpuBackend):
     """Loads .pt2 files on the CPU. The number of threads is that of the process: all instances share it."""
 
     name = "torch"
@@ -158,26 +178,18 @@ class Torch:
         """Import torch. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def device_bytes(self, device: str) -> int:
-        """Return 0: it runs on the CPU."""
-        return 0
-
-    def target(self, device: str) -> None:
-        """Return None: nothing is compiled."""
-
-    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
-        """Raise Failure(UNSUPPORTED)."""
-        raise Failure(Code.UNSUPPORTED, f"the backend {self.name} compiles nothing")
-
     def load(
-        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
     ) -> TorchInstance:
         """Read the program at `path`. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
-        if device != "cpu":
-            raise Failure(Code.UNAVAILABLE, f"the backend torch cannot use the device {device!r}; known: cpu")
-        for spec in (*signature.inputs, *signature.outputs):
-            if spec.datatype == BYTES:
-                raise Failure(Code.MODEL, f"PyTorch has no text: {spec.name!r} is BYTES")
-        if stop is not None and stop.reason:
-            raise Failure(Code.MODEL, stop.reason)
-        return TorchInstance(_library(), path, signature, threads)
+        check_cpu(self.name, device)
+        check_options(self.name, options, OPTIONS)
+        check_no_text("PyTorch", signature)
+        check_not_ended(stop)
+        return TorchInstance(_library(), path, signature, int(options.get("threads", threads)), options)

@@ -23,6 +23,8 @@ from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
 from millstream.workers.backends.base import Array, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
+from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
+from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 from millstream.workers.backends.triton_health import HealthThread
 
 FORMAT = "triton"
@@ -263,7 +265,7 @@ def _details(error: Any) -> str:
     return " ".join(str(text).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
 
 
-class Triton:
+class Triton(CpuBackend):
     """Loads model files that name a server. `device` is "cpu": what device the server uses is its own affair."""
 
     name = "triton"
@@ -276,28 +278,22 @@ class Triton:
         """Import tritonclient. Raises Failure(UNAVAILABLE) if it is not installed."""
         _library()
 
-    def device_bytes(self, device: str) -> int:
-        """Return 0: its server's memory is its own."""
-        return 0
-
-    def target(self, device: str) -> None:
-        """Return None: nothing is compiled."""
-
-    def compile(self, path: Path, folder: Path, signature: Signature, device: str, threads: int) -> list[str]:
-        """Raise Failure(UNSUPPORTED)."""
-        raise Failure(Code.UNSUPPORTED, f"the backend {self.name} compiles nothing")
-
     def load(
-        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+        self,
+        path: Path,
+        signature: Signature,
+        device: str,
+        threads: int,
+        stop: Stop | None = None,
+        options: Options = NO_OPTIONS,
     ) -> TritonInstance:
         """Connect to the server. Raises Failure(UNAVAILABLE) if it does not serve the model, Failure(MODEL)."""
-        if device != "cpu":
-            raise Failure(Code.UNAVAILABLE, f"the backend triton cannot use the device {device!r}; known: cpu")
+        check_options(self.name, options, {})
+        check_cpu(self.name, device)
         try:
             remote = Remote.model_validate(json.loads(path.read_bytes()))
         except (OSError, ValueError, ValidationError) as error:
             why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise Failure(Code.MODEL, f"triton: {path.name}: {why}") from error
-        if stop is not None and stop.reason:
-            raise Failure(Code.MODEL, stop.reason)
+        check_not_ended(stop)
         return TritonInstance(remote, signature, stop, self._health, read_settings().triton_ca_file)

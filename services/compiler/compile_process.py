@@ -1,0 +1,105 @@
+"""Runs one compilation. A third-party compiler that reads an untrusted model may crash, hang or exhaust the memory.
+
+python -m millstream.services.compiler.compile_process
+CompileTask (JSON on standard input) ─> limits, sandbox ─> target ─> CompileOutcome (JSON on standard output)
+`services.compiler.compile_runner` starts it, limits its time, and deletes what it wrote if it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from millstream.services.compiler.candidate import Candidate, Compiled, Missing
+from millstream.services.compiler.compile_task import SCRATCH, CompileOutcome, CompileTask
+from millstream.services.compiler.targets import get_target
+from millstream.services.compiler.targets.base import Target
+from millstream.services.errors import Failure, invalid
+from millstream.services.process.low_priority import lower_process
+from millstream.services.process.parent_death import die_with_parent
+from millstream.services.sandbox.confine import confine
+
+ERROR_CHARACTERS_MAX = 600
+
+
+def main() -> None:
+    """Compile one candidate. Exits with 0 if it printed an outcome."""
+    task = CompileTask.model_validate_json(sys.stdin.buffer.read())
+    output = os.dup(1)
+    os.dup2(2, 1)  # standard output is for the outcome: libraries that print write to standard error
+    outcome = _outcome(task).model_dump_json().encode()
+    with os.fdopen(output, "wb") as file:
+        file.write(outcome)
+    sys.stderr.flush()
+    os._exit(0)  # skips destructors of the libraries, which may crash
+
+
+def _outcome(task: CompileTask) -> CompileOutcome:
+    began = time.monotonic()
+    try:
+        target = get_target(task.candidate.target)
+        _confine(task, target)
+        began = time.monotonic()
+        compiled = _compile(task, target)
+        return CompileOutcome(compiled=compiled, seconds=round(time.monotonic() - began, 3))
+    except Failure as failure:
+        error = failure.message
+    except MemoryError:
+        error = f"it needs more than the {task.memory_bytes >> 20} MiB of memory that a compilation may use"
+    except Exception as failure:
+        sys.excepthook(*sys.exc_info())
+        error = f"{type(failure).__name__}: {failure}"
+    return CompileOutcome(error=" ".join(error.split())[:ERROR_CHARACTERS_MAX], seconds=time.monotonic() - began)
+
+
+def _confine(task: CompileTask, target: Target) -> None:
+    """Limit the memory, processor time, files and rights of this process. Raises OSError."""
+    die_with_parent()
+    lower_process()
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    for limit, value in (
+        (resource.RLIMIT_DATA, task.memory_bytes),  # not RLIMIT_AS: compilers reserve far more than they use
+        (resource.RLIMIT_CPU, int(task.seconds_max * cores) + 1),
+        (resource.RLIMIT_FSIZE, task.written_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    if sys.platform == "linux":
+        with suppress(OSError):  # makes the OOM killer choose this process first
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    folder = task.folder.resolve()
+    scratch = folder / SCRATCH
+    scratch.mkdir(exist_ok=True)
+    tempfile.tempdir = str(scratch)
+    model = task.subject.path
+    # The served file may be a link to another folder; its weights are beside it.
+    reads = [model.parent, model.parent.resolve(), model.resolve(), *([task.samples] if task.samples else [])]
+    confine(reads, [folder], target.programs())
+
+
+def _compile(task: CompileTask, target: Target) -> Compiled:
+    missing: Missing | None = target.available(task.subject.device)
+    if missing is not None:
+        raise invalid(f"{target.name} is not available: {missing.why}")
+    candidates: dict[str, Candidate] = {one.key: one for one in target.candidates(task.subject)}
+    if task.candidate.key not in candidates:
+        raise invalid(f"{task.candidate.key} is not a candidate for this version")
+    if not task.subject.path.is_file():
+        raise invalid(f"{task.subject.path.name}: there is no such file")
+    compiled = target.compile(task.subject, task.candidate, task.folder, task.samples)
+    if compiled.files[:1] and compiled.files[0].endswith(".onnx") and task.subject.signature.batching:
+        from millstream.services.compiler.row_independence import check_rows  # imports onnx
+
+        return check_rows(compiled, task.subject, task.folder)
+    return compiled
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""A race: which candidate is compiled, judged and measured when, and who wins. Pure; a Track does the work.
+
+candidates ─> compile ─> judge ─> first rounds ─> halving ─> final ─> rows, choice
+The same code runs under the tests' virtual clock. A candidate that is lost hurts nothing but itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from millstream.services.compiler.candidate import Candidate, Compiled
+from millstream.services.compiler.race.choice import ROUNDS_MIN, Choice, Measured, choose
+from millstream.services.compiler.race.gate import Judgement
+from millstream.services.compiler.race.report import RaceEvent, Row, Stage, Verdict
+from millstream.services.compiler.race.schedule import (
+    FINALISTS,
+    Budget,
+    entry_order,
+    is_settled,
+    ranking,
+    rounds_in,
+    survivors,
+)
+from millstream.services.compiler.race.statistics import Round, by_size, median_ratio, overall
+
+_OVER = "the budget of {:g} s ended before it was compiled: allow more seconds, or name targets"
+
+
+class LostError(Exception):
+    """A candidate is out of the race: it crashed, hung, needed too much memory or cannot be compiled."""
+
+    def __init__(self, why: str, stderr: str = "", verdict: Verdict = "failed") -> None:
+        super().__init__(why)
+        self.why = why
+        self.stderr = stderr
+        self.verdict: Verdict = verdict
+
+
+class Prepared(NamedTuple):
+    """A compiled candidate. `folder`: its folder's name in the cache; `seconds` is what it took to compile."""
+
+    compiled: Compiled
+    folder: str
+    seconds: float
+    size_bytes: int
+    cached: bool
+    stderr: str = ""
+
+
+class Track(Protocol):
+    """Where candidates run. Each call ends within its `seconds_max`, and a little for the end of a process.
+
+    If that time is over and the candidate is not to blame, `judge` and `round` raise TimeoutError.
+    """
+
+    def now(self) -> float:
+        """Return the seconds of a monotonic clock."""
+
+    def compile(self, candidate: Candidate, seconds_max: float) -> Prepared:
+        """Compile, or take what is compiled. Raises LostError."""
+
+    def judge(self, key: str, seconds_max: float) -> tuple[Judgement, bool]:
+        """Return what the gate says, and whether rows influence each other. Raises LostError."""
+
+    def round(self, key: str, sizes: Sequence[int], seconds_max: float) -> Round:
+        """Measure baseline and candidate in the order A B B A at each size. Raises LostError."""
+
+    def tell(self, event: RaceEvent) -> None:
+        """Report progress."""
+
+
+class Result(NamedTuple):
+    """What came of a race: all rows, the fastest first, and what serves from now on."""
+
+    rows: tuple[Row, ...]
+    choice: Choice
+
+
+class Race:
+    """One race.
+
+    Args:
+        candidates: those of a target in the order in which they are tried; targets take turns.
+        weights: batch size -> share of the runs; all sizes are measured.
+        budget: of the whole race, from its beginning.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        weights: Mapping[int, float],
+        budget: Budget,
+        track: Track,
+        seed: int = 0,
+    ) -> None:
+        self._candidates = entry_order(candidates)
+        self._weights = dict(sorted(weights.items()))
+        self._budget = budget
+        self._track = track
+        self._seed = seed
+        self._rows: dict[str, Row] = {}
+        self._rounds: dict[str, list[Round]] = {}
+        self._dropped: dict[str, list[Round]] = {}  # slower than others; they come back if those are lost
+        self._cost_s: dict[str, float] = {}  # of the last round
+
+    def run(self) -> Result:
+        """Race within the budget. Returns rows and choice; candidates that found no time are skipped."""
+        for candidate in self._candidates:
+            self._enter(candidate)
+        rung = 1
+        while len(alive := ranking(self._rounds, self._weights)) > FINALISTS:
+            kept = survivors(self._rounds, self._weights)
+            if len(kept) == len(alive) or not self._affords(kept, rounds_in(rung)):
+                break
+            self._drop(set(alive) - set(kept))
+            for key in kept:
+                self._measure(key, rounds_in(rung))
+            rung += 1
+        self._final()
+        choice = choose(self._measured(), self._weights, self._seed)
+        rows = [self._finished(row, choice) for row in self._rows.values()]
+        rows.sort(key=lambda row: (row.verdict != "won", -(row.ratio or 0.0), row.candidate))
+        return Result(tuple(rows), choice)
+
+    def _now(self) -> float:
+        return self._track.now()
+
+    def _enter(self, candidate: Candidate) -> None:
+        """Compile, judge and measure a candidate for the first time."""
+        key = candidate.key
+        row = Row(
+            target=candidate.target, candidate=key, flags=candidate.flags, lossy=candidate.lossy, verdict="skipped"
+        )
+        self._rows[key] = row
+        seconds_max = self._budget.compile_s_max(self._now())
+        if not seconds_max:
+            self._rows[key] = row.model_copy(update={"why": _OVER.format(self._budget.seconds)})
+            return
+        self._tell("compiling", key)
+        try:
+            prepared = self._track.compile(candidate, seconds_max)
+            self._rows[key] = row = row.model_copy(
+                update={
+                    "compile_s": prepared.seconds,
+                    "cached": prepared.cached,
+                    "size_bytes": prepared.size_bytes,
+                    "folder": prepared.folder,
+                    "compiled": prepared.compiled,
+                    "stderr": prepared.stderr,
+                }
+            )
+            self._tell("judging", key)
+            judgement, single = self._track.judge(key, self._budget.left_s(self._now()))
+        except LostError as lost:
+            self._lose(key, lost)
+            return
+        except TimeoutError:
+            self._lose(
+                key,
+                LostError(f"the budget of {self._budget.seconds:g} s ended before it was judged", verdict="skipped"),
+            )
+            return
+        self._rows[key] = row.model_copy(
+            update={
+                "outputs": judgement.outputs,
+                "cosine_min": judgement.cosine_min,
+                "agreement_min": judgement.agreement_min,
+                "single": single,
+                "verdict": "inaccurate" if judgement.why else "lost",
+                "why": judgement.why,
+                "compiled": None if judgement.why else row.compiled,
+            }
+        )
+        if judgement.why:
+            return
+        if single and 1 not in self._weights:
+            why = "its rows influence each other, and no run of this version has a single row"
+            self._rows[key] = self._rows[key].model_copy(update={"why": why})
+            return
+        self._rounds[key] = []
+        self._measure(key, rounds_in(0), entry=True)
+
+    def _sizes(self, key: str) -> list[int]:
+        return [1] if self._rows[key].single else list(self._weights)
+
+    def _measure(self, key: str, rounds: int, *, entry: bool = False) -> None:
+        """Measure a candidate while there is time; it is out of the race if that fails."""
+        for _ in range(rounds):
+            if key not in self._rounds:
+                return
+            left = self._budget.entry_left_s(self._now()) if entry else self._budget.left_s(self._now())
+            if not left or self._cost_s.get(key, 0.0) > left:
+                return
+            began = self._now()
+            try:
+                self._rounds[key].append(self._track.round(key, self._sizes(key), left))
+            except LostError as lost:
+                self._lose(key, lost)
+                return
+            except TimeoutError:
+                return
+            self._cost_s[key] = self._now() - began
+            self._tell("measuring", key)
+
+    def _affords(self, keys: Sequence[str], rounds: int) -> bool:
+        """Return whether a rung leaves the final its time."""
+        costs = sorted((self._cost_s.get(key, 0.0) for key in keys), reverse=True)
+        return sum(costs) * rounds + sum(costs[:FINALISTS]) * ROUNDS_MIN <= self._budget.left_s(self._now())
+
+    def _final(self) -> None:
+        """Measure the best, in turns, until their intervals are narrow or the budget ends."""
+        alive = ranking(self._rounds, self._weights)
+        self._drop(set(alive) - set(survivors(self._rounds, self._weights)))
+        while True:
+            self._recall()
+            active = [key for key in self._rounds if not self._is_settled(key)]
+            before = {key: len(rounds) for key, rounds in self._rounds.items()}
+            for key in active:
+                self._measure(key, 1)
+            if not active or before == {key: len(rounds) for key, rounds in self._rounds.items()}:
+                return
+
+    def _recall(self) -> None:
+        """Bring the best of the dropped back in place of finalists that were lost."""
+        while len(self._rounds) < FINALISTS and (best := ranking(self._dropped, self._weights)[:1]):
+            self._rounds[best[0]] = self._dropped.pop(best[0])
+
+    def _is_settled(self, key: str) -> bool:
+        return is_settled(self._rounds[key], self._weights, self._seed)
+
+    def _drop(self, keys: set[str]) -> None:
+        for key in sorted(keys):
+            self._dropped[key] = self._rounds.pop(key)
+
+    def _lose(self, key: str, lost: LostError) -> None:
+        self._rounds.pop(key, None)
+        update = {"verdict": lost.verdict, "why": lost.why, "compiled": None}
+        self._rows[key] = self._rows[key].model_copy(update=update | ({"stderr": lost.stderr} if lost.stderr else {}))
+
+    def _measured(self) -> list[Measured]:
+        return [
+            Measured(key, self._rows[key].lossy, self._rows[key].single, tuple(rounds))
+            for key, rounds in self._rounds.items()
+            if rounds
+        ]
+
+    def _finished(self, row: Row, choice: Choice) -> Row:
+        """Return a row with its verdict and its ratios."""
+        key = row.candidate
+        rounds = self._rounds.get(key, self._dropped.get(key))
+        if rounds is None:
+            return row
+        if not rounds:
+            why = f"the budget of {self._budget.seconds:g} s ended before it was measured"
+            return row.model_copy(update={"verdict": "skipped", "why": why})
+        median, low, high = overall(rounds, self._weights, self._seed)
+        ratios = {rows: tuple(found) for rows, found in by_size(rounds, self._seed).items()}
+        update = {"rounds": len(rounds), "ratio": median, "ratio_low": low, "ratio_high": high, "ratios": ratios}
+        row = row.model_copy(update=update)
+        if key in choice.table.values():
+            sizes = ", ".join(str(size) for size, one in choice.table.items() if one == key)
+            return row.model_copy(update={"verdict": "won", "why": f"serves batches of {sizes} rows"})
+        return row.model_copy(update={"verdict": "lost", "why": self._why_lost(key, len(rounds), choice)})
+
+    def _why_lost(self, key: str, rounds: int, choice: Choice) -> str:
+        if key in self._dropped:
+            return f"slower than others after {rounds} rounds"
+        if rounds < ROUNDS_MIN:
+            return f"the budget ended after {rounds} rounds"
+        return "gains less than 5 %" if choice.winner is None else f"gains less than {choice.winner}"
+
+    def _tell(self, stage: Stage, key: str) -> None:
+        ratios = {
+            one: round(median_ratio(rounds, self._weights), 3)
+            for one, rounds in {**self._dropped, **self._rounds}.items()
+            if rounds
+        }
+        self._track.tell(
+            RaceEvent(
+                stage=stage,
+                candidate=key,
+                round=len(self._rounds.get(key, ())),
+                done=len(self._rows) - len(self._rounds) - len(self._dropped),
+                total=len(self._candidates),
+                ratios=ratios,
+                seconds=round(self._now() - self._budget.began, 3),
+            )
+        )

@@ -1,0 +1,94 @@
+"""When candidates are compiled and measured: successive halving within a budget of seconds. Pure; time is passed in.
+
+0 ── each: compile, judge, a few rounds ── 75 % ── the better half: twice the rounds ── … ── the last: many ── 100 %
+Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from millstream.services.compiler.candidate import Candidate
+from millstream.services.compiler.race.choice import ROUNDS_MIN
+from millstream.services.compiler.race.statistics import Round, median_ratio, overall
+
+ENTRY_SHARE = 0.75  # of the budget, for compilations and first rounds
+COMPILE_S_MIN = 1.0  # with less time left, a candidate is not compiled
+COMPILE_SHARE = 0.5  # of the time that is left for entries, which one compilation may take
+ROUNDS_FIRST = 2
+ROUNDS_MAX = 40  # of one candidate
+FINALISTS = 2
+NARROW = 0.02  # width of an interval, relative to its median, with which measuring ends
+
+
+class Budget(NamedTuple):
+    """Seconds of a race, from `began` on a monotonic clock."""
+
+    began: float
+    seconds: float
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds until the end, at least 0."""
+        return max(0.0, self.began + self.seconds - now)
+
+    def entry_left_s(self, now: float) -> float:
+        """Return the seconds in which candidates may still enter the race, at least 0."""
+        return max(0.0, self.began + self.seconds * ENTRY_SHARE - now)
+
+    def compile_s_max(self, now: float) -> float:
+        """Return how long the next compilation may take; 0: no candidate enters any longer."""
+        left = self.entry_left_s(now)
+        return left * COMPILE_SHARE if left * COMPILE_SHARE >= COMPILE_S_MIN else 0.0
+
+
+def entry_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates in the order in which they enter: the first of each target, then the second of each.
+
+    A budget that ends early has then seen every target. Equal candidates enter once.
+    """
+    by_target: dict[str, dict[str, Candidate]] = {}
+    for one in candidates:
+        by_target.setdefault(one.target, {})[one.key] = one
+    turns = zip_longest(*(of.values() for of in by_target.values()))
+    return [one for turn in turns for one in turn if one is not None]
+
+
+def survivors(measured: Mapping[str, Sequence[Round]], weights: Mapping[int, float]) -> list[str]:
+    """Return the better half, the best first, and the best at each batch size.
+
+    At least FINALISTS, if there are that many.
+    """
+    ranked = ranking(measured, weights)
+    kept = ranked[: max(FINALISTS, math.ceil(len(ranked) / 2))]
+    for rows in weights:
+        best = ranking(measured, {rows: 1.0})[:1]
+        kept += [key for key in best if key not in kept]
+    return kept
+
+
+def ranking(measured: Mapping[str, Sequence[Round]], weights: Mapping[int, float]) -> list[str]:
+    """Return the keys of what was measured, the fastest first; equal ones in the order of their names."""
+    medians = {
+        key: median_ratio(rounds, weights)
+        for key, rounds in measured.items()
+        if any(rows in one for one in rounds for rows in weights)
+    }
+    return sorted(medians, key=lambda key: (-medians[key], key))
+
+
+def rounds_in(rung: int) -> int:
+    """Return how many rounds each candidate is measured in a rung; rung 0 has all candidates."""
+    return min(ROUNDS_MAX, ROUNDS_FIRST << rung)
+
+
+def is_settled(rounds: Sequence[Round], weights: Mapping[int, float], seed: int = 0) -> bool:
+    """Return whether more rounds would change nothing: the interval is narrow, or there are enough."""
+    if len(rounds) < 2 * ROUNDS_MIN:
+        return False
+    if len(rounds) >= ROUNDS_MAX:
+        return True
+    found = overall(rounds, weights, seed)
+    return found.high - found.low <= NARROW * found.median

@@ -1,0 +1,53 @@
+"""The targets by name, in the order in which a race tries them."""
+
+from __future__ import annotations
+
+import re
+
+from millstream.services.compiler.candidate import KEY_DIGITS
+from millstream.services.compiler.targets.aotinductor import AotInductor
+from millstream.services.compiler.targets.base import Target
+from millstream.services.compiler.targets.gpu import GpuPrecision
+from millstream.services.compiler.targets.iree import Iree
+from millstream.services.compiler.targets.onnxruntime import OnnxRuntimeSettings
+from millstream.services.compiler.targets.onnxruntime_int8 import Int8Dynamic, Int8Static
+from millstream.services.compiler.targets.openvino import BF16_FEATURES, OpenVinoPrecision
+from millstream.services.compiler.targets.openvino_int8 import OpenVinoInt8
+from millstream.services.compiler.targets.refused import REFUSED
+from millstream.services.compiler.targets.tvm import Tvm
+from millstream.services.compiler.targets.xla import Xla
+from millstream.services.errors import invalid
+
+TARGETS: tuple[Target, ...] = (
+    OnnxRuntimeSettings(),
+    OpenVinoPrecision("openvino", "f32"),
+    OpenVinoPrecision("openvino-bf16", "bf16", BF16_FEATURES),
+    OpenVinoPrecision("openvino-f16", "f16", ("asimdhp",)),
+    OpenVinoInt8(),
+    Int8Static(),
+    Int8Dynamic(),
+    Xla(),
+    Iree(),
+    AotInductor(),
+    GpuPrecision("tensorrt", "fp32"),
+    GpuPrecision("tensorrt", "fp16"),
+    GpuPrecision("tensorrt", "int8"),
+    GpuPrecision("cuda", "fp32"),
+    GpuPrecision("cuda", "fp16"),
+    Tvm(),
+    *REFUSED,
+)
+
+
+def target_of(name: str) -> Target:
+    """Return the target called `name`, or that of the candidate with this key. Raises Failure(INVALID)."""
+    keys = (target for target in TARGETS if re.fullmatch(rf"{target.name}-[0-9a-f]{{{KEY_DIGITS}}}", name))
+    return next(keys, None) or get_target(name)
+
+
+def get_target(name: str) -> Target:
+    """Return the target called `name`. Raises Failure(INVALID) if there is none."""
+    for target in TARGETS:
+        if target.name == name:
+            return target
+    raise invalid(f"unknown target {name!r}; known: {', '.join(target.name for target in TARGETS)}")

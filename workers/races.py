@@ -1,0 +1,334 @@
+"""races: a thread that runs the races of this worker's versions, one after the other, and follows all verdicts.
+
+races of the repository ─> one that waits for a worker like this ─> lock race and device ─> reserve memory ─> process
+its report ─> decide ─> choice ─> variant_swaps, here and in every worker of the kind
+A load that needs the memory ends the process; the race goes on later with what is compiled by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from millstream.services.compiler.race.report import Gate, RaceTask
+from millstream.services.compiler.race.weights import batch_weights
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint
+from millstream.services.repository.base import Repository
+from millstream.services.repository.footprints import file_bytes
+from millstream.services.repository.race_verdicts import decide
+from millstream.services.repository.races import TRIES_MAX, Lock, Race, RaceState
+from millstream.workers.load_version import LoadEnvironment
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.race_process import Outcome, RaceProcess
+from millstream.workers.race_queue import RaceQueue, Racer, change
+from millstream.workers.sample_capture import SampleCaptures
+from millstream.workers.variant_swaps import VariantSwaps
+
+log = logging.getLogger("millstream.races")
+
+CHECK_S = 0.5  # interval at which the folder of races is looked at
+RETRY_S = 15.0  # pause before a race that found no memory, or failed for a passing reason, is tried again
+UNFINISHED_RETRY_S = 60.0  # least pause before a race that other work left no time is tried again
+DIED_RETRY_S = 2.0  # pause after the process of a race died
+PROGRESS_S = 0.5  # between two stored events of a race
+#: Memory of each process of a race: the libraries, then what compiling takes for each byte of the files.
+PROCESS_BYTES, PROCESS_BYTES_MIN = 768 << 20, 320 << 20
+FILE_RATIO = 6
+PROCESSES = 3  # of a race that have their models loaded at the same time
+GIVE_WAY_S_MAX = 2.0  # for a killed race to be gone
+
+
+class WorkerRaces:
+    """Runs races in a thread of its own. `give_way` and `stop` may be called by any thread."""
+
+    def __init__(
+        self,
+        racer: Racer,
+        repository: Repository,
+        at: LoadEnvironment,
+        models: LoadedModels,
+        swaps: VariantSwaps,
+        captures: SampleCaptures,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._racer = racer
+        self._repository = repository
+        self._at = at
+        self._models = models
+        self._swaps = swaps
+        self._captures = captures
+        self._metrics = metrics
+        self._budget = at.budget or MemoryBudget(0)
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # `_reserved` became False
+        self._reserved = False  # whether memory is reserved for the race in progress
+        self._process: RaceProcess | None = None
+        self._stop_reason = ""  # why the race in progress is stopped
+        self._running: Race | None = None
+        self._queue = RaceQueue(racer, repository, at)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="races", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Kill the race in progress, which another worker goes on with, and follow no more verdicts."""
+        self._stopping.set()
+        self._stop_race("the worker stops")
+        self._swaps.close()
+
+    def give_way(self) -> bool:
+        """End the race in progress, whose memory a load needs; False: there is none."""
+        with self._lock:
+            if not self._reserved:
+                return False
+        self._stop_race("a load needs the memory")
+        with self._lock:
+            return self._ended.wait_for(lambda: not self._reserved, GIVE_WAY_S_MAX)
+
+    def _stop_race(self, why: str) -> None:
+        with self._lock:
+            self._stop_reason = self._stop_reason or why
+            if self._process is not None:
+                self._process.stop()
+
+    def _run(self) -> None:
+        racing: threading.Thread | None = None
+        while not self._stopping.is_set():
+            try:
+                races = self._repository.races.all()
+                self._check_running(races)
+                self._captures.follow()
+                self._swaps.follow({(race.model, race.version) for race in races})
+                if racing is None or not racing.is_alive():
+                    racing = self._begin(races)
+            except Failure as failure:
+                log.warning("%s", failure.message)
+            except Exception:
+                log.exception("following races failed; trying again")
+            self._stopping.wait(CHECK_S)
+
+    def _check_running(self, races: Sequence[Race]) -> None:
+        """Stop the race in progress if it was cancelled, or its version was deleted or unloaded."""
+        count = [race.state for race in races]
+        waiting = count.count(RaceState.QUEUED) + count.count(RaceState.WAITING)
+        self._metrics.races_waiting(waiting, count.count(RaceState.RUNNING))
+        running = self._running
+        if running is None:
+            return
+        present = next((race for race in races if race.key == running.key), None)
+        if present is None or present.state is not RaceState.RUNNING:
+            self._stop_race("it was cancelled" if present is not None else "its version was deleted")
+
+    # Which race is next.
+
+    def _begin(self, races: Sequence[Race]) -> threading.Thread | None:
+        """Start the race that waits the longest for a worker like this one."""
+        for race, model in self._queue.ready(races, self._models.all().values()):
+            locks = self._locks(race)
+            if locks:
+                thread = threading.Thread(target=self._race, args=(race, model, locks), name="race", daemon=True)
+                thread.start()
+                return thread
+        return None
+
+    def _locks(self, race: Race) -> tuple[Lock, ...]:
+        """Lock the device and the race; (): another worker has one of them."""
+        device = self._repository.races.try_device(self._racer.host, self._at.device)
+        if device is None:
+            return ()
+        lock = self._repository.races.try_run(race.key)
+        if lock is None:
+            device.release()
+            return ()
+        return device, lock
+
+    # One race.
+
+    def _race(self, race: Race, model: LoadedModel, locks: tuple[Lock, ...]) -> None:
+        manifest = model.manifest
+        account = f"the race of {manifest.content_id}"
+        try:
+            bytes_each = self._reserve(account, manifest)
+            if not bytes_each and self._budget.budget_bytes:
+                self._wait(race, self._no_memory(manifest))
+                return
+            try:
+                self._race_within(race, model, bytes_each)
+            finally:
+                self._budget.begin_unload(account)
+                self._budget.freed(account)
+                with self._lock:
+                    self._reserved = False
+                    self._ended.notify_all()
+        except Failure as failure:
+            log.warning("the race of %s: %s", manifest.content_id, failure.message)
+            self._queue.postpone(race, RETRY_S)
+        except Exception:
+            log.exception("the race of %s failed", manifest.content_id)
+            self._queue.postpone(race, RETRY_S)
+        finally:
+            for lock in locks:
+                lock.release()
+
+    def _reserve(self, account: str, manifest: Manifest) -> int:
+        """Reserve the memory of a race; return the bytes of each of its processes; 0: no limit, or it is not free.
+
+        A race takes what it wants or, where less is free, all of that, if the smaller part suffices for small models.
+        """
+        files = FILE_RATIO * file_bytes(manifest)
+        each = max(PROCESS_BYTES_MIN + files, min(PROCESS_BYTES + files, self._budget.free_bytes // PROCESSES))
+        with self._lock:
+            self._stop_reason = "the worker stops" if self._stopping.is_set() else ""
+            self._reserved = self._budget.reserve(account, Footprint(PROCESSES * each))
+            return each if self._reserved and self._budget.budget_bytes else 0
+
+    def _no_memory(self, manifest: Manifest) -> str:
+        needed = PROCESSES * (PROCESS_BYTES_MIN + FILE_RATIO * file_bytes(manifest))
+        budget = self._budget
+        numbers = f"it takes {needed} bytes of memory beside the models, and {budget.free_bytes} are free"
+        return f"it waits for memory: {numbers}; raise {MEMORY_OPTION}, or unload others"
+
+    def _race_within(self, race: Race, model: LoadedModel, bytes_each: int) -> None:
+        began = time.monotonic()
+        key, tries = race.key, race.tries + 1
+        if tries > TRIES_MAX:
+            self._end(race, RaceState.FAILED, f"{TRIES_MAX} workers ended while they ran it")
+            return
+        now = time.time()  # noqa: TID251 - for people
+        running = {"state": RaceState.RUNNING, "worker": self._racer.worker, "tries": tries, "began_at": now, "why": ""}
+        present = self._repository.races.change(
+            key, lambda one: None if one is None or one.state.ended else one.model_copy(update=running)
+        )
+        if present is None or present.state is not RaceState.RUNNING:
+            return
+        self._running = present
+        log.info("a race of %s begins: at most %g s", model.manifest.content_id, race.options.seconds)
+        try:
+            outcome = self._run_process(present, model, bytes_each)
+        finally:
+            self._running = None
+        seconds = time.monotonic() - began
+        if outcome.report is not None:
+            self._decide(present, model.manifest, outcome.report, seconds)
+        elif outcome.unfinished:
+            self._unfinished(present, outcome.error)
+        elif outcome.error and (not outcome.died or tries >= TRIES_MAX):
+            self._end(present, RaceState.FAILED, outcome.error)
+        else:
+            self._interrupted(present, outcome.error)
+
+    def _run_process(self, race: Race, model: LoadedModel, bytes_each: int) -> Outcome:
+        process = RaceProcess(self._task(race, model, bytes_each))
+        with self._lock:
+            self._process = process
+            if self._stop_reason:
+                process.stop()
+        stored, stage = [0.0], [""]
+
+        def change(one: Race | None, event: dict[str, Any]) -> Race | None:
+            running = one is not None and one.state is RaceState.RUNNING
+            return one.model_copy(update={"progress": event}) if one is not None and running else None
+
+        def progress(event: dict[str, Any]) -> None:
+            if event["stage"] != stage[0] or time.monotonic() - stored[0] >= PROGRESS_S:
+                stored[0], stage[0] = time.monotonic(), event["stage"]
+                with suppress(Failure):  # a full disk: the race goes on, and needs space at its end
+                    self._repository.races.change(race.key, lambda one: change(one, event))
+
+        try:
+            return process.run(progress)
+        finally:
+            with self._lock:
+                self._process = None
+
+    def _task(self, race: Race, model: LoadedModel, bytes_each: int) -> RaceTask:
+        manifest, options = model.manifest, race.options
+        choices, samples = self._repository.choices, self._repository.samples
+        cache = choices.cache(manifest, self._at.kind, self._racer.environment)
+        cache.mkdir(parents=True, exist_ok=True)
+        self._captures.write(manifest.content_id)
+        given = samples.find(manifest)
+        rows = batch_weights(race.rows or model.calls.sizes(), model.rows_max)
+        task = RaceTask(
+            manifest=manifest,
+            folder=self._repository.folder_of(manifest),
+            device=self._at.device,
+            backend=self._at.backend_name,
+            threads=self._at.threads,
+            seconds=options.seconds,
+            gate=Gate(**options.gate.model_dump()),
+            samples=given.path if given is not None else None,
+            origin="captured" if given is not None and given.captured else "uploaded",
+            accept_random_samples=options.accept_random_samples,
+            memory_bytes=bytes_each,
+            targets=options.targets,
+            cache=cache,
+        )
+        return task.model_copy(update={"rows": rows}) if rows else task
+
+    # Its end.
+
+    def _decide(self, race: Race, manifest: Manifest, report: dict[str, Any], seconds: float) -> None:
+        now = time.time()  # noqa: TID251 - for people
+        try:
+            won = decide(self._repository, manifest, race.key, report, now)
+        except Failure as failure:
+            if failure.code is Code.NOT_FOUND:
+                return
+            self._end(race, RaceState.FAILED, failure.message)
+            return
+        self._captures.end(manifest.content_id)
+        self._repository.samples.forget_captured(manifest)
+        self._metrics.race_ended("decided", seconds)
+        winner = f"{report['winner']} is {report['ratio']:.2f} times as fast"
+        what = winner if won else "the version's own file serves on"
+        log.info("the race of %s is decided after %.0f s: %s", manifest.content_id, seconds, what)
+
+    def _end(self, race: Race, state: RaceState, why: str) -> None:
+        now = time.time()  # noqa: TID251 - for people
+        self._repository.races.change(
+            race.key, lambda one: None if one is None or one.state.ended else one.ended(state, now, why)
+        )
+        self._metrics.race_ended(state.value)
+        log.warning("the race of %s version %d %s: %s", race.model, race.version, state.value, why)
+
+    def _unfinished(self, race: Race, why: str) -> None:
+        """End a race that found too little time; a worker queues it again when the machine is idle."""
+        self._queue.postpone(race, UNFINISHED_RETRY_S)
+        now = time.time()  # noqa: TID251 - for people
+        ended = race.ended(RaceState.UNFINISHED, now, why).model_copy(
+            update={"unfinished": race.unfinished + 1, "tries": 0}
+        )
+        change(self._repository, race, lambda _: ended)
+        self._metrics.race_ended(RaceState.UNFINISHED.value)
+        log.warning("the race of %s version %d is unfinished: %s", race.model, race.version, why)
+
+    def _interrupted(self, race: Race, died: str) -> None:
+        """Queue a race again whose process was stopped, unless it was cancelled; only a death costs a try."""
+        with self._lock:
+            why = died or self._stop_reason
+        self._metrics.race_ended("interrupted")
+        log.info("the race of %s version %d is interrupted: %s", race.model, race.version, why)
+        self._queue.postpone(race, DIED_RETRY_S if died else RETRY_S)
+        again = {"state": RaceState.QUEUED, "worker": "", "tries": race.tries - (not died), "why": why, "progress": {}}
+        self._repository.races.change(
+            race.key,
+            lambda one: one.model_copy(update=again) if one is not None and one.state is RaceState.RUNNING else None,
+        )
+
+    def _wait(self, race: Race, why: str) -> None:
+        self._queue.postpone(race, RETRY_S)
+        self._repository.races.change(
+            race.key,
+            lambda one: one.model_copy(update={"why": why}) if one is not None and not one.state.ended else None,
+        )

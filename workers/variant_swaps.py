@@ -1,0 +1,393 @@
+"""variant_swaps: brings the loaded versions of this worker to what their choices say, while the main loop serves.
+
+choice ─> load its variants beside the version, measure ─> swap between two runs ─> trial ─> close the baseline
+undone ─> the baseline serves (load it again, if it was closed) ─> swap back between two runs ─> close the variants
+
+Nothing is unloaded to make room: what finds no memory is tried again later, and the present form goes on serving.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.profile import Profile
+from millstream.services.placement.views import Footprint
+from millstream.services.process.allocator import return_freed
+from millstream.services.process.low_priority import at_low_priority
+from millstream.services.repository.base import Repository
+from millstream.services.repository.choices import Choice
+from millstream.services.repository.footprints import file_bytes
+from millstream.services.repository.race_verdicts import undo
+from millstream.services.repository.races import RaceKey
+from millstream.services.wire.records import State
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Instance, OutOfMemory
+from millstream.workers.load_version import LoadEnvironment, verify
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.open_form import open_form
+from millstream.workers.variant_table import Entry, VariantTable, serving_table
+from millstream.workers.variant_trials import DEATHS_MAX, VariantTrials
+from millstream.workers.variant_watch import VariantWatch
+
+log = logging.getLogger("millstream.races")
+
+RETRY_S = 30.0  # pause before a swap that found no memory is tried again
+TRIAL_RUNS = 256  # runs of variants with the baseline beside them
+TRIAL_S_MIN = 10.0  # shortest time likewise
+BASELINES_MAX = 2  # times that a closed baseline is loaded again; then it stays
+POLL_S = 0.002  # between two looks at the main loop
+
+
+class Progress(NamedTuple):
+    """How far the main loop is.
+
+    Args:
+        runs: that it began.
+        waiting: whether it waits for work.
+    """
+
+    runs: int
+    waiting: bool
+
+
+@dataclass(slots=True)
+class _Swapped:
+    """A version that variants serve.
+
+    Args:
+        measured: profile of the baseline.
+        trial: name of the trial, while it lasts.
+        runs, since: runs of the table, and the time, when the trial began.
+        baselines: how often the baseline was loaded again.
+    """
+
+    choice: Choice
+    measured: dict[int, float]
+    trial: str
+    runs: int
+    since: float
+    baselines: int = 0
+
+
+class VariantSwaps:
+    """Follows the choices of loaded versions. Called by one thread, except for `close`.
+
+    Args:
+        environment: id of the device and its libraries: choices of others are not followed.
+        progress: how far the main loop is.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        at: LoadEnvironment,
+        models: LoadedModels,
+        environment: str,
+        progress: Callable[[], Progress],
+        trials: VariantTrials,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._repository = repository
+        self._at = at
+        self._models = models
+        self._environment = environment
+        self._progress = progress
+        self._trials = trials
+        self._metrics = metrics
+        self._budget = at.budget or MemoryBudget(0)
+        self._swapped: dict[str, _Swapped] = {}  # by content id
+        self._retry_at: dict[str, float] = {}  # content id -> monotonic time
+        self._stopping = threading.Event()
+
+    def close(self) -> None:
+        """Begin no further swap."""
+        self._stopping.set()
+        self._trials.close()
+
+    def follow(self, raced: Collection[tuple[str, int]]) -> None:
+        """Swap what differs from its choice. `raced`: models and versions that may have one."""
+        models = self._models.all()
+        for content_id in self._swapped.keys() - models.keys():
+            self._trials.end(self._swapped.pop(content_id).trial)
+        for model in models.values():
+            if self._stopping.is_set():
+                return
+            manifest, table = model.manifest, _table(model)
+            if model.state is State.READY and (table is not None or (manifest.model, manifest.version) in raced):
+                try:
+                    self._follow(model, table)
+                except Failure as failure:
+                    log.warning("%s: %s", manifest.content_id, failure.message)
+                except Exception as error:  # other versions, and races, go on
+                    log.exception("%s cannot follow its choice", manifest.content_id)
+                    self._postpone(manifest.content_id, f"{type(error).__name__}: {error}")
+
+    def _follow(self, model: LoadedModel, table: VariantTable | None) -> None:
+        manifest = model.manifest
+        if table is not None and table.undo_reason:
+            self._undo(manifest, table.undo_reason)
+        choice = self._repository.choices.get(manifest, self._at.kind, self._environment)
+        if table is None:
+            if choice is not None and time.monotonic() >= self._retry_at.get(manifest.content_id, 0.0):
+                self._swap_in(model, choice)
+        elif choice is None or choice.raced_at != table.raced_at:
+            self._swap_back(model, table, "another race decided" if choice is not None else "")
+        elif table.wants_baseline:
+            self._bring_baseline(model, table)
+        else:
+            self._end_trial(model, table)
+
+    def _undo(self, manifest: Manifest, why: str) -> None:
+        """Take the choice back for all workers of this kind."""
+        key = RaceKey(manifest.model, manifest.version, self._at.kind, self._environment)
+        now = time.time()  # noqa: TID251 - for people
+        if undo(self._repository, manifest, key, why, now, automatic=True):
+            log.warning("undone: the variants of %s serve no longer: %s", manifest.content_id, why)
+            self._metrics.variant_undone(manifest)
+
+    # In.
+
+    def _swap_in(self, model: LoadedModel, choice: Choice) -> None:
+        manifest, content_id = model.manifest, model.manifest.content_id
+        trial = _trial(content_id, choice)
+        if self._trials.deaths(trial) >= DEATHS_MAX:
+            self._trials.end(trial)
+            self._undo(manifest, f"{DEATHS_MAX} processes ended while they tried it")
+            return
+        account = _account(content_id)
+        need = _times(self._need(model), len(choice.variants))
+        if not self._budget.reserve(account, need):
+            self._postpone(content_id, f"its variants take {need.load_bytes} bytes of memory, which are not free")
+            return
+        self._trials.begin(trial)
+        opened: dict[str, Instance] = {}
+        try:
+            profiles = self._open_all(model, choice, opened)
+        except Exception as error:
+            for one in opened.values():
+                one.close()
+            self._free(account)
+            self._trials.end(trial)
+            if isinstance(error, OutOfMemory | MemoryError):
+                self._postpone(content_id, str(error) or "there is no memory")
+                return
+            if not isinstance(error, Failure):
+                log.exception("the variants of %s cannot be loaded", content_id)
+            why = error.message if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+            self._undo(manifest, f"it cannot be loaded: {why}")
+            return
+        self._budget.settle(account, need)
+        baseline = model.instance
+        assert baseline is not None, "it is ready"
+        entries = serving_table(choice)
+        table = VariantTable(
+            entries,
+            opened,
+            baseline,
+            manifest.signature,
+            VariantWatch(dict(model.measured)),
+            choice.raced_at,
+            lambda: self._free_all(content_id),
+        )
+        measured = dict(model.measured) | _measured(entries, profiles)
+        swapped = _Swapped(choice, dict(model.measured), trial, 0, time.monotonic())
+        if self._models.swap(
+            model, table, measured, Profile(measured).rows_worth_running(model.rows_max), choice.names
+        ):
+            self._swapped[content_id] = swapped
+            log.info("swapped: %s is served by %s", content_id, choice.names)
+        else:  # it was unloaded meanwhile, which closed the baseline
+            table.release()
+            self._trials.end(trial)
+
+    def _open_all(self, model: LoadedModel, choice: Choice, opened: dict[str, Instance]) -> dict[str, dict[int, float]]:
+        """Load, warm up and measure the variants of a choice into `opened`; return their profiles. Raises Failure."""
+        manifest, choices = model.manifest, self._repository.choices
+        folder = self._repository.folder_of(manifest)
+        profiles: dict[str, dict[int, float]] = {}
+        with self._budget.measuring():
+            for variant in choice.variants:
+                path = at_low_priority(partial(choices.file, manifest, variant, folder / manifest.served))
+                rows_max = 1 if variant.single else model.rows_max
+                same = variant.backend == self._at.backend_name
+                backend = self._at.backend if same else get_backend(variant.backend)
+                opened[variant.key], profiles[variant.key] = open_form(
+                    manifest, (folder, path), backend, self._at, variant.options, rows_max
+                )
+        return profiles
+
+    # Trial.
+
+    def _end_trial(self, model: LoadedModel, table: VariantTable) -> None:
+        """Close the baseline after enough runs of the variants without a failure, unless the table names it."""
+        swapped = self._swapped[model.manifest.content_id]
+        over = table.runs - swapped.runs >= TRIAL_RUNS and time.monotonic() - swapped.since >= TRIAL_S_MIN
+        if not over or not swapped.trial:
+            return
+        self._trials.end(swapped.trial)
+        swapped.trial = ""
+        if table.needs_baseline or swapped.baselines >= BASELINES_MAX:
+            return
+        baseline = table.detach()
+        if baseline is not None and self._wait_for_main_loop():
+            content_id = model.manifest.content_id
+            baseline.close()
+            return_freed()
+            if swapped.baselines:  # it had an account of its own since it was loaded again
+                self._free(_baseline_account(content_id))
+            else:
+                # The account of the version has the variants from now on.
+                variants = self._budget.footprint(_account(content_id))
+                self._free(_account(content_id))
+                if variants is not None and self._budget.footprint(content_id) is not None:
+                    self._budget.settle(content_id, variants)
+            log.info("the baseline of %s is closed: its variants ran %d times", content_id, table.runs)
+
+    def _bring_baseline(self, model: LoadedModel, table: VariantTable) -> None:
+        """Load the baseline again: a run failed, or live runs are to be compared."""
+        content_id, failed = model.manifest.content_id, table.failed_inputs
+        swapped = self._swapped[content_id]
+        baseline = self._open_baseline(model)
+        if baseline is None:
+            return
+        if failed is not None:
+            try:
+                baseline.run(failed)
+            except Failure:
+                log.info("%s: inputs that a variant refused are refused by the baseline, too", content_id)
+            else:
+                table.fall_back("it fails where the baseline does not")
+        swapped.baselines += 1
+        swapped.trial, swapped.runs, swapped.since = _trial(content_id, swapped.choice), table.runs, time.monotonic()
+        self._trials.begin(swapped.trial)
+        table.attach(baseline)
+
+    def _open_baseline(self, model: LoadedModel) -> Instance | None:
+        """Load the version's own file beside its variants; None: there is no memory now."""
+        manifest = model.manifest
+        content_id, account = manifest.content_id, _baseline_account(manifest.content_id)
+        if time.monotonic() < self._retry_at.get(content_id, 0.0):
+            return None
+        need = self._need(model)
+        if not self._budget.reserve(account, need):
+            self._postpone(content_id, f"its own file takes {need.load_bytes} bytes of memory, which are not free")
+            return None
+        folder = self._repository.folder_of(manifest)
+        try:
+            at_low_priority(lambda: verify(folder, manifest))
+            with self._budget.measuring():
+                path = folder / manifest.served
+                opened, _ = open_form(manifest, (folder, path), self._at.backend, self._at, {}, 1)
+        except Failure as failure:
+            self._free(account)
+            self._postpone(content_id, failure.message)
+            return None
+        self._budget.settle(account, need)
+        return opened
+
+    # Back.
+
+    def _swap_back(self, model: LoadedModel, table: VariantTable, why: str) -> None:
+        content_id = model.manifest.content_id
+        swapped = self._swapped[content_id]
+        if table.baseline is None:
+            baseline = self._open_baseline(model)
+            if baseline is None:
+                return
+            swapped.baselines += 1
+            table.attach(baseline)
+        table.fall_back(why or "it was undone")
+        present = table.baseline
+        assert present is not None, "it was there, or was attached"
+        rows = Profile(swapped.measured).rows_worth_running(model.rows_max)
+        if not self._models.swap(model, present, swapped.measured, rows, ""):
+            return  # it was unloaded meanwhile, which closed the table
+        self._wait_for_main_loop()
+        table.release()
+        return_freed()
+        if swapped.baselines and self._budget.footprint(_baseline_account(content_id)) is not None:
+            need = self._need(model)
+            self._free(_baseline_account(content_id))
+            self._budget.settle(content_id, need)
+        self._trials.end(swapped.trial)
+        del self._swapped[content_id]
+        log.info("swapped back: %s is served by its own file", content_id)
+
+    # Memory, and the main loop.
+
+    def _wait_for_main_loop(self) -> bool:
+        """Wait until no run that began before this call is in progress; False: the worker stops."""
+        began = self._progress()
+        while not self._stopping.is_set():
+            now = self._progress()
+            # A run that is counted once may have looked up its instance before; the second one did not.
+            if now.waiting or now.runs >= began.runs + 2:
+                return True
+            self._stopping.wait(POLL_S)
+        return False
+
+    def _need(self, model: LoadedModel) -> Footprint:
+        """Return what one form of a version takes, by what its own file took."""
+        found = model.footprint or Footprint(0)
+        files = file_bytes(model.manifest)
+        return replace(found, resident_bytes=max(found.resident_bytes, files), measured=False)
+
+    def _postpone(self, content_id: str, why: str) -> None:
+        self._retry_at[content_id] = time.monotonic() + RETRY_S
+        log.info("%s is not swapped now: %s", content_id, why)
+
+    def _free_all(self, content_id: str) -> None:
+        """Return the memory of a table that was closed."""
+        self._free(_account(content_id))
+        self._free(_baseline_account(content_id))
+
+    def _free(self, account: str) -> None:
+        if self._budget.footprint(account) is not None:
+            self._budget.begin_unload(account)
+            self._budget.freed(account)
+
+
+def _table(model: LoadedModel) -> VariantTable | None:
+    return model.instance if isinstance(model.instance, VariantTable) else None
+
+
+def _trial(content_id: str, choice: Choice) -> str:
+    return f"{content_id} {choice.raced_at}"
+
+
+def _account(content_id: str) -> str:
+    return f"{content_id} variants"
+
+
+def _baseline_account(content_id: str) -> str:
+    return f"{content_id} baseline"
+
+
+def _measured(entries: Sequence[Entry], profiles: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
+    """Return the seconds of runs by rows, each of the variant that runs so many rows."""
+    found: dict[int, float] = {}
+    lower = 0
+    for entry in entries:
+        upper = entry.rows_max if entry is not entries[-1] else 1 << 30
+        found |= {rows: one for rows, one in profiles.get(entry.key, {}).items() if lower < rows <= upper}
+        lower = entry.rows_max
+    return found
+
+
+def _times(one: Footprint, count: int) -> Footprint:
+    """Return what several forms take together: their peaks do not coincide."""
+    return replace(
+        one,
+        resident_bytes=count * one.resident_bytes,
+        device_resident_bytes=count * one.device_resident_bytes,
+    )
