@@ -57,6 +57,8 @@ class Catalog:
     ) -> None:
         self.snapshot = Snapshot({}, ())
         self.uploads: Mapping[UploadKey, State] = {}
+        #: returns the pools without workers, of those that are not `staffed`, that need none now; set by the gateway
+        self.asleep: Callable[[Collection[str]], frozenset[str]] = lambda _staffed: frozenset()
         self._name = name
         self._repository = repository
         self._cluster_state = cluster_state
@@ -97,15 +99,23 @@ class Catalog:
                 workers = await self._cluster_state.workers()
                 await self._exchange_uploads()
             self._changes |= self._placements.update(workers)
-            self._learn_pools(workers)
-            self._changes |= self._standby.update(workers, token)
+            asleep = self.asleep({one.pool for one in workers})
+            self._learn_pools(workers, asleep)
+            self._changes |= self._standby.update(workers, token, asleep)
             await self._apply(workers)
             with suppress(Failure):
                 await self._cluster_state.set_gateway(self._name, token)
 
-    def _learn_pools(self, workers: tuple[WorkerRecord, ...]) -> None:
-        """Note the pools of the workers. Models that name no pool may be served by a new one."""
+    def _learn_pools(self, workers: tuple[WorkerRecord, ...], asleep: Collection[str]) -> None:
+        """Note the pools of the workers. Models that name no pool may be served by a new one.
+
+        Args:
+            workers: the live workers.
+            asleep: pools without workers, which this gateway has perhaps never seen: what they load is not known.
+        """
         pools = learn(self._pools, workers)
+        if unseen := [pool for pool in asleep if pool not in pools]:
+            pools = {**pools, **dict.fromkeys(unseen, PoolTraits(accelerated=False, formats=frozenset()))}
         if pools is not self._pools:
             self._pools = pools
             self._changes |= self._stored.models.keys()

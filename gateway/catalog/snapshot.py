@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from millstream.gateway.access.principal import shown
 from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.model.names import NAME_CHARACTERS_MAX
@@ -169,6 +170,10 @@ class Snapshot:
     def did_you_mean(self, name: str) -> str:
         """Return the nearest names for the end of a message: "; did you mean 'a'?"; "" if there is none.
 
-        Only models that answer requests are named: GET /v2/models lists them to any caller.
+        Only models that answer requests are named, and of these only such as the caller may know of.
         """
-        return did_you_mean(name, (known for known, view in self.models.items() if view.serving is not None))
+        return did_you_mean(name, shown(known for known, view in self.models.items() if view.serving is not None))
+
+
+#: for pages that must not name a model
+NO_MODELS = Snapshot({}, ())

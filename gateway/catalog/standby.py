@@ -28,16 +28,17 @@ class Standby:
         self._current: frozenset[str] = frozenset()  # pools whose workers follow the repository's present state
         self._following: frozenset[str] = frozenset()  # pools with a worker that follows any state of it
 
-    def update(self, workers: Collection[WorkerRecord], token: str) -> set[str]:
+    def update(self, workers: Collection[WorkerRecord], token: str, asleep: frozenset[str] = frozenset()) -> set[str]:
         """Apply the records of the live workers. Returns the models whose versions' states may have changed.
 
         Args:
             workers: the live workers.
             token: of the present state of the repository.
+            asleep: pools that need no worker now: a first request brings one, which follows the repository.
         """
-        following = {worker.pool for worker in workers if worker.token}
+        following = {worker.pool for worker in workers if worker.token} | asleep
         behind = {worker.pool for worker in workers if worker.token != token and not worker.draining}
-        self._current = frozenset({worker.pool for worker in workers if worker.token == token} - behind)
+        self._current = frozenset({worker.pool for worker in workers if worker.token == token} - behind) | asleep
         changed: set[str] = set()
         if self._pending and self._current:
             changed |= {version.model for version in self._pending.values() if self._has_worker(version, self._current)}

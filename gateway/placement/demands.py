@@ -83,6 +83,7 @@ class _Demand:
     """A lane whose version is to be loaded."""
 
     lane: ColdLane
+    since: float  # when its first request came (monotonic)
     active: bool = False  # it is loaded because it was activated, also without a request
     displaced: bool = False  # it is loaded because another pool answers its requests
     deadline: float = 0.0  # latest deadline of its requests (monotonic); infinity: one that is to come again
@@ -131,6 +132,8 @@ class Demands:
         self._staffed_at: dict[str, float] = {}  # when each pool last had a worker
         #: returns cold lanes of preferred pools, while another pool answered requests since the last call
         self.displaced: Callable[[], Sequence[ColdLane]] = tuple
+        #: returns the seconds until a pool without workers has one that is started for a request; 0: none is
+        self.start_s: Callable[[str], float] = lambda _pool: 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -213,7 +216,7 @@ class Demands:
         key = (lane.pool, lane.content_id)
         demand = self._demands.get(key)
         if demand is None or demand.lane is not lane:
-            demand = self._demands[key] = _Demand(lane)
+            demand = self._demands[key] = _Demand(lane, since=self._clock())
         return demand
 
     def _ended(self, demand: _Demand) -> bool:
@@ -246,9 +249,11 @@ class Demands:
         if workers.records:
             demand.need = self._footprint_of(lane.manifest, next(iter(workers.records.values())))
         now = self._clock()
-        unstaffed_s = 0.0 if workers.records else now - self._staffed_at.setdefault(lane.pool, now)
+        start_s = 0.0 if workers.records else self.start_s(lane.pool)
+        since = demand.since if start_s else self._staffed_at.setdefault(lane.pool, now)
+        unstaffed_s = 0.0 if workers.records else now - since
         redis_s = lane.link.clock.now_ms() / 1000
-        cold = ColdVersion(version, lane.pool, workers, demand.ordered, demand.need, redis_s, unstaffed_s)
+        cold = ColdVersion(version, lane.pool, workers, demand.ordered, demand.need, redis_s, unstaffed_s, start_s)
         if not cold.loading:
             demand.loading_since = 0.0
         elif not demand.loading_since:
@@ -278,6 +283,8 @@ class Demands:
     def _ready_at(self, demand: _Demand, cold: ColdVersion, decision: Decision) -> float:
         """Return when the version is loaded, by the prediction (monotonic), behind what its worker loads before it."""
         load_s, now = cold.need.load_s, self._clock()
+        if cold.start_s:  # with the loads of a worker
+            return max(now + load_s, demand.since + cold.start_s)
         if not load_s:
             return 0.0
         content_id = cold.version.manifest.content_id
@@ -289,10 +296,9 @@ class Demands:
             return now + load_s
         if cold.loading and all(one.content_id != content_id for one in record.loads):  # the worker's release is old
             return demand.loading_since + load_s
-        placed = cold.workers.fleet[worker].instances
 
         def load_s_of(other: str) -> float:
-            instance = placed.get(other)
+            instance = cold.workers.fleet[worker].instances.get(other)
             return 0.0 if instance is None else instance.footprint.load_s
 
         return now + ready_in_s(record.loads, load_s_of, content_id, load_s, cold.now)

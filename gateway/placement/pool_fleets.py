@@ -22,53 +22,70 @@ from millstream.services.wire.records import RefusalRecord, WorkerRecord
 NOISE_SHARE = 1 / 256
 
 
+_Pinned = Callable[[], frozenset[str]]
+_ViewOf = Callable[[WorkerRecord, frozenset[str]], WorkerView]
+
+
 @dataclass(slots=True)
 class PoolFleet:
-    """The live workers of a pool.
+    """The live workers of a pool. Their prices are made when they are asked for.
 
     Args:
         records: by worker.
         refusals: content id -> worker -> why it does not load that version.
-        fleet: their prices.
     """
 
     records: dict[str, WorkerRecord] = field(default_factory=dict)
     refusals: Mapping[str, Mapping[str, RefusalRecord]] = field(default_factory=dict)
-    fleet: Fleet = field(default_factory=Fleet)
+    _fleet: Fleet = field(default_factory=Fleet)
+    _newer: tuple[_ViewOf, _Pinned] | None = None  # how to bring the prices up to date; None: they are
     _pinned: frozenset[str] = frozenset()
+    _priced: dict[str, WorkerRecord] = field(default_factory=dict)  # of which the prices are
     _views: dict[str, WorkerView] = field(default_factory=dict)  # that the fleet's prices were made from
 
-    def update(
-        self, records: Sequence[WorkerRecord], view_of: Callable[[WorkerRecord], WorkerView], pinned: frozenset[str]
-    ) -> None:
+    @property
+    def fleet(self) -> Fleet:
+        """The prices of the workers."""
+        if self._newer is not None:
+            self._price(*self._newer)
+            self._newer = None
+        return self._fleet
+
+    def update(self, records: Sequence[WorkerRecord], view_of: _ViewOf, pinned: _Pinned) -> None:
         """Follow the records: a worker whose instances, memory and state are as before keeps its price.
 
         Args:
             records: of the live workers.
-            view_of: makes a view of a worker.
-            pinned: names of the models whose instances stay.
+            view_of: makes a view of a worker, with the names of the models whose instances stay.
+            pinned: returns these names.
         """
-        same_pins, self._pinned = pinned is self._pinned, pinned
-        before, self.records = self.records, {one.id: one for one in records}
-        for gone in before.keys() - self.records.keys():
-            self._views.pop(gone, None)
-            self.fleet.remove(gone)
+        self.records = {one.id: one for one in records}
         refusals: defaultdict[str, dict[str, RefusalRecord]] = defaultdict(dict)
         for record in records:
-            known = self._views.get(record.id)
-            if known is None or not same_pins or before.get(record.id) is not record:
-                view = view_of(record)
-                if known is None or _differ(known, view):
-                    self._views[record.id] = view
-                    self.fleet.update(view)
             for refusal in record.refusals:
                 refusals[refusal.content_id][record.id] = refusal
         self.refusals = refusals
+        self._newer = view_of, pinned
+
+    def _price(self, view_of: _ViewOf, pinned_of: _Pinned) -> None:
+        pinned = pinned_of()
+        same_pins, self._pinned = pinned is self._pinned, pinned
+        before, self._priced = self._priced, self.records
+        for gone in before.keys() - self.records.keys():
+            self._views.pop(gone, None)
+            self._fleet.remove(gone)
+        for record in self.records.values():
+            known = self._views.get(record.id)
+            if known is None or not same_pins or before.get(record.id) is not record:
+                view = view_of(record, pinned)
+                if known is None or _differ(known, view):
+                    self._views[record.id] = view
+                    self._fleet.update(view)
 
     def ordered(self, worker: str, content_id: str, need: Footprint, now: float) -> None:
         """Count a load that was ordered until the worker's next record, so that the next order goes elsewhere."""
-        if worker in self.fleet:
-            self.fleet.order(worker, content_id, need, now)
+        if len(self.records) > 1 and worker in self.fleet:
+            self._fleet.order(worker, content_id, need, now)
             self._views.pop(worker, None)
 
 
@@ -93,25 +110,33 @@ class PoolFleets:
         fleet = self._pools.setdefault(pool, PoolFleet())
         if self._synced.get(pool) is not snapshot:
             self._group(snapshot)
-            models, pinned = snapshot.models, self._pinned
-            fleet.update(self._workers_of.get(pool, []), lambda worker: self._views.of(worker, models, pinned), pinned)
+            models = snapshot.models
+            fleet.update(
+                self._workers_of.get(pool, []),
+                lambda worker, pinned: self._views.of(worker, models, pinned),
+                lambda: self._pinned_of(models),
+            )
             self._synced[pool] = snapshot
         return fleet
 
     def _group(self, snapshot: Snapshot) -> None:
-        """Sort the workers of a snapshot by pool, and find the models that may not be unloaded."""
+        """Sort the workers of a snapshot by pool."""
         if self._grouped is snapshot:
             return
         self._grouped, self._workers_of = snapshot, {}
         for worker in snapshot.workers:
             self._workers_of.setdefault(worker.pool, []).append(worker)
         self._views.keep_only(snapshot.workers)
-        if self._models is not snapshot.models:
-            self._models = snapshot.models
+
+    def _pinned_of(self, models: Mapping[str, ModelView]) -> frozenset[str]:
+        """Return the models that may not be unloaded; the same set if it has not changed."""
+        if self._models is not models:
+            self._models = models
             pinned = frozenset(
-                name for name, one in snapshot.models.items() if one.placement.pin or one.placement.instances_min > 0
+                name for name, one in models.items() if one.placement.pin or one.placement.instances_min > 0
             )
             self._pinned = self._pinned if pinned == self._pinned else pinned
+        return self._pinned
 
 
 def _differ(known: WorkerView, view: WorkerView) -> bool:

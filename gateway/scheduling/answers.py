@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.timing import batch_timing
 from millstream.gateway.tensors.outputs import Outputs
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -24,17 +23,18 @@ log = logging.getLogger("millstream.lane")
 
 
 class Answers:
-    """Answers the requests of one lane, releases their permits, and counts them."""
+    """Answers the requests of one lane, releases their permits, and counts them.
 
-    __slots__ = ("_admission", "_clock", "_metrics", "_timed")
+    `rows_done`: rows whose requests were answered, failed or left.
+    """
 
-    def __init__(
-        self, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float], *, timed: bool = False
-    ) -> None:
+    __slots__ = ("_admission", "_clock", "_metrics", "rows_done")
+
+    def __init__(self, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float]) -> None:
         self._admission = admission
         self._metrics = metrics
         self._clock = clock
-        self._timed = timed
+        self.rows_done = 0
 
     def answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put_at: float, now: float) -> None:
         """Answer the requests of a batch that are not done yet.
@@ -52,19 +52,17 @@ class Answers:
         if not waiting:
             return
         self._finish(waiting)
-        if self._timed:
-            timing = batch_timing(header, put_at)
-            for request in waiting:
-                request.timing = timing
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
         if waiting[0].counted:  # a readiness probe is alone in its batch
             # Counted before they are answered, so that a caller with its answer finds it in the metrics.
             for group in _by_protocol(waiting) if others else (waiting,):
+                rows = sum([request.rows for request in group])
+                self.rows_done += rows
                 self._metrics.answered(
                     group[0].responder.protocol,
                     [now - request.arrival for request in group],
-                    sum([request.rows for request in group]),
+                    rows,
                     header,
                     now - put_at,
                 )
@@ -84,6 +82,7 @@ class Answers:
             self._finish((request,))
             request.inputs = ()  # frees the tensors: it will not run
             if request.counted:
+                self.rows_done += request.rows
                 self._metrics.failed(request.responder.protocol, failure.code, self._clock() - request.arrival, reason)
             try:
                 request.responder.fail(request, failure)
@@ -93,6 +92,7 @@ class Answers:
     def cancel(self, request: Request) -> None:
         """Finish a request whose caller went away: it gets no reply."""
         self._finish((request,))
+        self.rows_done += request.rows
         self._metrics.failed(request.responder.protocol, Code.CANCELLED, self._clock() - request.arrival)
 
     def _finish(self, requests: Sequence[Request]) -> None:

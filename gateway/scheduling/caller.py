@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.exchange import EXCHANGE, Exchange
 from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
+from millstream.gateway.observing.finished import RUNS_MAX, TICKETS
+from millstream.gateway.observing.timing import server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.timing import server_timing
+from millstream.gateway.scheduling.request import Request, bill
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
@@ -83,16 +85,22 @@ class Callers:
         find: returns the route of a model and version as written in a path (None: no version). Raises
             Failure(NOT_FOUND).
         timeout_s_max: the longest timeout; longer ones are cut to it.
+        check: raises Failure(UNAUTHENTICATED, FORBIDDEN) if the caller of the current task may not run a model.
     """
 
-    def __init__(self, find: Callable[[str, str | None], ModelRoute], timeout_s_max: float) -> None:
-        self.grpc = Caller(RequestProtocol.GRPC, find, timeout_s_max)
-        self.generate = Caller(RequestProtocol.GENERATE, find, timeout_s_max)
-        self.tfserving = Caller(RequestProtocol.TFSERVING, find, timeout_s_max)
-        self.sagemaker = Caller(RequestProtocol.SAGEMAKER, find, timeout_s_max)
-        self.vertex = Caller(RequestProtocol.VERTEX, find, timeout_s_max)
-        self.openai = Caller(RequestProtocol.OPENAI, find, timeout_s_max)
-        self.torchserve = Caller(RequestProtocol.TORCHSERVE, find, timeout_s_max)
+    def __init__(
+        self,
+        find: Callable[[str, str | None], ModelRoute],
+        timeout_s_max: float,
+        check: Callable[[str], None] = lambda _model: None,
+    ) -> None:
+        self.grpc = Caller(RequestProtocol.GRPC, find, timeout_s_max, check)
+        self.generate = Caller(RequestProtocol.GENERATE, find, timeout_s_max, check)
+        self.tfserving = Caller(RequestProtocol.TFSERVING, find, timeout_s_max, check)
+        self.sagemaker = Caller(RequestProtocol.SAGEMAKER, find, timeout_s_max, check)
+        self.vertex = Caller(RequestProtocol.VERTEX, find, timeout_s_max, check)
+        self.openai = Caller(RequestProtocol.OPENAI, find, timeout_s_max, check)
+        self.torchserve = Caller(RequestProtocol.TORCHSERVE, find, timeout_s_max, check)
 
 
 class Caller:
@@ -103,12 +111,22 @@ class Caller:
     """
 
     def __init__(
-        self, protocol: RequestProtocol, find: Callable[[str, str | None], ModelRoute], timeout_s_max: float
+        self,
+        protocol: RequestProtocol,
+        find: Callable[[str, str | None], ModelRoute],
+        timeout_s_max: float,
+        check: Callable[[str], None],
     ) -> None:
-        self.find = find
+        self._find = find
+        self._check = check
         self._protocol = protocol
         self._timeout_s_max = timeout_s_max
         self._responder = _Responder(protocol)
+
+    def find(self, model: str, version: str | None) -> ModelRoute:
+        """Return the route of a model and version, which the caller may run. Raises Failure, as in Callers."""
+        self._check(model)
+        return self._find(model, version)
 
     @contextmanager
     def count_rejections(self, route: ModelRoute, write: BodyWriter | None = None) -> Iterator[None]:
@@ -154,7 +172,13 @@ class Caller:
         request.request_id = REQUEST_ID.get().encode()
         request.read = read
         request.permit = permit or PERMIT.get()
+        principal = CALLER.get()
+        if principal is not None:
+            bill(request, principal)
         request.answered = asyncio.get_running_loop().create_future()
+        tickets = TICKETS.get()
+        if tickets is not None and len(tickets) < RUNS_MAX:
+            tickets.append(request)
         try:
             route.lane.add(request, size_bytes, single=True)
         except Failure as failure:
@@ -173,7 +197,7 @@ class Caller:
 
 def _describe(exchange: Exchange, request: Request) -> None:
     """Add to the reply over HTTP how long the parts of the request took, and the load of its lane, if asked for."""
-    if request.timing is not None:
+    if request.timing is not None and request.timing.shown:
         exchange.add(b"server-timing", server_timing(request.timing, request.arrival))
     asked = exchange.headers.load_format
     wanted = None if asked is None else wanted_format(asked)

@@ -12,9 +12,9 @@ from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.recovery import Recovery
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.outputs import Outputs
 from millstream.services.errors import Code, Failure
 from millstream.services.wire.batch import ReplyHeader
@@ -25,7 +25,17 @@ log = logging.getLogger("millstream.lane")
 class Completion:
     """Completes the batches of one lane. `dispatch` sends waiting requests."""
 
-    __slots__ = ("_answers", "_dispatch", "_in_flight", "_metrics", "_packer", "_recovery", "_traces")
+    __slots__ = (
+        "_answers",
+        "_costs",
+        "_dispatch",
+        "_in_flight",
+        "_metrics",
+        "_packer",
+        "_recovery",
+        "_timing",
+        "_traces",
+    )
 
     def __init__(
         self,
@@ -34,7 +44,7 @@ class Completion:
         recovery: Recovery,
         packer: Packer,
         metrics: LaneMetrics,
-        traces: Traces,
+        context: PoolContext,
         dispatch: Callable[[], None],
     ) -> None:
         self._in_flight = in_flight
@@ -42,7 +52,9 @@ class Completion:
         self._recovery = recovery
         self._packer = packer
         self._metrics = metrics
-        self._traces = traces
+        self._traces = context.traces
+        self._timing = context.timing
+        self._costs = context.costs
         self._dispatch = dispatch
 
     def resolve(self, batch: InFlightBatch, header: ReplyHeader, inline: memoryview) -> None:
@@ -51,7 +63,13 @@ class Completion:
         self._dispatch()
         requests, failures = batch.requests, header.failures
         self._metrics.batch(header, len(requests) if requests[0].counted else 0)
+        if self._costs.on:
+            self._costs.charge(requests, header)
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
+        if self._timing is not None:
+            timing = self._timing(header, batch.put_at, now, len(requests))
+            for request in requests:
+                request.timing = timing
         outputs = self._unpack(batch.name, header, inline, live) if live else None
         if outputs is not None:
             self._answers.answer(live, outputs, header, batch.put_at, now)

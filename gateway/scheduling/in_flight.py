@@ -91,6 +91,7 @@ class InFlight:
         policy.record_put(rows, run_s, now)
         if requests[0].counted:
             context.contention.put(lane, now)
+            context.called.add(lane)
         deadline_ms = redis_ms + (earliest - now) * 1000
         cost_ms = max(run_s * 1000, COST_MS_MIN)
         link.put(lane.content_id, name, packed, deadline_ms, attempt, cost_ms, rows / policy.batch_rows)

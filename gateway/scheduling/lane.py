@@ -6,6 +6,7 @@ Credits are slots in the workers: ready instances x DEPTH. While all are taken, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -18,6 +19,7 @@ from millstream.gateway.scheduling.circuit import Circuit
 from millstream.gateway.scheduling.coalescing import Coalescer
 from millstream.gateway.scheduling.completion import Completion
 from millstream.gateway.scheduling.dispatch import EXPIRE, HOLD, DispatchPolicy
+from millstream.gateway.scheduling.early_put import EarlyPut
 from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.load_report import LaneLoad
@@ -35,7 +37,8 @@ from millstream.services.model.profile import Profile
 from millstream.services.model.signature import Signature
 
 OVERFLOWING = frozenset({Code.OVERLOADED, Code.UNAVAILABLE, Code.MEMORY})  # refusals of a lane, not of the request
-CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no instance serves: operators take longer to mend it
+CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no worker tries again: operators take longer to mend it
+RETRY_S_MIN = 1.0  # hint to clients of a version that a worker tries again now
 
 
 class OtherLanes(Protocol):
@@ -54,9 +57,10 @@ class OtherLanes(Protocol):
 class Lane:
     """The queue of one version in one pool. Call it only in the event loop.
 
-    `failed`: why no instance can serve; None if one can. `standby`: no worker has loaded the version: its next request
-    makes one load it; set before `update_instances`. `held`: whether a live worker of the pool has the version, so
-    that batches in flight are answered. `others`: the version's lanes in other pools; None: there are none.
+    `failed`: why no instance can serve; None if one can. `retry_at`: when a worker tries a version again that it failed
+    to load, in seconds on the Redis clock; 0: none does; set before `update_instances`, as `standby` is: no worker has
+    loaded the version, and its next request makes one load it. `held`: whether a live worker of the pool has the
+    version, so that batches in flight are answered. `others`: the version's lanes in other pools; None: there are none.
     `completion` takes the replies to its batches; `recovery` takes batches that were lost, refused or expired.
 
     Args:
@@ -78,6 +82,7 @@ class Lane:
         self.link = context.link
         self.failed: str | None = None
         self.standby = False
+        self.retry_at = 0.0
         self._cold = True  # no instance is ready, or none can serve
         self._cold_since = 0.0
         self.held = False
@@ -91,18 +96,20 @@ class Lane:
         rows_max = min(config.rows_max if batching else 1, packer.rows_within(context.reply_bytes_max))
         self._policy = DispatchPolicy(config, rows_max, batching=batching)
         self._scheduled = False  # a dispatch is due in the next turn of the event loop, or when coalescing ends
+        self._refused_requests = 0
         self._coalescer = Coalescer(
             context.later, lambda: context.admission.requests, lambda: context.soon(self._dispatch_scheduled)
         )
         self.circuit = Circuit(manifest, metrics.refused, context.clock, context.circuit_breaker)
         self._admission = LaneAdmission(manifest.model, context.rows_waiting_max, self._policy, self._batcher, metrics)
         self._in_flight = InFlight(self, context, packer, self._policy, metrics)
-        self._answers = Answers(context.admission, metrics, context.clock, timed=context.timed)
+        self._early = EarlyPut(self, context)
+        self._answers = Answers(context.admission, metrics, context.clock)
         self.recovery = Recovery(
             self.content_id, self._in_flight, self._answers, self.circuit, context.quarantine, self.dispatch
         )
         self.completion = Completion(
-            self._in_flight, self._answers, self.recovery, packer, metrics, context.traces, self.dispatch
+            self._in_flight, self._answers, self.recovery, packer, metrics, context, self.dispatch
         )
 
     @property
@@ -154,6 +161,26 @@ class Lane:
         return self._batcher.rows
 
     @property
+    def rows_done(self) -> int:
+        """Rows whose requests were answered, failed or left, and requests that were refused."""
+        return self._answers.rows_done + self._refused_requests
+
+    @property
+    def row_s(self) -> float:
+        """Measured seconds of a row in a full batch; 0 while nothing was measured."""
+        return self.full_batch_s / self._policy.batch_rows
+
+    @property
+    def full_batch_s(self) -> float:
+        """Measured seconds of a full batch; 0 while nothing was measured."""
+        return self._policy.run_s(self._policy.batch_rows)
+
+    @property
+    def oldest_arrival(self) -> float:
+        """When the waiting request arrived that has the earliest deadline; infinity if none waits."""
+        return self._batcher.earliest().arrival if self._batcher.count else math.inf
+
+    @property
     def in_flight(self) -> int:
         """How many batches were put and have no reply yet."""
         return self._in_flight.count
@@ -203,9 +230,12 @@ class Lane:
         now = self._context.clock()
         if self.ready and not instances:
             self._cold_since = now
-        elif instances and not self.ready and self._batcher.count:
-            self._metrics.loaded(now - arrival for arrival in self._batcher.arrivals())
-        self._cold = self._metrics.unloaded = failed is not None or not instances
+        elif instances and not self.ready:
+            self._count_load(ready=True)
+        self._cold = failed is not None or not instances
+        if failed is not None:
+            self._early.forget()
+        self._metrics.unloaded = self._cold and not self._early.served
         self._packer.batch_format = batch_format
         self._packer.same_host = same_host
         self.failed = failed
@@ -348,15 +378,23 @@ class Lane:
         if not self._context.quarantine.empty:
             self._context.quarantine.check(self.content_id, request)
         if self._cold:
-            self._metrics.cold()
+            if not self._early.served:
+                self._metrics.cold()
             self._context.load_for(self, request)
+            if not self._scheduled:
+                self._schedule(coalesce=False)
 
     def _cannot_serve(self) -> Failure:
         return Failure(
             Code.UNAVAILABLE,
             f"model '{self.manifest.model}' cannot serve: {self.failed}",
-            retry_after_s=CANNOT_SERVE_RETRY_S,
+            retry_after_s=self._retry_after_s(),
         )
+
+    def _retry_after_s(self) -> float:
+        """Return the seconds until a worker tries the version again; CANNOT_SERVE_RETRY_S if none says so."""
+        left_s = self.retry_at - self.link.clock.now_ms() / 1000
+        return max(RETRY_S_MIN, left_s) if self.retry_at else CANNOT_SERVE_RETRY_S
 
     def _shape(self, request: Request) -> Hashable:
         if self.manifest.signature.batching:
@@ -366,6 +404,9 @@ class Lane:
     def record_rejection(self, protocol: RequestProtocol, code: Code) -> None:
         """Count a request that was refused, or could not be read, before it was admitted."""
         self._metrics.record_rejection(protocol, code)
+        if code in OVERFLOWING:
+            self._refused_requests += 1
+            self._context.called.add(self)
 
     def probe(self, request: Request) -> None:
         """Send a readiness probe in a batch of its own, apart from requests that are counted.
@@ -392,6 +433,8 @@ class Lane:
         """Send batches while credits are free and requests wait."""
         if self._coalescer.on:
             return
+        if self._cold:
+            self._dispatch_early()
         context, batcher, policy, in_flight = self._context, self._batcher, self._policy, self._in_flight
         while batcher.count and in_flight.count < policy.credits and self.link.writable:
             now = context.clock()
@@ -405,6 +448,25 @@ class Lane:
                 self._expire(batcher.earliest().deadline)
             else:
                 self._send(rows, now)
+
+    def _dispatch_early(self) -> None:
+        """Put one request of a version that is being loaded, unless its queue rules say how long it waits here."""
+        batcher, now = self._batcher, self._context.clock()
+        self._count_load(ready=False)
+        if not batcher.count or self._rules is not None or self._policy.credits:
+            return
+        first = batcher.earliest()
+        if first.deadline > now and self._early.allows(first):
+            batch = batcher.take(now, first.rows)
+            self._early.put(batch, now)
+            self._in_flight.put(batch, now)
+
+    def _count_load(self, *, ready: bool) -> None:
+        """Count how long requests waited for a load that has ended. `ready`: a record says that it has."""
+        waits = self._early.loaded(self._batcher.arrivals(), self._context.clock(), ready=ready)
+        if waits:
+            self._metrics.loaded(waits)
+            self._metrics.unloaded = False
 
     def _schedule(self, *, coalesce: bool) -> None:
         """Dispatch in the next turn of the event loop, so that other requests of this turn share the batch."""
@@ -494,6 +556,7 @@ class Lane:
         waiting = self._batcher.drain()
         if self._rules is not None:
             self._rules.leave(waiting)
+        waiting += self.recovery.withdraw_put_since(self._cold_since)
         if self.others is not None:
             waiting = self.others.pass_on(self, waiting)
         self._enter([request for request in waiting if request.arrival < self._cold_since])

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.coalescing import CpuPressure
 from millstream.gateway.scheduling.contention import Contention
 from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.run_costs import RunCosts
 from millstream.gateway.scheduling.traces import Traces
 from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.wire.batch import ReplyHeader
 
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.in_flight import InFlightBatch
@@ -38,10 +41,13 @@ class PoolContext:
     pressure: CpuPressure = field(default_factory=CpuPressure)
     contention: Contention = field(default_factory=Contention)
     traces: Traces = field(default_factory=Traces)
+    costs: RunCosts = field(default_factory=RunCosts)
     batch_bytes_max: int = 64 << 20  # limit on the requests of a batch; a larger one is sent alone
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
-    timed: bool = False  # whether each request gets the timing of its batch
+    #: makes the timing of a batch, which its requests get; None: they get none
+    timing: Callable[[ReplyHeader, float, float, int], BatchTiming] | None = None
     ticking: set[Lane] = field(default_factory=set)  # lanes that wait for an instant; others cost the expirer nothing
+    called: set[Lane] = field(default_factory=set)  # lanes that got a batch or refused a request since the last report
     #: counts an event (second argument: its name) against a content id (first argument)
     circuit_breaker: Callable[[str, str], None] = lambda _content_id, _event: None
     #: has the version of a lane without instances loaded for a request, or raises Failure
@@ -49,3 +55,6 @@ class PoolContext:
     #: has the version of a lane loaded again, whose last instance went while requests were on their way
     load_again: Callable[[Lane], None] = lambda _lane: None
     staffed: Callable[[], bool] = lambda: True  # whether the pool has a live worker
+    #: whether all live workers of the pool, at least one, read the newest batch format
+    reads_newest: Callable[[], bool] = lambda: False
+    early: set[Lane] = field(default_factory=set)  # cold lanes with a request ahead (scheduling/early_put.py)

@@ -31,8 +31,8 @@ NOT_READ = "no worker of this version can read what this gateway sends: restart 
 class Producer:
     """Puts batches and receives replies for all lanes of one gateway.
 
-    `pending`: batches in flight, by name. `ticking`: lanes whose `tick` is to be called. `lanes`: returns all lanes;
-    set when the router exists.
+    `pending`: batches in flight, by name. `ticking`: lanes whose `tick` is to be called. `called`: lanes that got
+    a batch or refused a request since the last report of loads. `lanes`: returns all lanes; set when the router exists.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Producer:
         self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
         self.ticking: set[Lane] = set()
+        self.called: set[Lane] = set()
         self._address = address
         self._keys = keys
         self._gateway = gateway

@@ -18,8 +18,10 @@ from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics import catalogue
 from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 
@@ -31,6 +33,7 @@ TIMEOUT_S = 2.0  # timeout of a probe
 AT_ONCE_MAX = 32  # probes per round; if more models are idle, they take turns
 #: Versions with larger inputs are not probed: they count as answering while live workers report them ready.
 PROBE_BYTES_MAX = 4 << 20
+UNANSWERED = frozenset({Code.EXPIRED, Code.UNAVAILABLE})  # failures of probes that no worker replied to
 PAUSE_RUNS = 20  # pause between probes of a model, in runs: probes take at most 1/20 of its time
 
 
@@ -42,10 +45,16 @@ class ReadinessProbe:
         connected: returns whether Redis takes batches.
         workers: returns the number of live workers.
         drain: tells whether the gateway is draining.
+        registry: the series of this gateway.
     """
 
     def __init__(
-        self, lanes: Callable[[], list[Lane]], connected: Callable[[], bool], workers: Callable[[], int], drain: Drain
+        self,
+        lanes: Callable[[], list[Lane]],
+        connected: Callable[[], bool],
+        workers: Callable[[], int],
+        drain: Drain,
+        registry: MetricsRegistry,
     ) -> None:
         self._lanes = lanes
         self._connected = connected
@@ -56,6 +65,8 @@ class ReadinessProbe:
         self._index: dict[str, list[Lane]] = {}
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
+        self._registry = registry
+        self._shown = registry.gauge(catalogue.GATEWAY_READY, registry.process)
         self._empty_at = float("-inf")  # instant at which there was last no model
 
     def ready(self) -> bool:
@@ -126,6 +137,7 @@ class ReadinessProbe:
         while True:
             try:
                 self._send()
+                self._shown.set(self.ready())
             except Exception:
                 log.exception("a readiness probe could not be sent")
             await asyncio.sleep(EVERY_S)
@@ -138,24 +150,31 @@ class ReadinessProbe:
         idle = [lane for lane in probed if lane.replied_at <= now - max(EVERY_S, PAUSE_RUNS * lane.run_s)]
         idle.sort(key=lambda lane: lane.replied_at)  # the longest without a reply comes first
         for lane in idle[:AT_ONCE_MAX]:
-            request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)
+            request = Request(
+                zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _Probe(lane, self._registry)
+            )
             with suppress(Failure):  # the gateway is full: replies of requests prove readiness
                 lane.probe(request)
 
 
-class _Ignored:
-    """Ignores the answer to a probe. A failure of the model proves readiness, too: a worker replied."""
+class _Probe:
+    """The caller of a probe. Counts probes that no worker answered: a failure of the model is an answer, too."""
 
-    protocol = RequestProtocol.V2  # not used: probes are not counted
+    protocol = RequestProtocol.V2  # not used: probes are not counted as requests
+
+    def __init__(self, lane: Lane, registry: MetricsRegistry) -> None:
+        self._lane = lane
+        self._registry = registry
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
 
     def answer_one(self, request: Request, reply: Reply) -> None: ...
 
-    def fail(self, request: Request, failure: Failure) -> None: ...
-
-
-_IGNORED = _Ignored()
+    def fail(self, request: Request, failure: Failure) -> None:
+        if failure.code in UNANSWERED:
+            manifest = self._lane.manifest
+            labels = (manifest.model, str(manifest.version), self._lane.pool)
+            self._registry.counter(catalogue.PROBES_UNANSWERED, *labels).add()
 
 
 def probe_bytes(signature: Signature) -> int:

@@ -110,6 +110,18 @@ class Recovery:
                 self._answers.fail(unanswered, Failure(Code.UNAVAILABLE, LOST))
         return withdrawn
 
+    def withdraw_put_since(self, instant: float) -> list[Request]:
+        """Withdraw the batches that were put since an instant, and return their requests that have no answer.
+
+        Those that a worker died with stay: they run alone.
+        """
+        withdrawn: list[Request] = []
+        for batch in self._in_flight.batches():
+            if batch.attempt < SUSPECT and batch.put_at >= instant and batch.requests[0].counted:
+                self._in_flight.forget(batch)
+                withdrawn += [request for request in batch.requests if not request.done]
+        return withdrawn
+
     def refuse(self, batch: InFlightBatch, reason: str) -> None:
         """Fail a batch that Redis did not take."""
         failure = Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1)

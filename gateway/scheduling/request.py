@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.gateway.scheduling.timing import BatchTiming
+from millstream.gateway.access.principal import Principal
+from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.access.limits import Account
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 
@@ -25,11 +27,12 @@ class Request:
     done = False  # answered or cancelled
     taken = False  # no longer waits: it left the lane in a batch, or expired
     request_id = b""  # X-Request-Id as the caller got it; b"": unknown
-    timing: BatchTiming | None = None  # of the batch that answered it; None: there was none, or timing is off
+    timing: BatchTiming | None = None  # of its last batch; None: there was none, or timing is off
     counted = True  # False: a readiness probe, which the metrics of requests leave out
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer
+    account: Account | None = None  # of its caller's key, which pays for its run; None: there is no limit
     lane: Lane  # that took it, or refused it last
 
     def __init__(
@@ -52,6 +55,15 @@ class Request:
     def id(self) -> str:
         """The request id from the caller; "" if the caller sent none."""
         return ""
+
+
+def bill(request: Request, principal: Principal) -> None:
+    """Charge the rows of a request to its caller's key, bound its priority, and have its run charged, too."""
+    request.priority = principal.capped(request.priority)
+    account = principal.account
+    if account is not None:
+        request.account = account
+        account.add_rows(request.rows)
 
 
 class Responder(Protocol):

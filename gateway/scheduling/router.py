@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, name_excerpt, version_number
+from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane import Lane
@@ -24,10 +25,12 @@ from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Responder
+from millstream.gateway.scheduling.run_costs import RunCosts
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.tensors.output_options import Extensions
+from millstream.gateway.texts.text_plans import text_plans
 from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -88,6 +91,7 @@ class Router:
         self.routes: Mapping[Path, ModelRoute] = {}
         self.demands: Demands
         self.traces = Traces()
+        self.costs = RunCosts()
         self._settings = settings
         self._producer = producer
         self._admission = admission
@@ -95,6 +99,7 @@ class Router:
         self._registry = registry
         self._host = host
         self._codec_of = codec_of
+        self._timed = settings.server_timing or settings.observed
         self.quarantine = Quarantine(
             registry.gauge(catalogue.REQUESTS_QUARANTINED), registry.counter(catalogue.REQUESTS_REFUSED, "quarantined")
         )
@@ -108,6 +113,7 @@ class Router:
         self._snapshot = Snapshot({}, ())
         self._answered: dict[str, float] = {}  # requests by content id that other pools than the preferred one answered
         self._staffed: frozenset[str] = frozenset()  # pools with live workers
+        self._behind: frozenset[str] = frozenset()  # pools with a worker that does not read the newest batch format
 
     def all(self) -> list[Lane]:
         """Return the lanes of all versions, and of removed versions with batches in flight."""
@@ -168,6 +174,8 @@ class Router:
     def _note_pools(self, snapshot: Snapshot) -> None:
         """Note which pools have workers. If that changed, requests of cold versions may go to other pools."""
         staffed = frozenset(worker.pool for worker in snapshot.workers)
+        newest = BATCH_FORMATS[-1]
+        self._behind = frozenset(one.pool for one in snapshot.workers if newest not in one.batch_formats)
         if staffed != self._staffed:
             self._staffed = staffed
             for route in self._by_content_id.values():
@@ -201,7 +209,8 @@ class Router:
         manifest = view.manifest
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
-        plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
+        plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial, manifest.imported)
+        plans.texts = text_plans(manifest, rows_max, limits)
         codec = await self._codec(manifest, plans)
         timeout_s = manifest.config.timeout_ms_default / 1000
         rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None
@@ -271,12 +280,15 @@ class Router:
                 batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
-                timed=self._settings.server_timing,
+                costs=self.costs,
+                timing=partial(BatchTiming, shown=self._settings.server_timing) if self._timed else None,
                 ticking=self._producer.ticking,
+                called=self._producer.called,
                 circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
                 load_for=self.demands.check,
                 load_again=self.demands.wanted,
                 staffed=lambda: pool in self._staffed,
+                reads_newest=lambda: pool in self._staffed and pool not in self._behind,
             )
         return self._contexts[pool]
 
@@ -295,6 +307,7 @@ class Router:
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = measured.rows_efficient if measured is not None else 1
         lane.standby = view.on_demand and not ready
+        lane.retry_at = min((at.instance.retry_at for at in replicas if at.instance.retry_at), default=0.0)
         lane.update_instances(
             len(ready),
             profile,

@@ -16,23 +16,29 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
+from millstream.services.controller.autoscale.decision import ScaleLimits
+from millstream.services.controller.autoscaler import Autoscaler
 from millstream.services.controller.controller import Controller
 from millstream.services.controller.leadership import LEASE_S, Leadership
 from millstream.services.controller.metrics import ControllerMetrics
+from millstream.services.controller.scale_metrics import ScaleMetrics
 from millstream.services.errors import Failure
 from millstream.services.installation import installation_name
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import LeaderLock
+from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.settings import Settings, read_settings
+from millstream.services.settings import LOG_LEVELS, Settings, read_settings
 from millstream.services.start_log import log_start
+from millstream.services.supervisor.pool_specs import WORKERS_MAX, parse_pools
 from millstream.services.wire.worker_id import new_start
 
 log = logging.getLogger("millstream.controller")
@@ -65,6 +71,7 @@ async def run_controller(settings: Settings, ready_fd: int | None) -> int:
         return 1
     log_start(settings, NAME, supervised=ready_fd is not None)
     process = ControllerProcess(settings, RedisAddress.parse(settings.redis_url.get_secret_value()))
+    LogLevel("controller", settings.home / "run" / LOG_LEVELS).start()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,6 +113,14 @@ class ControllerProcess:
             repository,
             ControllerMetrics(self._registry),
         )
+        self._autoscaler = Autoscaler(
+            lambda: self._leadership.token > 0,
+            self._cluster_state,
+            ScaleState(address, keys),
+            scale_limits(settings),
+            _limits(settings, 1, WORKERS_MAX),
+            ScaleMetrics(self._registry),
+        )
 
     def start(self) -> None:
         if self._metrics_port:
@@ -116,10 +131,12 @@ class ControllerProcess:
         self._process_metrics.start()
         self._leadership.start()
         self.controller.start()
+        self._autoscaler.start()
         freeze_gc()
 
     async def stop(self) -> None:
         """Stop in order: no order after the lead is released."""
+        await self._autoscaler.stop()
         await self.controller.stop()
         await self._leadership.stop()
         await self._lock.close()
@@ -129,6 +146,16 @@ class ControllerProcess:
 
     def _on_lead(self) -> None:
         self.controller.wake()
+
+
+def scale_limits(settings: Settings) -> dict[str, ScaleLimits]:
+    """Return what autoscaling may do with each pool of the settings."""
+    specs = parse_pools(settings.pools)
+    return {pool: _limits(settings, spec.least, spec.workers) for pool, spec in specs.items()}
+
+
+def _limits(settings: Settings, workers_min: int, workers_max: int) -> ScaleLimits:
+    return ScaleLimits(workers_min, workers_max, settings.scale_latency_ms / 1000, settings.scale_down_s)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -31,6 +32,8 @@ UPLOAD_LIFE_S = 5.0
 CLOCK_S = 1.0
 #: How long a gateway is listed after its last report.
 GATEWAY_LIFE_S = 3.0
+#: How long the use of API keys through a gateway counts after that listed it.
+USE_LIFE_S = 2.0
 
 
 class Leader(NamedTuple):
@@ -38,6 +41,13 @@ class Leader(NamedTuple):
 
     name: str
     token: int
+
+
+class Memory(NamedTuple):
+    """The memory of Redis in bytes. `limit`: 0 without one."""
+
+    used: int
+    limit: int
 
 
 class ClusterState:
@@ -195,6 +205,30 @@ class ClusterState:
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
 
+    async def exchange_use(self, gateway: str, text: str | None) -> dict[str, str]:
+        """List what API keys used through a gateway for USE_LIFE_S, and return what the other live gateways listed.
+
+        `text` None: nothing has changed, and nothing is listed.
+        """
+        try:
+            now = await self._now()
+            pipeline = self._redis.pipeline(transaction=False)
+            if text is not None:
+                pipeline.hset(self._keys.use, gateway, f"{now + USE_LIFE_S:.3f} {text}")
+                pipeline.expire(self._keys.use, math.ceil(USE_LIFE_S))
+            pipeline.hgetall(self._keys.use)
+            *_, stored = await pipeline.execute()
+            others: dict[str, str] = {}
+            for name, value in stored.items():
+                until, _, other = _text(value).partition(" ")
+                if float(until) <= now:
+                    await self._redis.hdel(self._keys.use, name)  # its gateway ended
+                elif _text(name) != gateway:
+                    others[_text(name)] = other
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        return others
+
     async def _now(self) -> float:
         """Return seconds since the epoch on the Redis clock: the clocks of machines differ. Asked once a second."""
         now = time.monotonic()
@@ -245,6 +279,14 @@ class ClusterState:
         except (RedisError, OSError, TimeoutError):
             return False
         return True
+
+    async def memory(self) -> Memory:
+        """Return the memory of Redis. Raises Failure also if this user may not ask for it."""
+        try:
+            info = await self._redis.info("memory")
+            return Memory(int(info["used_memory"]), int(info["maxmemory"]))
+        except (RedisError, OSError, KeyError) as error:
+            raise _unreachable(error) from error
 
     async def publish(self, message: str) -> None:
         """Send an event to all processes that read `messages` (millstream.services.queue.keys)."""

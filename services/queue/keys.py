@@ -31,9 +31,13 @@ Keys of the installation, ms:3:{millstream}:...
   pools               set: pools that have workers (expires when no worker of any pool beats)
   uploads             hash: uploads that are being received or checked, each with the time when it expires
   gateways            hash: gateways and the state of the repository that each routes by, each with such a time
+  loads               hash: what each gateway counted of each pool (wire.scaling), with the time when it expires
+  scale               hash: how many workers each pool should have, by the leading controller (wire.scaling; expires)
   leader              string: the controller that leads, and its fencing token (expires)
   leader_token        string: the last fencing token that was given out
-  changes             channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>"
+  use                 hash: what API keys with limits used through each gateway, each with the time of writing
+  changes             channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>",
+                      "keys:" (API keys changed)
 """
 
 from __future__ import annotations
@@ -50,14 +54,28 @@ class InstallationKeys:
         installation: its name, without colons and braces (`millstream.services.installation`).
     """
 
-    __slots__ = ("changes", "gateways", "installation", "leader", "leader_token", "pools", "uploads")
+    __slots__ = (
+        "changes",
+        "gateways",
+        "installation",
+        "leader",
+        "leader_token",
+        "loads",
+        "pools",
+        "scale",
+        "uploads",
+        "use",
+    )
 
     def __init__(self, installation: str) -> None:
         self.installation = installation
         prefix = b"ms:%d:{%s}:" % (PROTOCOL, installation.encode())
         self.pools = prefix + b"pools"
         self.uploads = prefix + b"uploads"
+        self.use = prefix + b"use"
         self.gateways = prefix + b"gateways"
+        self.loads = prefix + b"loads"
+        self.scale = prefix + b"scale"
         self.leader = prefix + b"leader"
         self.leader_token = prefix + b"leader_token"
         self.changes = prefix + b"changes"

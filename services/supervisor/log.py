@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from millstream.services.process.printable import printable
 LOG_BYTES_MAX = 16 << 20
 ROTATED_FILES = 3
 LINE_BYTES_MAX = 64 << 10
+MOVED_S = 1.0  # between two checks whether another program moved or removed a log file
 #: lines of one child on the terminal within ALERTS_S; further ones appear in the log only
 ALERTS_MAX = 100
 ALERTS_S = 60.0
@@ -34,7 +36,7 @@ class LogFile:
     """A log file that is rotated at LOG_BYTES_MAX to `<name>.log.1`, `.2`, `.3`.
 
     Never raises: on a full disk or in a removed folder, lines are lost and the process continues. When writing works
-    again, the first line says how many lines were lost.
+    again, the first line says how many lines were lost. A file that another program moved is opened anew.
     """
 
     def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
@@ -42,6 +44,7 @@ class LogFile:
         self.lost = 0  # lines lost since the last write that succeeded
         self._bytes_max = bytes_max
         self._file: io.FileIO | None = None
+        self._check_at = 0.0
         self._try(lambda: None)
 
     def write(self, line: bytes) -> None:
@@ -57,7 +60,7 @@ class LogFile:
     def _try(self, action: Callable[[], None]) -> bool:
         """Open or rotate the file if needed, then run `action`; return whether that succeeded."""
         try:
-            if self._file is None or self._file.tell() >= self._bytes_max:
+            if self._file is None or self._file.tell() >= self._bytes_max or self._moved(self._file):
                 self.close()
                 self._rotate_if_full()
                 self._file = io.FileIO(self.path, "ab")
@@ -66,6 +69,17 @@ class LogFile:
             self.close()
             return False
         return True
+
+    def _moved(self, file: io.FileIO) -> bool:
+        """Return whether another program moved or removed the file, as logrotate does."""
+        now = time.monotonic()
+        if now < self._check_at:
+            return False
+        self._check_at = now + MOVED_S
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return True
 
     def _append(self, line: bytes) -> None:
         assert self._file is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from millstream.services.installation import shm_prefix
-from millstream.services.settings import ADMIN_KEY, MANAGER_VARIABLES, SECRET_FILES, Settings
+from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, MANAGER_VARIABLES, SECRET_FILES, Settings
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
@@ -36,17 +36,21 @@ class Program:
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
         cores: the cores it is pinned to; empty for any.
         vital: whether the installation cannot start without it.
+        pool: of a worker.
+        index: number of a worker in its pool.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    withheld: frozenset[str] = WITHHELD | {ADMIN_KEY}
+    withheld: frozenset[str] = WITHHELD | {ADMIN_KEY, ACCESS_SECRET}
     fds: tuple[int, ...] = ()
     worker: bool = False
     signals_ready: bool = False
     cores: frozenset[int] = frozenset()
     vital: bool = True
+    pool: str = ""
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +144,36 @@ def gateways(settings: Settings, fd: int, entry: EntryCommands, cores: frozenset
 
 
 def workers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """Return the worker processes of all pools. Pools named gpu and tensorrt use that device unless they name one."""
-    common = _common(settings)
+    """Return the worker processes of all pools at the start.
+
+    Pools named gpu and tensorrt use that device unless they name one.
+    """
     return [
-        Program(
-            name=f"{pool}-{index}",
-            command=(*entry.worker, "--pool", pool, "--index", str(index), *_backend(spec)),
-            environment=common | _of_pool(spec),
-            worker=True,
-            cores=cores,
-        )
+        worker(settings, entry, pool, index, cores)
         for pool, spec in parse_pools(settings.pools).items()
-        for index in range(spec.workers)
+        for index in range(spec.initial)
     ]
+
+
+def worker(
+    settings: Settings, entry: EntryCommands, pool: str, index: int, cores: frozenset[int] = frozenset()
+) -> Program:
+    """Return one worker process of a pool."""
+    spec = parse_pools(settings.pools)[pool]
+    return Program(
+        name=worker_name(pool, index),
+        command=(*entry.worker, "--pool", pool, "--index", str(index), *_backend(spec)),
+        environment=_common(settings) | _of_pool(spec),
+        worker=True,
+        cores=cores,
+        pool=pool,
+        index=index,
+    )
+
+
+def worker_name(pool: str, index: int) -> str:
+    """Return the name of a worker's process, of its log and of its series."""
+    return f"{pool}-{index}"
 
 
 def _backend(spec: PoolSpec) -> tuple[str, ...]:
@@ -174,6 +195,17 @@ def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] 
     ]
 
 
+def unsized_pools(settings: Settings) -> str:
+    """Return a warning if no controller is to decide about pools with MIN:MAX; "" if there is nothing to warn of."""
+    elastic = [f"{pool}={spec.size}" for pool, spec in parse_pools(settings.pools).items() if spec.elastic]
+    if settings.controller or not elastic:
+        return ""
+    return (
+        f"--no-controller: --pool {','.join(elastic)} keeps the workers that it starts with, unless a controller runs "
+        "elsewhere on the same Redis"
+    )
+
+
 def redis(command: list[str], cores: frozenset[int] = frozenset()) -> Program:
     """Return the embedded Redis."""
     return Program(name="redis", command=tuple(command), environment=_GIVES_MEMORY_BACK, cores=cores)
@@ -186,7 +218,7 @@ def _common(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What is running, for display. `grpc` is HOST:PORT, or None. Workers and threads of each are given by pool."""
+    """What is running, for display. `grpc` is HOST:PORT, or None. `threads`: of each worker, by pool."""
 
     url: str
     local_url: str
@@ -194,5 +226,5 @@ class Running:
     home: Path
     redis: str
     gateways: int
-    pools: Mapping[str, int]
+    pools: Mapping[str, PoolSpec]
     threads: Mapping[str, int]

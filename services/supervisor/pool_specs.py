@@ -16,6 +16,7 @@ from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.memory_share import parse_memory, parse_size
 
 WORKERS_MAX = 1024
+FIXED = -1  # the controller does not change the number of workers
 THREADS_MAX = 1024
 BACKENDS = (*sorted(BACKEND_EXTRAS), "simulated")
 #: A pool whose name resembles an option's this much is refused: `threds=4` would start four more workers.
@@ -29,12 +30,13 @@ class PoolSpec(NamedTuple):
     """The workers of one pool. Options that are "" or 0 were not given: the settings of all workers apply.
 
     Args:
-        workers: number of worker processes.
+        workers: number of worker processes; the largest, if the controller decides.
         device: as `MILLSTREAM_WORKER_DEVICE`.
         threads: of each worker.
         memory: of each worker, as a size.
         backend: inference library of its workers.
         device_memory: of the device, for each worker, as a size.
+        workers_min: the smallest number of worker processes; FIXED: it is not changed.
     """
 
     workers: int
@@ -43,15 +45,36 @@ class PoolSpec(NamedTuple):
     memory: str = ""
     backend: str = ""
     device_memory: str = ""
+    workers_min: int = FIXED
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the controller decides how many workers there are."""
+        return self.workers_min != FIXED
+
+    @property
+    def least(self) -> int:
+        """The smallest number of workers."""
+        return self.workers_min if self.elastic else self.workers
+
+    @property
+    def initial(self) -> int:
+        """Workers at the start: one also of a pool that may have none, so that models are checked and loaded."""
+        return max(1, self.least)
+
+    @property
+    def size(self) -> str:
+        """The number of workers as the setting names it."""
+        return f"{self.workers_min}:{self.workers}" if self.elastic else str(self.workers)
 
 
 #: Share of the memory of a device that its workers may use together; the rest is for the driver and the libraries.
 DEVICE_SHARE = 0.9
-OPTIONS = PoolSpec._fields[1:]
+OPTIONS = ("device", "threads", "memory", "backend", "device_memory")
 
 
 def parse_pools(text: str) -> dict[str, PoolSpec]:
-    """Parse pools as NAME=WORKERS, each followed by its options as OPTION=VALUE, all separated by commas.
+    """Parse pools as NAME=WORKERS or NAME=MIN:MAX, each followed by options as OPTION=VALUE, all separated by commas.
 
     Raises Failure(INVALID) with one line.
     """
@@ -64,16 +87,31 @@ def parse_pools(text: str) -> dict[str, PoolSpec]:
                 raise invalid(f"--pool {part}: an option follows its pool, like gpu=1,{key}={value or '…'}")
             pools[last] = _with_option(last, pools[last], key, value)
             continue
-        last = _new_pool(part, key, value if equals else "", pools)
-        pools[last] = PoolSpec(int(value), _DEVICES.get(last, ""))
+        low, high = _new_pool(part, key, value if equals else "", pools)
+        last = key
+        pools[last] = PoolSpec(high, _DEVICES.get(last, ""), workers_min=low if ":" in value else FIXED)
     if not pools:
         raise invalid("--pool: at least one pool is needed, like cpu=1")
     return pools
 
 
 def worker_counts(text: str) -> dict[str, int]:
-    """Return the number of workers by pool. Raises Failure(INVALID)."""
+    """Return the number of workers by pool, the largest where the controller decides. Raises Failure(INVALID)."""
     return {pool: spec.workers for pool, spec in parse_pools(text).items()}
+
+
+def check_device_memory(pools: str, worker_device: str) -> None:
+    """Raise Failure(INVALID), one line, if a pool limits the memory of a device that has none of its own.
+
+    Args:
+        pools: the setting `pools`.
+        worker_device: device of the pools that name none.
+    """
+    for name, spec in parse_pools(pools).items():
+        if spec.device_memory and _device_number(spec.device or worker_device) is None:
+            where = f"--pool {name}={spec.size},device_memory={spec.device_memory}"
+            hint = f"memory={spec.device_memory} limits its workers"
+            raise invalid(f"{where}: the pool runs on the CPU, which has no memory of its own; {hint}")
 
 
 def device_budget(pools: str, pool: str, device: str, total_bytes: int) -> int:
@@ -109,28 +147,31 @@ def memory_of_pools(pools: str, memory: str | None) -> str | None:
     return both
 
 
-def _new_pool(part: str, name: str, number: str, pools: dict[str, PoolSpec]) -> str:
-    """Return the name of a pool whose number of workers is valid. Raises Failure(INVALID)."""
+def _new_pool(part: str, name: str, number: str, pools: dict[str, PoolSpec]) -> tuple[int, int]:
+    """Return the least and the largest number of workers of a pool that is valid. Raises Failure(INVALID)."""
+    low, colon, high = number.partition(":")
     try:
-        workers = int(number)
+        workers_min, workers = int(low), int(high if colon else low)
         check_name(name, "pool name")
     except (ValueError, Failure):
-        workers = 0
+        workers_min = workers = 0
     if not 1 <= workers <= WORKERS_MAX:
         hint = did_you_mean(name, OPTIONS) if number and not number.isdecimal() else ""
         raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2{hint}")
+    if not 0 <= workers_min <= workers:
+        raise invalid(f"--pool {part}: write NAME=MIN:MAX with MIN of 0 to MAX, like cpu=1:4")
     if name in _OTHERS:
         raise invalid(f"--pool {part}: a pool cannot be named {name}: its log files would be those of the {name}s")
     if option := get_close_matches(name, OPTIONS, 1, OPTION_RATIO):
         raise invalid(f"--pool {part}: did you mean the option {option[0]}={number}? No pool may be named so like one")
     if name in pools:
         raise invalid(f"--pool {part}: the pool {name} is named twice")
-    return name
+    return workers_min, workers
 
 
 def _with_option(pool: str, spec: PoolSpec, option: str, value: str) -> PoolSpec:
     """Return a pool with one more option. Raises Failure(INVALID)."""
-    where = f"--pool {pool}={spec.workers},{option}={value}"
+    where = f"--pool {pool}={spec.size},{option}={value}"
     given = getattr(spec, option)
     if given and not (option == "device" and given == _DEVICES.get(pool)):
         raise invalid(f"{where}: {option} is given twice")

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,11 +21,13 @@ from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.process.cpu_share import cores, cpus
+from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
 from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.process.private_files import make_private_folder
 from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.server import (
     check_server,
     choose_binary,
@@ -35,7 +37,7 @@ from millstream.services.queue.server import (
     wait_until_answers,
 )
 from millstream.services.queue.url import RedisAddress
-from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
+from millstream.services.settings import LOG_LEVELS, LOG_SETTINGS, TRACE_SETTINGS, Settings
 from millstream.services.start_log import log_start
 from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
@@ -46,11 +48,13 @@ from millstream.services.supervisor.health import Health
 from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
-from millstream.services.supervisor.pool_specs import memory_of_pools, worker_counts
+from millstream.services.supervisor.pool_scaler import PoolScaler
+from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, parse_pools, worker_counts
 from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
+from millstream.services.wire.scaling import is_fresh
 from millstream.services.wire.worker_id import worker_id
 
 log = logging.getLogger(LOGGER)
@@ -117,6 +121,9 @@ class Supervisor:
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
         self._controllers: list[Child] = []
+        self._worker_of: Callable[[str, int], Program] | None = None
+        self._scaler = self._new_scaler()
+        self._scale_state: ScaleState | None = None
         self._death_notices: set[asyncio.Task[bool]] = set()
         self._control = ControlSocket(self._on_command)
         self._control_path: Path | None = None
@@ -134,6 +141,7 @@ class Supervisor:
         left running, and a failure before the lock is taken has changed nothing.
         """
         check_exposure(self._settings)
+        check_device_memory(self._settings.pools, self._settings.worker_device)
         memory = memory_of_pools(self._settings.pools, self._settings.worker_memory)
         check_memory(memory, worker_counts(self._settings.pools), total_bytes())
         make_home(self._settings.home)
@@ -204,7 +212,7 @@ class Supervisor:
             home=self._settings.home,
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
-            pools=worker_counts(self._settings.pools),
+            pools=parse_pools(self._settings.pools),
             threads=plan.threads_of_pools(self._settings, cpus()),
         )
         self._lock.announce(running.local_url, self._control_path)
@@ -212,13 +220,20 @@ class Supervisor:
         settings = plan.settings_of_children(
             self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
         )
-        self._workers = self._start_all(plan.workers(settings, self._entry, self._cores().workers))
+        cores_of_workers = self._cores().workers
+        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers)
+        self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers))
         self._gateways = self._start_all(
             plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
         )
         await self._view.prepare(running)
+        if warning := plan.unsized_pools(self._settings):
+            log.warning("%s", warning)
+            self._view.show_line(warning)
         # Last: nothing waits for it, and the start needs all cores.
         self._controllers = self._start_all(plan.controllers(settings, self._entry, self._cores().workers))
+        self._scale_state = ScaleState(self._address, self._keys())
+        self._scaler.start()
         log.info("ready %s (gRPC: %s, Redis: %s)", running.url, running.grpc or "off", running.redis)
         self._ready = True
         self._view.ready(running)
@@ -262,6 +277,30 @@ class Supervisor:
             worker_threads=threads,
             embedded=settings.redis_url is None,
         )
+
+    def _new_scaler(self) -> PoolScaler:
+        def start(pool: str, index: int) -> Child:
+            assert self._worker_of is not None
+            return self._start_child(self._worker_of(pool, index))
+
+        return PoolScaler(
+            {
+                pool: (spec.least, spec.workers)
+                for pool, spec in parse_pools(self._settings.pools).items()
+                if spec.elastic
+            },
+            lambda: self._workers,
+            self._workers_wanted,
+            start,
+            self._settings.drain_s,
+            lambda: self._rolling is not None or self._end.done(),
+            self._show,
+        )
+
+    async def _workers_wanted(self) -> Mapping[str, int]:
+        assert self._scale_state is not None
+        decisions, now = await self._scale_state.decisions()
+        return {pool: one.wanted for pool, one in decisions.items() if is_fresh(one, now)}
 
     def _start_all(self, programs: Sequence[Program]) -> list[Child]:
         return [self._start_child(program) for program in programs]
@@ -356,7 +395,9 @@ class Supervisor:
         """Stop everything in order and in time; each step's comment gives the reason for its place."""
         started = asyncio.get_running_loop().time()
         self._manager.stopping(f"stopping: {self._stop_reason}")
-        # Nothing new is started; a command that waits for a restart is told that it was cancelled.
+        # Nothing new is started.
+        await self._scaler.stop()
+        # A command that waits for a restart is told that it was cancelled.
         if self._rolling is not None:
             self._rolling.cancel()
             await asyncio.wait({self._rolling})
@@ -372,7 +413,9 @@ class Supervisor:
         await self._stop(self._gateways, started + self._settings.drain_s * GATEWAYS_SHARE)
         await controllers
         # No requests are left: workers finish their runs and remove their records.
-        await self._stop(self._workers, started + self._settings.drain_s * WORKERS_SHARE)
+        await self._stop([*self._workers, *self._scaler.leaving], started + self._settings.drain_s * WORKERS_SHARE)
+        if self._scale_state is not None:
+            await self._scale_state.close()
         await asyncio.gather(*self._death_notices, return_exceptions=True)
         if self._grpc_reservation is not None:
             self._grpc_reservation.close()
@@ -395,7 +438,7 @@ class Supervisor:
         for path in (self._control_path, self._socket):
             if path is not None:
                 remove_socket(path, self._run_dir)
-        for name in (TRACE_SETTINGS, LOG_SETTINGS):
+        for name in (TRACE_SETTINGS, LOG_SETTINGS, LOG_LEVELS):
             with contextlib.suppress(OSError):
                 (self._run_dir / name).unlink(missing_ok=True)
 
@@ -403,6 +446,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_verbose)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
@@ -417,6 +461,11 @@ class Supervisor:
             self._stop_reason = number.name
             self._end.set_result(None)
 
+    def _on_verbose(self) -> None:
+        """Have all processes log debug records, or no longer."""
+        with contextlib.suppress(OSError):
+            self._show(f"SIGUSR2: log level of all processes: {toggle_debug(self._run_dir / LOG_LEVELS)}")
+
     def _on_hangup(self) -> None:
         """Restart on `kill -HUP`; stop if the terminal was closed, for which the kernel sends the same signal."""
         if self._terminal and not machine.has_terminal():
@@ -430,7 +479,7 @@ class Supervisor:
             await self._restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
-        for child in (*self._gateways, *self._controllers, *self._workers, *self._redis):
+        for child in (*self._gateways, *self._controllers, *self._workers, *self._scaler.leaving, *self._redis):
             child.kill()
 
 

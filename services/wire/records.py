@@ -50,7 +50,10 @@ class InstanceRecord(BaseModel):
     usage: dict[str, float] = {}  # packed placement.usage.Usage
     runs: int = 0  # since it was loaded
     busy_s: float = 0.0  # that they took together
+    batches: dict[int, int] = {}  # rows, a power of two -> runs of at most so many, and more than half as many
     why: str = ""  # why the worker loaded it, for people
+    retry_at: float = 0.0  # of a failed load: when its worker tries again, on the Redis clock; 0: an operator decides
+    variant: str = ""  # targets of the compiled forms that serve; "": the version's own file
 
 
 class RefusalRecord(BaseModel):
@@ -125,6 +128,8 @@ class WorkerRecord(BaseModel):
     device_room_bytes: int = 0
     draining: bool = False  # it stops soon and loads nothing
     token: str = ""  # of the repository state that its instances follow
+    #: whole seconds by which its machine's clock is ahead of the Redis clock; None: a release that did not publish it
+    clock_ahead_s: int | None = None
     refusals: tuple[RefusalRecord, ...] = ()
     #: in progress, then those that calls wait for, in the order in which they begin; not those that wait for no call
     loads: tuple[LoadRecord, ...] = ()

@@ -3,7 +3,7 @@
 -- ARGV: worker, record (JSON), lifetime of the record (ms), number of instances that were stored
 -- returns {known, seconds, microseconds, stored}: known: 0 when the worker must add its lanes (again), because it is
 -- new, was reclaimed, or Redis lost its data; else 1. Seconds and microseconds: the Redis clock. stored: 0 when the
--- instances were lost: the record is not written then, since it would name instances that nobody can read
+-- instances were lost: then the record, which refers to them, is not written
 local WORKERS, RECORD, LANES, INSTANCES = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker, record, life_ms, instances = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now = redis.call('TIME')

@@ -1,0 +1,1 @@
+"""Tells the controller what arrives and waits in this gateway, and the gateway which pools sleep or start workers."""

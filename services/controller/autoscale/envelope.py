@@ -1,0 +1,94 @@
+"""The arrival envelope of one pool: mean and largest rate over windows from 1 s to 10 min. Pure.
+
+Envelope.add (work and rows that arrived) ─> cumulated sums ─> rate of the window that ends now, largest rate by window
+
+The rate is work: seconds that one worker computes for what arrives in a second, at full batches. It is the number of
+workers that are busy all the time. Envelopes of rates by window: InferLine (Crankshaw et al., SoCC 2020), after the
+arrival curves of network calculus.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from typing import NamedTuple
+
+WINDOWS_S = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+KEPT_S = WINDOWS_S[-1]
+SAMPLES_MAX = 4096  # beyond, the oldest are dropped: the longest windows are then not known
+
+
+class Arrived(NamedTuple):
+    """What arrived up to an instant."""
+
+    at: float
+    work_s: float
+    rows: float
+
+
+class Envelope:
+    """What arrived in the last KEPT_S. Instants must not decrease."""
+
+    def __init__(self) -> None:
+        self._sums: list[Arrived] = []
+
+    @property
+    def end(self) -> float:
+        """The instant of the last sample; 0 before the first."""
+        return self._sums[-1].at if self._sums else 0.0
+
+    @property
+    def known_s(self) -> float:
+        """For how long arrivals are known."""
+        return self._sums[-1].at - self._sums[0].at if self._sums else 0.0
+
+    def add(self, now: float, work_s: float, rows: float) -> None:
+        """Add what arrived since the last call; the first call begins the envelope."""
+        last = self._sums[-1] if self._sums else Arrived(now, 0.0, 0.0)
+        self._sums.append(Arrived(max(now, last.at), last.work_s + work_s, last.rows + rows))
+        begin = bisect.bisect_right(self._sums, last.at - KEPT_S, key=lambda one: one.at) - 1
+        begin = max(begin, len(self._sums) - SAMPLES_MAX)
+        if begin > 0:
+            del self._sums[:begin]
+
+    def rate(self, window_s: float) -> float:
+        """Return the work a second that arrived in the window that ends with the last sample.
+
+        After a gap, such as an outage of Redis, the window is as long as the gap: when in it the work arrived is not
+        known.
+        """
+        if not self._sums:
+            return 0.0
+        last, before = self._sums[-1], self._before(window_s)
+        return (last.work_s - before.work_s) / max(window_s, last.at - before.at)
+
+    def rows_per_s(self, window_s: float) -> float:
+        """Return the rows a second of that window."""
+        if not self._sums:
+            return 0.0
+        last, before = self._sums[-1], self._before(window_s)
+        return (last.rows - before.rows) / max(window_s, last.at - before.at)
+
+    def _before(self, window_s: float) -> Arrived:
+        """Return the last sample that is at least a window old; the first one if all are younger."""
+        begin = self._sums[-1].at - window_s
+        at = bisect.bisect_right(self._sums, begin + 1e-9, key=lambda one: one.at) - 1
+        return self._sums[max(0, at)]
+
+
+class Largest:
+    """The largest of the values that were added within a time."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque()  # falling: (instant, value)
+
+    def add(self, now: float, value: float) -> None:
+        while self._values and self._values[-1][1] <= value:
+            self._values.pop()
+        self._values.append((now, value))
+
+    def within(self, now: float, seconds: float) -> tuple[float, float]:
+        """Return the largest value of the last `seconds`, with its instant; forget older ones. (now, 0): none."""
+        while self._values and self._values[0][0] < now - seconds:
+            self._values.popleft()
+        return self._values[0] if self._values else (now, 0.0)

@@ -1,0 +1,188 @@
+"""Decides how many workers a pool needs. Pure.
+
+PoolFacts ─> envelope ─> needs of arrivals and backlog ─> up at once, down after `down_s` ─> limits ─> Decision
+
+One formula: n workers answer what arrives in a window within the window and the latency target if
+work(window) <= n x (window + slack). Windows shorter than a worker's start do not count: a burst that the workers of
+now have answered before a further one could serve is not worth a start.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from millstream.services.controller.autoscale.decision import Decision, PoolFacts, Reason, ScaleLimits
+from millstream.services.controller.autoscale.envelope import WINDOWS_S, Envelope, Largest
+
+UTILISATION = 0.8  # share of a worker's time that is planned for runs: the rest takes what full batches do not
+#: Workers go only when those that stay would be busy for at most this share of what is planned: without it a load
+#: between two sizes would change the pool again and again.
+SHRINK_SHARE = 0.9
+#: Longer windows than this share of `down_s` do not count: workers would stay for both, one after the other.
+LONGEST_SHARE = 0.25
+RECOVER_S = 10.0  # in which a backlog is to be worked off, once further workers serve
+#: Share of a worker's start: the window whose rate counts as that of now, once a backlog is worth a start.
+RECENT_SHARE = 0.2
+#: Share of `down_s` after a change within which no worker goes: a pool shrinks in few steps.
+PAUSE_SHARE = 0.25
+START_S_MIN, START_S_MAX = 1.0, 600.0
+_TINY = 1e-6  # workers: rounding errors start none
+
+
+class Need(NamedTuple):
+    """How many workers something needs, not rounded, and why."""
+
+    workers: float
+    reason: Reason
+    line: str
+
+
+class PoolPolicy:
+    """The policy of one pool. Call `decide` about once a second; instants must not decrease.
+
+    Args:
+        pool: its name.
+        limits: what is allowed; may be replaced between two calls.
+        kept: workers that stay for the first `down_s`: what an earlier leader wanted, or what runs already.
+        explained: whether decisions carry their arithmetic; simulations need none.
+    """
+
+    def __init__(self, pool: str, limits: ScaleLimits, kept: int = 0, *, explained: bool = True) -> None:
+        self.pool = pool
+        self.limits = limits
+        self._envelope = Envelope()
+        self._needed = Largest()
+        self._largest = {window_s: Largest() for window_s in WINDOWS_S}
+        self._kept = kept
+        self._wanted: int | None = None
+        self._changed_at = -math.inf
+        self._explained = explained
+
+    def decide(self, facts: PoolFacts, now: float) -> Decision:
+        """Return how many workers the pool needs now."""
+        limits, envelope = self.limits, self._envelope
+        envelope.add(now, facts.work_s, facts.rows)
+        if self._explained:
+            for window_s, largest in self._largest.items():
+                largest.add(now, envelope.rate(window_s))
+        start_s = min(max(facts.start_s, START_S_MIN), START_S_MAX)
+        slack_s = max(limits.latency_s - facts.run_s, facts.run_s)
+        arrivals = self._of_arrivals(start_s, slack_s)
+        backlog = self._of_backlog(facts, start_s)
+        need = max(arrivals, backlog, key=lambda one: one.workers)
+        if self._wanted is None:  # earlier needs are not known: what runs stays
+            self._wanted = min(max(self._kept, facts.ready), limits.workers_max)
+            self._needed.add(now, self._wanted * SHRINK_SHARE)
+        self._needed.add(now, need.workers)
+        wanted, reason, lines = self._settle(need, now)
+        if wanted != self._wanted:
+            self._wanted, self._changed_at = wanted, now
+        row_s = facts.row_s
+        capacity = facts.ready / row_s if row_s else 0.0
+        rate = envelope.rate(start_s)
+        return Decision(
+            self.pool,
+            wanted,
+            facts.ready,
+            limits.workers_min,
+            limits.workers_max,
+            facts.queue_rows,
+            facts.oldest_wait_s,
+            envelope.rows_per_s(start_s),
+            capacity,
+            rate / facts.ready if facts.ready else float(rate > 0),
+            reason,
+            now,
+            start_s,
+            self._explain(facts, slack_s, arrivals, backlog, lines),
+        )
+
+    def _of_arrivals(self, start_s: float, slack_s: float) -> Need:
+        """Return the most that a window needs which ends now, of those that are as long as a worker's start."""
+        envelope = self._envelope
+        best, at = 0.0, start_s
+        longest_s = max(start_s, min(self.limits.down_s * LONGEST_SHARE, envelope.known_s))
+        if envelope.rows_per_s(longest_s):
+            best = 2 * _TINY  # whatever arrives needs a worker, also if its run time is not known
+        for window_s in sorted({start_s, *WINDOWS_S}):
+            if start_s <= window_s <= longest_s:
+                need = envelope.rate(window_s) * window_s / (window_s + slack_s) / UTILISATION
+                if need > best + _TINY:
+                    best, at = need, window_s
+        line = (
+            f"arrivals: {envelope.rate(at):.3g} workers busy over {at:.3g} s; {envelope.rate(at) * at:.3g} s of work / "
+            f"({at:.3g} s + {slack_s:.3g} s) / {UTILISATION:.0%} = {best:.3g} workers"
+        )
+        return Need(best, Reason.ARRIVALS, line)
+
+    def _of_backlog(self, facts: PoolFacts, start_s: float) -> Need:
+        """Return what it takes to work off in RECOVER_S what still waits when a further worker could serve."""
+        rate = self._envelope.rate(start_s)
+        left_s = facts.queue_work_s + (rate - facts.ready) * start_s
+        waits = f"backlog: {facts.queue_work_s:.3g} s of work + ({rate:.3g} - {facts.ready}) x {start_s:.3g} s"
+        if not facts.queue_rows or (left_s <= 0 and facts.ready):
+            return Need(0.0, Reason.BACKLOG, f"{waits} = {max(0.0, left_s):.3g} s when a further worker could serve")
+        now_rate = rate
+        if facts.queue_work_s > facts.ready * start_s:
+            # What waits now is worth a start, whatever arrives later: follow the rate of now, not the mean of a start.
+            now_rate = max(rate, self._envelope.rate(start_s * RECENT_SHARE))
+        need = now_rate + left_s / RECOVER_S
+        return Need(
+            max(need, 2 * _TINY),
+            Reason.BACKLOG,
+            f"{waits} = {left_s:.3g} s; {now_rate:.3g} + {left_s:.3g} s / {RECOVER_S:g} s = {need:.3g} workers",
+        )
+
+    def _settle(self, need: Need, now: float) -> tuple[int, str, list[str]]:
+        """Return how many workers are wanted, why, and the rest of the arithmetic."""
+        limits = self.limits
+        needed = _whole(need.workers)
+        needed_at, largest = self._needed.within(now, limits.down_s)
+        before = self._wanted or 0
+        kept = min(before, _whole(largest / SHRINK_SHARE))
+        if now - self._changed_at < limits.down_s * PAUSE_SHARE and kept:
+            kept = before
+        wanted, reason = max((needed, need.reason), (kept, Reason.HELD), key=lambda one: one[0])
+        if wanted == needed:
+            reason = need.reason if needed else Reason.IDLE
+        age_s = now - needed_at
+        lines = [
+            f"needed now: {need.workers:.3g}, so {needed}",
+            f"needed in the last {limits.down_s:g} s: up to {largest:.3g}, {age_s:.0f} s ago; of {before}, {kept} stay",
+        ]
+        limited = min(max(wanted, limits.workers_min), limits.workers_max)
+        if limited != wanted:
+            lines.append(f"limits {limits.workers_min} to {limits.workers_max}: {wanted} becomes {limited}")
+            reason = Reason.MAXIMUM if limited < wanted else reason if reason is Reason.IDLE else Reason.MINIMUM
+        lines.append(f"wanted: {limited} ({reason.value})")
+        return limited, reason.value, lines
+
+    def _explain(
+        self, facts: PoolFacts, slack_s: float, arrivals: Need, backlog: Need, lines: list[str]
+    ) -> tuple[str, ...]:
+        """Return the arithmetic of a decision, line by line."""
+        if not self._explained:
+            return ()
+        return (*self._facts_lines(facts, slack_s), arrivals.line, backlog.line, *lines)
+
+    def _facts_lines(self, facts: PoolFacts, slack_s: float) -> list[str]:
+        start_s = min(max(facts.start_s, START_S_MIN), START_S_MAX)
+        capacity = facts.ready / facts.row_s if facts.row_s else 0.0
+        row = f"{facts.row_s * 1000:.3g} ms" if facts.row_s else "unknown"
+        largest = ", ".join(
+            f"{window_s:g} s {peak:.3g}"
+            for window_s, values in self._largest.items()
+            if (peak := values.within(self._envelope.end, WINDOWS_S[-1])[1]) and window_s <= self._envelope.known_s
+        )
+        return [
+            f"workers: {facts.ready} ready; a further one serves after {start_s:.3g} s",
+            f"capacity: a row takes {row}, so the ready workers answer {capacity:.4g} rows/s",
+            f"queue: {facts.queue_rows:g} rows, {facts.queue_work_s:.3g} s of work, oldest {facts.oldest_wait_s:.3g} s",
+            f"latency: target {self.limits.latency_s:.3g} s - longest run {facts.run_s:.3g} s: slack {slack_s:.3g} s",
+            f"largest rates of the last 10 min, by window, in busy workers: {largest or 'none yet'}",
+        ]
+
+
+def _whole(workers: float) -> int:
+    return math.ceil(workers - _TINY)

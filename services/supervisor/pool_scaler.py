@@ -1,0 +1,109 @@
+"""pool_scaler: loop that follows the controller's decisions with worker processes of this machine.
+
+decisions in Redis ─> follow ─> start workers at once; drain those that are too many, the highest numbers first
+
+The supervisor owns the processes. Without a fresh decision (no controller, no Redis) everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from millstream.services.errors import Failure
+from millstream.services.process.cancel import cancel_all
+from millstream.services.supervisor.child import Child
+
+log = logging.getLogger("millstream.supervisor")
+
+EVERY_S = 0.5  # between two looks at the decisions
+
+#: returns the number of workers that each pool should have, of pools with a fresh decision. Raises Failure.
+ReadWanted = Callable[[], Awaitable[Mapping[str, int]]]
+
+
+class PoolScaler:
+    """Starts and stops the workers of the pools whose size the controller decides.
+
+    Args:
+        sizes: least and largest number of workers of those pools, by the settings.
+        children: returns the running workers of all pools, a list that is changed here.
+        wanted: reads the decisions.
+        start: starts the worker of a pool with a number.
+        drain_s: how long a worker may take to stop.
+        paused: returns whether nothing may change now, as during a rolling restart.
+        show: shows a line about a change.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, tuple[int, int]],
+        children: Callable[[], list[Child]],
+        wanted: ReadWanted,
+        start: Callable[[str, int], Child],
+        drain_s: float,
+        paused: Callable[[], bool],
+        show: Callable[[str], None],
+    ) -> None:
+        self._sizes = sizes
+        self._children = children
+        self._wanted = wanted
+        self._start_worker = start
+        self._drain_s = drain_s
+        self._paused = paused
+        self._show = show
+        self._leaving: dict[Child, asyncio.Task[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def leaving(self) -> list[Child]:
+        """The workers that drain."""
+        return list(self._leaving)
+
+    def start(self) -> None:
+        if self._sizes:
+            self._task = asyncio.create_task(self._run(), name="pool scaler")
+
+    async def stop(self) -> None:
+        """Start and stop no further worker. Those that drain are stopped by the caller."""
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                wanted = await self._wanted()
+                if not self._paused():
+                    self.follow(wanted)
+            except Failure as failure:
+                log.debug("the pools keep their sizes: %s", failure.message)
+            except Exception:
+                log.exception("the pools could not be resized; trying again")
+            await asyncio.sleep(EVERY_S)
+
+    def follow(self, wanted: Mapping[str, int]) -> None:
+        """Start or stop workers, so that each pool has as many as are wanted, within its limits."""
+        for pool, (low, high) in self._sizes.items():
+            if pool in wanted:
+                self._resize(pool, min(max(wanted[pool], low), high))
+
+    def _resize(self, pool: str, wanted: int) -> None:
+        running = {child.program.index: child for child in self._children() if child.program.pool == pool}
+        before = len(running)
+        if before == wanted:
+            return
+        self._show(f"pool {pool}: {wanted} workers, {before} before")
+        # A number is free when its process has ended: it names the log and the series.
+        taken = {*running, *(child.program.index for child in self._leaving if child.program.pool == pool)}
+        free = (index for index in range(wanted + len(taken)) if index not in taken)
+        for _ in range(wanted - before):
+            self._children().append(self._start_worker(pool, next(free)))
+        for index in sorted(running, reverse=True)[: max(0, before - wanted)]:
+            self._drain(running[index])
+
+    def _drain(self, child: Child) -> None:
+        self._children().remove(child)
+        task = asyncio.create_task(child.stop(self._drain_s), name=f"drain {child.program.name}")
+        self._leaving[child] = task
+        task.add_done_callback(lambda _: self._leaving.pop(child, None))
