@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from millstream.gateway.admin import routes_models, routes_placement, routes_pools, routes_uploads, schemas_models
+from millstream.gateway.admin import (
+    routes_keys,
+    routes_logs,
+    routes_models,
+    routes_placement,
+    routes_pools,
+    routes_races,
+    routes_scale,
+    routes_uploads,
+    schemas_keys,
+    schemas_logs,
+    schemas_models,
+    schemas_races,
+)
 from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.protocols.http.auth import admin
 
@@ -12,8 +25,18 @@ ADAPTER = Adapter(
     routes=(
         Routes(routes_models.router, _MODELS, admin),
         Routes(routes_uploads.router, _MODELS, admin),
+        Routes(routes_races.router, Tag("admin: races", "Compiled forms of a version, measured.", Place.OPEN), admin),
         Routes(routes_placement.router, Tag("admin: placement", "Which worker holds what.", Place.OPEN), admin),
+        Routes(routes_scale.router, Tag("admin: scale", "How many workers each pool should have.", Place.OPEN), admin),
+        Routes(routes_keys.router, Tag("admin: keys", "API keys, and the audit log.", Place.OPEN), admin),
         Routes(routes_pools.router, Tag("admin: pools", "Worker pools and workers.", Place.OPEN), admin),
+        Routes(routes_logs.router, Tag("admin: logs", "How much processes log.", Place.OPEN), admin),
     ),
-    schemas=(schemas_models.UploadForm,),
+    schemas=(
+        schemas_keys.NewKey,
+        schemas_keys.Rotation,
+        schemas_logs.LogLevels,
+        schemas_models.UploadForm,
+        schemas_races.RaceRequest,
+    ),
 )

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Failure, invalid
+from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.supervisor.pool_specs import parse_pools
 
@@ -32,6 +33,15 @@ async def check_pools(deps: Deps, model: str, pools: Iterable[str]) -> None:
         raise unknown_pool("config.pools", pool, known)
 
 
+def loaded_formats(deps: Deps, named: Collection[str]) -> frozenset[str]:
+    """Return the formats that the workers load of the pools that may serve a model; empty if some are not known."""
+    pools = deps.catalog.snapshot.pools
+    traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
+    if not all(one is not None and one.formats for one in traits):
+        return frozenset()
+    return frozenset(one for found in traits if found is not None for one in found.formats)
+
+
 def check_format(deps: Deps, named: Collection[str], source_format: str) -> None:
     """Raise Failure(INVALID) if workers of all pools that may serve a model load other formats than its own.
 
@@ -42,7 +52,8 @@ def check_format(deps: Deps, named: Collection[str], source_format: str) -> None
     pools = deps.catalog.snapshot.pools
     traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
     if traits and all(one is not None and one.formats and source_format not in one.formats for one in traits):
+        backend = BACKEND_OF_FORMAT.get(source_format, source_format)
         raise invalid(
             f"no worker of {pools_text(sorted(named or pools))} loads {source_format}: start workers that do, like "
-            "`millstream up --pool torch=1,backend=torch`"
+            f"`millstream up --pool {backend}=1,backend={backend}`"
         )

@@ -36,13 +36,19 @@ async def get_model(name: str, deps: DepsOf) -> schemas.Model:
 
 
 def _add_variants(deps: Deps, versions: Sequence[schemas.Version]) -> None:
-    """Read the reports of the versions' variants. Blocking."""
+    """Read the reports of the versions' variants and races. Blocking."""
     model = deps.catalog.snapshot.models.get(versions[0].model) if versions else None
     for version in versions:
         view = model.versions.get(version.version) if model is not None and version.version is not None else None
         if view is not None:
             found = deps.repository.variants.reports(view.manifest)
             version.variants = [schemas.Variant.of(name, report) for name, report in found.items()]
+            version.races = [
+                schemas.RaceSummary.of(
+                    race, serving=deps.repository.choices.get(view.manifest, race.kind, race.device) is not None
+                )
+                for race in deps.repository.races.of(view.manifest.model, view.manifest.version)
+            ]
 
 
 @router.get(
@@ -77,7 +83,9 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
     if view.verdict.failures or view.verdict.batching_off:  # the operator asks for another try
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
-        raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
+        again = f"`millstream load {name}` (POST /v2/repository/models/{name}/load) tries it again; then activate it"
+        message = f"version {version} of '{name}' failed and cannot be activated: {view.reason}; {again}"
+        raise Failure(Code.CONFLICT, message)
     await asyncio.to_thread(activation.activate_version, deps.repository, name, version)
     await deps.catalog.announce(name)
 

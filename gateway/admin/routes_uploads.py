@@ -20,6 +20,7 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.multipart import is_form
 from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.base import INPUTS_MAX, ImportOptions
 from millstream.services.model.manifest import Manifest
 from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audited
@@ -37,11 +38,33 @@ _BODY = request_body(
         OCTETS: BINARY,
         "multipart/form-data": content(ref(schemas.UploadForm)),
     },
-    description="An ONNX file, or a zip or tar with one and its external data.",
+    description="A model file, or a zip or tar with one and its other files: ONNX, or a framework's that is imported.",
 )
 _CREATED: dict[int | str, dict[str, Any]] = {
     201: {"description": "The version, as far as it is known.", "headers": {"Location": header_ref("Location")}}
 }
+
+
+def _import_options(
+    input: Annotated[  # noqa: A002 - the name of the parameter
+        list[str],
+        Query(
+            default_factory=list,
+            description="An input that the model's file does not describe, as TorchScript does not: "
+            "name:datatype:shape, with -1 for a variable size.",
+            examples=[["x:FP32:-1,3,224,224"]],
+            max_length=INPUTS_MAX,
+        ),
+    ],
+    allow_pickle: Annotated[
+        bool, Query(description="Load a pickle, which can execute code: after a scan, in the sandbox.")
+    ] = False,
+    allow_code: Annotated[
+        bool, Query(description="Run code that a model's folder brings with it, in the sandbox.")
+    ] = False,
+) -> ImportOptions:
+    """Return what the import of a framework's model may do."""
+    return ImportOptions(allow_pickle=allow_pickle, allow_code=allow_code, inputs=tuple(input))
 
 
 class _Options:
@@ -50,6 +73,7 @@ class _Options:
     def __init__(
         self,
         request: Request,
+        imports: Annotated[ImportOptions, Depends(_import_options)],
         config: Annotated[
             str | None,
             Query(
@@ -68,13 +92,14 @@ class _Options:
             ),
         ] = None,
     ) -> None:
-        known = ("config", "wait", "activate")
+        known = ("config", "wait", "activate", "allow_pickle", "allow_code", "input")
         for name in request.query_params:
             if name not in known:
                 raise invalid(unknown_key(name, known, "query parameter"))
         self.config = config
         self.wait_s = wait
         self.activate = activate
+        self.imports = imports
         self.sha256 = x_content_sha256.lower() if x_content_sha256 else None
 
 
@@ -131,6 +156,7 @@ def _checked(name: str, version: int | None, options: _Options, request: Request
         sha256=options.sha256,
         activate=options.activate,
         form=form,
+        imports=options.imports,
     )
 
 

@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, versions_text
 from millstream.services.errors import Subject, not_found
-from millstream.services.model.manifest import Manifest
+from millstream.services.model.manifest import ImportRecord, Manifest
 from millstream.services.model.signature import TensorSpec
+from millstream.services.repository.races import Race
 from millstream.services.repository.variants import Report
 from millstream.services.wire.records import State
 
@@ -46,6 +47,7 @@ class VersionInstance(BaseModel):
     reason: str | None = None
     profile: dict[int, float] = Field({}, description="Rows of a run -> measured seconds.")
     size_bytes: int
+    variant: str | None = Field(None, description="Compiled forms that serve, which won a race; null: its own file.")
 
     @classmethod
     def of(cls, replica: Replica) -> Self:
@@ -56,6 +58,7 @@ class VersionInstance(BaseModel):
             reason=instance.reason,
             profile=dict(instance.profile),
             size_bytes=instance.resident_bytes,
+            variant=instance.variant or None,
         )
 
 
@@ -85,12 +88,50 @@ class Variant(BaseModel):
         )
 
 
+class RaceSummary(BaseModel):
+    """What the last race of a version found, on one kind of worker."""
+
+    kind: str
+    state: str
+    winner: str | None = Field(None, description="Candidate that won; null: nothing changed, or there is no verdict.")
+    ratio: float = Field(1.0, description="Times as fast as the version's own file.")
+    serving: bool = Field(description="Whether workers of this kind follow the verdict.")
+    undone: str | None = Field(None, description="Why the winner serves no longer.")
+
+    @classmethod
+    def of(cls, race: Race, *, serving: bool) -> Self:
+        return cls(
+            kind=race.kind,
+            state=race.state.value,
+            winner=race.winner,
+            ratio=(race.report or {}).get("ratio", 1.0),
+            serving=serving,
+            undone=race.undone.why if race.undone is not None else None,
+        )
+
+
 class LoadFailure(BaseModel):
     """Why workers of one kind do not load a version any more: its loads ended processes, or did not end."""
 
     kind: str = Field(description='Backend and device, like "onnxruntime.cuda"; "every": all kinds.')
     reason: str
     failed_at: float = Field(description="Seconds since the epoch.")
+
+
+class ImportedModel(BaseModel):
+    """The framework whose model a version was made from, and how well the outputs of both agree."""
+
+    importer: str = Field(description='Its name: "scikit-learn".')
+    producer: str = Field(description="Framework and converter, with their versions.")
+    rows: int = Field(description="Rows whose outputs were compared.")
+    output: str = Field(description="The output that differs most, relative to the tolerance.")
+    difference: float = Field(description="Its largest absolute difference.")
+    rtol: float = Field(description="Relative tolerance.")
+    atol: float = Field(description="Absolute tolerance, added to the relative one.")
+
+    @classmethod
+    def of(cls, record: ImportRecord | None) -> Self | None:
+        return None if record is None else cls.model_validate(record.model_dump(exclude={"samples"}))
 
 
 class Version(BaseModel):
@@ -117,8 +158,10 @@ class Version(BaseModel):
         [], description="Kinds of workers that do not load it until it is activated or loaded again."
     )
     notes: list[str] = Field([], description="What the check found worth saying.")
+    imported: ImportedModel | None = Field(None, description="null: it was uploaded as it is served.")
     instances: list[VersionInstance] = []
     variants: list[Variant] = Field([], description="Compiled forms; not in the list of all models.")
+    races: list[RaceSummary] = Field([], description="The last one first; not in the list of all models.")
 
     @classmethod
     def of(cls, view: VersionView, *, active: bool) -> Self:
@@ -145,6 +188,7 @@ class Version(BaseModel):
                 for kind, known in view.verdict.failures.items()
             ],
             notes=list(manifest.notes),
+            imported=ImportedModel.of(manifest.imported),
             instances=[VersionInstance.of(replica) for replica in view.replicas],
         )
 

@@ -89,11 +89,13 @@ class WorkerPlacement(BaseModel):
     budget_bytes: int | None = Field(description="Memory that its process may use; null: no limit.")
     used_bytes: int = Field(description="In use, promised to loads in progress, or not free yet after an unload.")
     free_bytes: int | None
+    room_bytes: int | None = Field(description="What all instances together may take; null: no limit.")
     device_budget_bytes: int | None = Field(
         description="Memory of its accelerator that it may use; null: it has none, or no limit is known."
     )
     device_used_bytes: int = Field(description="Memory of its accelerator, likewise.")
     device_free_bytes: int | None
+    device_room_bytes: int | None = Field(description="What all instances together may take of the accelerator.")
     instances_total: int = Field(description="Instances of all models, without those that failed.")
     instances: list[InstancePlacement]
 
@@ -263,11 +265,13 @@ def _worker(
         budget_bytes=worker.budget_bytes or None,
         used_bytes=worker.used_bytes,
         free_bytes=max(0, worker.budget_bytes - worker.used_bytes) if worker.budget_bytes else None,
+        room_bytes=worker.room_bytes if worker.budget_bytes else None,
         device_budget_bytes=worker.device_budget_bytes or None,
         device_used_bytes=worker.device_used_bytes,
         device_free_bytes=max(0, worker.device_budget_bytes - worker.device_used_bytes)
         if worker.device_budget_bytes
         else None,
+        device_room_bytes=worker.device_room_bytes if worker.device_budget_bytes else None,
         instances_total=sum(1 for one in worker.instances if one.state is not State.FAILED),
         instances=[
             _instance(one, worker.pool, pinned, facts)

@@ -64,6 +64,9 @@ class WorkerInfo(BaseModel):
     host: str
     started: float = Field(description="Seconds since the epoch.")
     heartbeat_age_s: float
+    clock_ahead_s: int | None = Field(
+        None, description="Whole seconds by which its machine's clock is ahead of the Redis clock."
+    )
     hardware: DeviceRecord | None = Field(None, description="What the worker runs on.")
     packages: dict[str, str] = Field({}, description="Inference libraries that are installed there, with versions.")
     instances: list[WorkerInstance]
@@ -119,6 +122,7 @@ def workers(snapshot: Snapshot, now: float) -> WorkerList:
                 hardware=worker.hardware,
                 packages=worker.packages,
                 heartbeat_age_s=max(0.0, now - worker.heartbeat),
+                clock_ahead_s=worker.clock_ahead_s,
                 instances=[WorkerInstance.of(instance) for instance in worker.instances],
             )
             for worker in sorted(snapshot.workers, key=lambda worker: (worker.pool, worker.id))

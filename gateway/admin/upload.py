@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
-from millstream.gateway.admin.known_pools import check_format, check_pools
+from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import invalid
+from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput
@@ -25,6 +26,7 @@ from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
 
 _UNKNOWN = "extra_forbidden"  # pydantic's name of the error
+_NOTHING_ALLOWED = ImportOptions()
 _SETTLED = frozenset({State.READY, State.STANDBY, State.FAILED, State.UNLOADED})
 
 
@@ -38,6 +40,7 @@ class Upload:
     sha256: str | None  # digest of the model's bytes, in hex; other bytes are refused
     activate: bool
     form: UploadForm | None  # reads the body as a form, which may have the config; None: the body is the model
+    imports: ImportOptions = _NOTHING_ALLOWED  # what the import of a framework's model may do
 
 
 def parse_config(text: str | bytes) -> ModelConfig:
@@ -81,6 +84,7 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
         version=manifest.version,
         pools=" ".join(manifest.config.pools),
         activated=upload.activate,
+        **{name: True for name, allowed in upload.imports if allowed},
     )
     return manifest
 
@@ -96,6 +100,8 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
         await _receive(incoming, upload, body)
         if incoming.config is not config:  # it was in the form
             await check_pools(deps, upload.model, incoming.config.pools)
+        formats = loaded_formats(deps, incoming.config.pools)
+        incoming.options = upload.imports.model_copy(update={"formats": formats})
 
         def accept(checked: CheckedModel) -> None:
             check_format(deps, incoming.config.pools, checked.source_format)

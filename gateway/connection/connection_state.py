@@ -51,6 +51,7 @@ import asyncio
 from collections import deque
 from typing import Any, ClassVar
 
+from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import DrainingProtocol
 from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.head_cache import CachedHead
@@ -74,6 +75,7 @@ class ConnectionState(DrainingProtocol):
     reply_budget: ClassVar[ReplyBudget]
     http_counts: ClassVar[HttpCounts]
     client_stall_s_max: ClassVar[float]
+    gate: ClassVar[Gate]
     foreign_log: ClassVar[ForeignLog]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, CachedHead | None]]

@@ -46,7 +46,7 @@ class DrainingProtocol(HttpToolsProtocol):
         if self.cors is not None:
             cycle.default_headers += self.cors.headers(headers.origin)
             app = self.cors.app(cycle.scope, app)
-        with request_context(request_id):  # the task of the request takes both variables with it
+        with request_context(request_id, headers.traceparent):  # the task of the request takes these variables with it
             token = EXCHANGE.set(Exchange(headers, request_id, cycle.default_headers))
             super()._start_asgi_task(cycle, app)
             EXCHANGE.reset(token)

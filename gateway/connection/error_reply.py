@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from millstream.gateway.connection.infer_handler import HttpReply, reply_headers
+from millstream.services.access.limits import LimitReached
 from millstream.services.errors import Code, Failure
 
 log = logging.getLogger("millstream.infer")
@@ -20,10 +21,21 @@ JSON_HEADERS = reply_headers((b"content-type", JSON))
 
 def error_reply(failure: Failure) -> HttpReply:
     """Return `failure` as `{"error": …}` with its status, and Retry-After where the failure has a time for it."""
-    headers = JSON_HEADERS
-    if failure.retry_after is not None:
-        headers = reply_headers(*JSON_HEADERS.pairs, (b"retry-after", b"%d" % failure.retry_after))
+    added = [(name.encode(), value.encode()) for name, value in error_headers(failure).items()]
+    headers = reply_headers(*JSON_HEADERS.pairs, *added) if added else JSON_HEADERS
     return HttpReply(failure.http_status, headers, error_body(failure.message, failure.advice))
+
+
+def error_headers(failure: Failure) -> dict[str, str]:
+    """Return the headers that tell more about a failure, names in lower case: when to try again, which key to send."""
+    headers = {}
+    if failure.retry_after is not None:
+        headers["retry-after"] = str(failure.retry_after)
+    if failure.code is Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(failure, LimitReached):
+        headers |= dict(failure.headers)
+    return headers
 
 
 def too_large(bytes_max: int) -> Failure:

@@ -31,5 +31,7 @@ class Exchange:
         self.added[:] = [*[header for header in self.added if header[0] != name], (name, value)]
 
 
+METHOD = "millstream.method"  # key of a scope: the method that the client sent, where the scope has another
+
 #: the exchange of the request that the current task answers; None outside of requests over HTTP
 EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)

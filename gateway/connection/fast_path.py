@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.connection_state import is_replying
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.foreign_protocol import ForeignLog
@@ -52,6 +53,7 @@ class FastPathProtocol(RequestReader):
         for cycle in (active, self.cycle, *(waiting for waiting, _ in self.pipeline)):
             if type(cycle) is RequestCycle and not cycle.disconnected:
                 cycle.disconnected = True
+                cycle.leave()
                 cycle.drop_body(self.receive_budget)
                 if cycle.ticket is not None and not cycle.answered:
                     cycle.ticket.cancel()
@@ -108,6 +110,7 @@ def fast_path_protocol(
     """Return the protocol class of a server whose infer posts `infer` answers.
 
     Its class variable `http_counts` counts the replies; at first it is one of the class' own, which no page shows.
+    Its class variable `gate` checks the keys of requests; at first it has none, and all are let in.
 
     Args:
         infer: Answers each infer post.
@@ -135,6 +138,7 @@ def fast_path_protocol(
             "client_stall_s_max": client_stall_s_max,
             "foreign_log": ForeignLog(time.monotonic),
             "drain": drain or Drain(),
+            "gate": Gate(),
             "paths": {},
             "heads": {},
             "ok_prefix": [None, b""],

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from millstream.gateway.access.principal import Principal
 from millstream.services.process.request_id import usable_request_id
+from millstream.services.tracing.traceparent import usable_traceparent
 
 
 class InferHeaders(NamedTuple):
@@ -20,25 +22,25 @@ class InferHeaders(NamedTuple):
     request_id: bytes | None = None  # X-Request-Id, if usable
     origin: bytes | None = None  # Origin: the page that calls
     load_format: bytes | None = None  # endpoint-load-metrics-format: the form of the load report that the caller wants
+    credential: bytes | None = None  # Authorization; without it, X-API-Key
+    traceparent: bytes | None = None  # if usable: the trace that the request belongs to; the last field
 
     @classmethod
     def read(cls, headers: list[tuple[bytes, bytes]]) -> InferHeaders:
         """Return those of a request's `headers`, names in lower case. Of a repeated header the last counts."""
-        content_encoding = accept_encoding = header_length = request_id = origin = load_format = None
-        for name, value in headers:
-            if name == b"content-encoding":
-                content_encoding = value.strip().lower()
-            elif name == b"accept-encoding":
-                accept_encoding = value
-            elif name == b"inference-header-content-length":
-                header_length = value
-            elif name == b"x-request-id":
-                request_id = usable_request_id(value)
-            elif name == b"origin":
-                origin = value
-            elif name == b"endpoint-load-metrics-format":
-                load_format = value
-        found = cls(content_encoding, accept_encoding, header_length, request_id, origin, load_format)
+        sent = dict(headers)
+        content_encoding, request_id = sent.get(b"content-encoding"), sent.get(b"x-request-id")
+        traceparent, authorization = sent.get(b"traceparent"), sent.get(b"authorization")
+        found = cls(
+            None if content_encoding is None else content_encoding.strip().lower(),
+            sent.get(b"accept-encoding"),
+            sent.get(b"inference-header-content-length"),
+            None if request_id is None else usable_request_id(request_id),
+            sent.get(b"origin"),
+            sent.get(b"endpoint-load-metrics-format"),
+            sent.get(b"x-api-key") if authorization is None else authorization,
+            None if traceparent is None else usable_traceparent(traceparent),
+        )
         return NO_HEADERS if found == NO_HEADERS else found
 
 
@@ -85,6 +87,7 @@ class InferHandler(Protocol):
         body: bytes,
         done: Callable[[HttpReply], None],
         request_id: bytes = b"",
+        principal: Principal | None = None,
     ) -> Cancel:
         """Take a request, and return the handle that cancels it.
 
@@ -95,4 +98,5 @@ class InferHandler(Protocol):
             body: As it was sent, perhaps compressed.
             done: Called once with the reply, in the event loop's thread, perhaps before this returns.
             request_id: The id that the reply will have, for logs and traces.
+            principal: Who calls, and was let in; None: no key is needed.
         """

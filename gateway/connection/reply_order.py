@@ -55,10 +55,18 @@ class ReplyOrder(ConnectionState):
         model, version = cycle.path
         headers = cycle.headers
         request_id = cycle.request_id = headers.request_id or new_request_id()
+        principal = None
+        if self.gate.enforced:
+            try:
+                cycle.passed = self.gate.enter_infer(headers.credential, model)
+            except Failure as refusal:
+                self._answer(cycle, error_reply(refusal))
+                return
+            principal = cycle.passed.principal
         try:
-            ticket = self.infer.submit(model, version, headers, body, cycle.done, request_id)
+            ticket = self.infer.submit(model, version, headers, body, cycle.done, request_id, principal)
         except Exception as error:
-            with request_context(request_id):
+            with request_context(request_id, headers.traceparent):
                 failure = internal_failure("an infer post", error)
             if not cycle.answered:
                 self._answer(cycle, error_reply(failure))
@@ -66,10 +74,13 @@ class ReplyOrder(ConnectionState):
             if not cycle.answered:
                 cycle.ticket = ticket
 
-    def _answer(self, cycle: RequestCycle, reply: HttpReply) -> None:
+    def _answer(self, cycle: RequestCycle, reply: HttpReply) -> int:
+        """Write the reply to a request, and return its status; 0 if the client is gone."""
         transport = self.transport
+        if cycle.passed is not None:
+            cycle.leave()
         if cycle.disconnected or transport.is_closing():
-            return
+            return 0
         cycle.answered = True
         cycle.ticket = None  # an idle connection must not keep its last request alive
         if self.drain.draining and not self.pipeline and not (self._receiving and cycle.complete):
@@ -103,6 +114,7 @@ class ReplyOrder(ConnectionState):
             self.on_response_complete()
         else:
             self._finish(cycle)
+        return status
 
     def _finish(self, cycle: RequestCycle) -> None:
         cycle.response_complete = True

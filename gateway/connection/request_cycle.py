@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from millstream.gateway.access.gate import Pass
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.connection.infer_handler import NO_HEADERS, Cancel, HttpReply, InferHeaders
 from millstream.gateway.connection.path_cache import InferPath
@@ -32,6 +33,7 @@ class RequestCycle:
 
     headers = NO_HEADERS
     request_id = b""  # set when the request is submitted
+    submitted_at = 0.0  # set where requests are observed, in seconds on the monotonic clock
     size_bytes = 0  # of `body`
     complete = False  # the whole body was received
     started = False  # its turn on the connection has come
@@ -42,9 +44,10 @@ class RequestCycle:
     answered = False  # its reply was written to the transport
     response_complete = False  # … and the transport has room for the next reply
     disconnected = False
+    passed: Pass | None = None  # of a request whose key was checked, until it is answered
     message_event = _IgnoredEvent()  # uvicorn sets it when the connection is lost
 
-    def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[RequestCycle, HttpReply], None]) -> None:
+    def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[RequestCycle, HttpReply], object]) -> None:
         self.path = path
         self.body = body
         self._answer = answer
@@ -60,6 +63,12 @@ class RequestCycle:
                 self.refusal = too_large(body_bytes_max)
         self.headers = InferHeaders.read(headers)
 
+    def leave(self) -> None:
+        """End the call for the limits of its key."""
+        passed, self.passed = self.passed, None
+        if passed is not None:
+            passed.leave()
+
     def drop_body(self, receive_budget: ReceiveBudget) -> None:
         """Drop the body, and give its bytes back to the receive budget."""
         receive_budget.bytes -= self.size_bytes
@@ -68,7 +77,7 @@ class RequestCycle:
 
 
 def refusal_cycle(
-    failure: Failure, answer: Callable[[RequestCycle, HttpReply], None], headers: InferHeaders = NO_HEADERS
+    failure: Failure, answer: Callable[[RequestCycle, HttpReply], object], headers: InferHeaders = NO_HEADERS
 ) -> RequestCycle:
     """Return a cycle that answers `failure` in place of a request. The connection closes after it.
 

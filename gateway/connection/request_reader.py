@@ -153,6 +153,8 @@ class RequestReader(ReplyOrder):
             return
         cycle = self.cycle = RequestCycle(path, [], self._answer)
         cycle.read(self.headers, self.body_bytes_max)
+        if self.gate.enforced and cycle.refusal is None:  # before a body is received from a caller without a key
+            cycle.refusal = self.gate.refusal_of(cycle.headers.credential)
         cycle.expect_continue = self.expect_100_continue
         cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         if existing is None or existing.response_complete:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from millstream.gateway.access.principal import CALLER
 from millstream.gateway.protocols.http.local_caller import forwarding_header, is_loopback
 from millstream.services.errors import Code, Failure
 from millstream.services.process.audit import acting
@@ -21,10 +22,12 @@ _BEARER = "bearer "
 
 
 async def check(settings: Settings, context: Any) -> None:
-    """Check that the caller may use the admin API. Raises Failure(UNAUTHENTICATED).
+    """Check that the caller may use the admin API, unless its API key was checked. Raises Failure(UNAUTHENTICATED).
 
     Ends the call with PERMISSION_DENIED if no key is set and the caller is not local.
     """
+    if CALLER.get() is not None:
+        return  # its key was checked by the authorisation table
     if settings.admin_key is None:
         if not _is_local(context.peer()):
             await context.abort(
@@ -36,7 +39,7 @@ async def check(settings: Settings, context: Any) -> None:
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"the call came through a proxy (metadata '{name}'): set MILLSTREAM_ADMIN_KEY to use it through one",
             )
-        acting(unquote(context.peer()), with_key=False)
+        acting(unquote(context.peer()))
         return
     authorization = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
     if authorization[: len(_BEARER)].lower() != _BEARER:
@@ -45,7 +48,13 @@ async def check(settings: Settings, context: Any) -> None:
     key = settings.admin_key.get_secret_value().encode()
     if not secrets.compare_digest(authorization[len(_BEARER) :].strip().encode(), key):
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
-    acting(unquote(context.peer()), with_key=True)
+    acting(unquote(context.peer()), "admin key")
+
+
+def is_local_call(context: Any) -> bool:
+    """Whether a call comes from this machine, and not through a proxy on it."""
+    names = (key for key, _ in context.invocation_metadata() or ())
+    return _is_local(context.peer()) and forwarding_header(names) is None
 
 
 def _is_local(peer: str) -> bool:

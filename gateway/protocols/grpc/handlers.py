@@ -10,13 +10,16 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.protocols.grpc.call_counts import CallCounts
+from millstream.gateway.protocols.grpc.guard import Guard, check_message
 from millstream.gateway.protocols.grpc.health import Health
 from millstream.gateway.protocols.grpc.infer import InferCalls
 from millstream.gateway.protocols.grpc.messages import Messages, parse, set_compression
 from millstream.gateway.protocols.grpc.metadata import MetadataCalls
+from millstream.gateway.protocols.grpc.observed_calls import ObservedCalls
 from millstream.gateway.protocols.grpc.reflection import SERVICES, Reflection
 from millstream.gateway.protocols.grpc.repository import RepositoryCalls
 from millstream.gateway.protocols.grpc.shared_memory import SharedMemoryCalls
@@ -24,6 +27,7 @@ from millstream.gateway.protocols.grpc.statistics import StatisticsCalls
 from millstream.gateway.protocols.grpc.stream import Stream
 from millstream.gateway.protocols.grpc.trace_and_log import TraceAndLogCalls
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.access.table import GRPC
 from millstream.services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
@@ -45,9 +49,11 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
         self._counts = CallCounts(deps.registry)
-        infer = InferCalls(deps.callers.grpc, messages)
-        stream = Stream(infer, messages, lambda: drain.draining)
-        handlers = {name: _unary(name, call, messages) for name, call in _calls(deps, drain).items()}
+        infer = InferCalls(deps.callers.grpc, messages, deps.texts)
+        observed = None if deps.observer is None else ObservedCalls(deps.observer)
+        stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
+        guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
+        handlers = {name: _unary(name, call, messages, deps.gate) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
         services = {
@@ -57,11 +63,20 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
         if deps.settings.grpc_reflection:
             info = grpc.stream_stream_rpc_method_handler(Reflection(deps.settings, messages).info)
             services |= {service: {"ServerReflectionInfo": info} for service in SERVICES}
+        observe = _unobserved if observed is None else observed.observed
         self._handlers = {
-            f"/{service}/{name}": self._counts.counted(name, handler)
+            f"/{service}/{name}": self._counts.counted(
+                name,
+                observe(service, name, guard.guarded(f"/{service}/{name}", handler)),
+            )
             for service, methods in services.items()
             for name, handler in methods.items()
         }
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The full names of all methods."""
+        return frozenset(self._handlers)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call. The library calls this for each call."""
@@ -70,6 +85,10 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
         if handler is None:
             self._counts.unknown_method()
         return handler
+
+
+def _unobserved(_service: str, _name: str, handler: Any) -> Any:
+    return handler
 
 
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
@@ -120,8 +139,14 @@ def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
     }
 
 
-def _unary(name: str, call: _Call, messages: Messages) -> Any:
-    return grpc.stream_unary_rpc_method_handler(_handler(name, getattr(pb, f"{name}Request"), call, messages))
+def _unary(name: str, call: _Call, messages: Messages, gate: Gate) -> Any:
+    row = GRPC.get(f"/inference.GRPCInferenceService/{name}")
+
+    async def allowed(request: Any, context: Any) -> Any:
+        check_message(gate, row, request)
+        return await call(request, context)
+
+    return grpc.stream_unary_rpc_method_handler(_handler(name, getattr(pb, f"{name}Request"), allowed, messages))
 
 
 def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:

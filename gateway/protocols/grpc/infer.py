@@ -1,10 +1,11 @@
 """infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. All policy is in Caller and the lanes.
 
-envelope cached? ─> find ─> (decode) ─> Caller.call ……… encode
+envelope cached? ─> find ─> (decode ─> tokenize texts) ─> Caller.call ……… encode
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,8 @@ from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, Reques
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.texts.text_plans import plans_of_texts
+from millstream.gateway.texts.texts import Texts
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -29,6 +32,7 @@ from millstream.services.process.offload import run_in_thread_if_large
 class _Codec(NamedTuple):
     decoder: GrpcDecoder
     encoder: GrpcEncoder
+    texts: GrpcDecoder | None  # of requests that have texts in place of token ids
 
 
 class InferCalls:
@@ -37,10 +41,12 @@ class InferCalls:
     Args:
         caller: finds versions and runs them.
         messages: reads requests and sends replies.
+        texts: tokenizes requests with texts.
     """
 
-    def __init__(self, caller: Caller, messages: Messages) -> None:
+    def __init__(self, caller: Caller, messages: Messages, texts: Texts) -> None:
         self._caller = caller
+        self._texts = texts
         self._messages = messages
         self._envelopes = Envelopes()
         self._advice: WeakKeyDictionary[InputPlans, str] = WeakKeyDictionary()
@@ -84,12 +90,27 @@ class InferCalls:
         route = find(self._caller, request.model_name, request.model_version)
         codec = self._codecs.get(route.plans) or self._new_codec(route)
         with self._advising(route), self._caller.count_rejections(route):
-            if request.raw_input_contents:
-                call = codec.decoder.decode(request)
+            try:
+                if request.raw_input_contents:
+                    call = codec.decoder.decode(request)
+                else:
+                    call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
+            except Failure as failure:
+                if codec.texts is None or plans_of_texts(route.plans, failure) is None:
+                    raise
+                began = time.monotonic()
+                call = await self._tokenized(route, codec.texts, request, size_bytes)
+                if remaining_s is not None:
+                    remaining_s = max(remaining_s - (time.monotonic() - began), 0.0)
             else:
-                call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
-        self._envelopes.learn(body, request, route.plans, call)
+                self._envelopes.learn(body, request, route.plans, call)
         return await self._run(route, call, size_bytes, remaining_s, permit, extra)
+
+    async def _tokenized(self, route: ModelRoute, decoder: GrpcDecoder, request: Any, size_bytes: int) -> GrpcCall:
+        """Return a request with texts, decoded, with token ids in their place. Raises Failure."""
+        call = await run_in_thread_if_large(size_bytes, decoder.decode, request)
+        inputs = await self._texts.inputs(route.lane.manifest, route.plans, call.inputs[0])
+        return call._replace(inputs=inputs.tensors)
 
     def _run(
         self,
@@ -128,7 +149,11 @@ class InferCalls:
     def _new_codec(self, route: ModelRoute) -> _Codec:
         manifest = route.lane.manifest
         encoder = GrpcEncoder(manifest.model, manifest.version, manifest.signature, route.extensions)
-        codec = self._codecs[route.plans] = _Codec(GrpcDecoder(route.plans, route.extensions), encoder)
+        codec = self._codecs[route.plans] = _Codec(
+            GrpcDecoder(route.plans, route.extensions),
+            encoder,
+            None if route.plans.texts is None else GrpcDecoder(route.plans.texts, route.extensions),
+        )
         return codec
 
 

@@ -23,7 +23,8 @@ from millstream.gateway.protocols.grpc.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.protocols.http.compression import choose_encoding, decompress
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
-from millstream.services.process.request_id import REQUEST_ID, new_request_id, usable_request_id
+from millstream.services.process.request_id import REQUEST_ID, TRACE_ID, new_request_id, usable_request_id
+from millstream.services.tracing.traceparent import trace_id_of, usable_traceparent
 
 #: first byte of a gzip stream and of a zlib stream. No message begins with them: they would be a wire type that does
 #: not exist, and a field 15, which no message of these services has
@@ -76,8 +77,10 @@ class Messages:
 
         Also sets the request id of the call: for its task, and in the metadata that ends the call.
         """
-        request_id = _request_id(context)
+        request_id, traceparent = _ids(context)
         REQUEST_ID.set(request_id)
+        if traceparent is not None:
+            TRACE_ID.set(trace_id_of(traceparent))
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         permit = self.permit()
 
@@ -116,13 +119,15 @@ class Messages:
         await refuse(context, failure)
 
 
-def _request_id(context: Any) -> str:
-    """Return the id in the call's metadata if it is usable, else a new one."""
-    sent = None
+def _ids(context: Any) -> tuple[str, bytes | None]:
+    """Return the request id in the call's metadata if it is usable, else a new one; and its traceparent, if usable."""
+    sent = traceparent = None
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID_KEY:
             sent = usable_request_id(value.encode())
-    return (sent or new_request_id()).decode("ascii")
+        elif key == "traceparent":
+            traceparent = usable_traceparent(value.encode())
+    return (sent or new_request_id()).decode("ascii"), traceparent
 
 
 async def parse_infer(body: bytes) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from millstream.services.access.limits import LimitReached
 from millstream.services.errors import GRPC_STATUS, Failure
 from millstream.services.process.request_id import REQUEST_ID
 
@@ -33,5 +34,7 @@ async def refuse(context: Any, failure: Failure) -> NoReturn:
     if seconds is not None:
         pushback_s = seconds if failure.retry_after_s is None else failure.retry_after_s
         metadata += (("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(math.ceil(pushback_s * 1000))))
+    if isinstance(failure, LimitReached):
+        metadata += failure.headers
     await context.abort(_STATUS[failure.code], details(failure), metadata)
     raise AssertionError("abort always raises")

@@ -14,11 +14,13 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.encode import FINAL, stream_response
 from millstream.gateway.protocols.grpc.infer import InferCalls
 from millstream.gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, parse_infer, set_compression
+from millstream.gateway.protocols.grpc.observed_calls import ObservedCalls
 from millstream.gateway.protocols.grpc.status import details
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancel import cancel_all
@@ -28,6 +30,7 @@ STREAM_REQUESTS_MAX = 128
 #: seconds for which a stream without requests in flight stays open on a draining gateway
 IDLE_S = 0.5
 
+_SERVICE = "inference.GRPCInferenceService"
 _DRAINING = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
 
 _Answer = tuple[bytes, Failure | None, ReplyPermit]
@@ -40,12 +43,23 @@ class Stream:
         infer: answers requests.
         messages: reads requests and sends replies.
         draining: returns whether this gateway is draining.
+        gate: checks each request: the key of a stream may be revoked while it is open.
+        observed: observes each request; None: requests are not observed.
     """
 
-    def __init__(self, infer: InferCalls, messages: Messages, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        infer: InferCalls,
+        messages: Messages,
+        draining: Callable[[], bool],
+        gate: Gate,
+        observed: ObservedCalls | None = None,
+    ) -> None:
         self._infer = infer
         self._messages = messages
         self._draining = draining
+        self._gate = gate
+        self._observed = observed
 
     async def model_stream_infer(self, _: Any, context: Any) -> None:
         """Handle a ModelStreamInfer call.
@@ -104,8 +118,10 @@ class Stream:
 
     async def _answer(self, body: bytes, context: Any) -> _Answer:
         permit = self._messages.permit()
+        passed = None
         try:
-            reply = await self._infer.reply(body, context.time_remaining(), permit, FINAL)
+            passed = self._gate.enter_again()
+            reply = await self._reply(body, context, permit)
             return stream_response(reply), None, permit
         except Failure as error:
             failure = error
@@ -114,8 +130,19 @@ class Stream:
         except BaseException:
             permit.release()
             raise
+        finally:
+            if passed is not None:
+                passed.leave()
         permit.release()
         return await self._failed(body, failure), failure, permit
+
+    async def _reply(self, body: bytes, context: Any, permit: ReplyPermit) -> bytes:
+        if self._observed is None:
+            return await self._infer.reply(body, context.time_remaining(), permit, FINAL)
+        with self._observed.call(_SERVICE, "ModelStreamInfer", context) as reply_bytes:
+            reply = await self._infer.reply(body, context.time_remaining(), permit, FINAL)
+            reply_bytes.append(len(reply))
+            return reply
 
     async def _failed(self, body: bytes, failure: Failure) -> bytes:
         """Return the reply with a failure and the request's id."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.connection.http_counts import HttpCounts
-
-METHOD = "millstream.method"  # key of a scope: the method that the client sent, where the scope has another
 
 
 class CountReplies:

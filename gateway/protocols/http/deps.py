@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.texts.texts import Texts
 from millstream.gateway.triton import interfaces
+from millstream.services.access.audit_log import AuditLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
@@ -22,6 +28,12 @@ from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
 from millstream.services.wire.records import WorkerRecord
+from millstream.services.wire.scaling import ScaleDecision
+
+
+async def no_decisions() -> tuple[Mapping[str, ScaleDecision], float]:
+    """Return that no controller has decided about any pool."""
+    return {}, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +49,11 @@ class Deps:
     infer: InferHandler  # v2 over HTTP
     callers: Callers  # the other protocols
     embed: Callable[[bytes], Coroutine[Any, Any, bytes]]  # body of an embeddings request -> body of its reply
+    texts: Texts  # tokenizes requests with texts
     statistics: interfaces.Statistics
     traces: interfaces.TraceSettings
     logs: interfaces.LogSettings
+    log_levels: SharedLogLevels
     configurations: interfaces.Configurations
     control: interfaces.ModelLoader
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
@@ -55,4 +69,10 @@ class Deps:
     stop: Callable[[], Awaitable[None]]  # awaited when the application stops
     version: str  # Millstream's version
     footprint: Callable[[Manifest, WorkerRecord], Footprint]  # what a version takes in a worker; reads files
+    gate: Gate  # checks the keys of calls
+    keys: KeyWatch  # keeps the keys as the repository has them
+    audit: AuditLog
+    observer: Observer | None = None  # takes finished requests, where traces or the access log are on
+    #: reads the last decisions about the size of each pool, and the time of the Redis clock
+    decisions: Callable[[], Awaitable[tuple[Mapping[str, ScaleDecision], float]]] = no_decisions
     load_s: Callable[[VersionView], float] = lambda _: 0.0  # predicted seconds of a version's load; 0: unknown

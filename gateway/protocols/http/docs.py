@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
 
+from millstream.gateway.catalog.snapshot import NO_MODELS
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.page import ICON, page_headers
 from millstream.services.errors import not_found
@@ -79,7 +80,9 @@ _OWN_ASSETS = {"page.js": (_SCRIPT, "text/javascript"), "page.css": (_STYLE, "te
 
 @router.get("/openapi.json")
 async def document(request: Request, deps: DepsOf) -> Response:
-    text = await asyncio.to_thread(request.app.state.live_document.text, deps.catalog.snapshot, deps.settings)
+    """Return the document. No call makes it again while the models are the same: callers without a key may ask."""
+    shown = NO_MODELS if deps.gate.enforced else deps.catalog.snapshot  # this page needs no key: it names no model
+    text = await asyncio.to_thread(request.app.state.live_document.text, shown, deps.settings)
     return Response(text, media_type="application/json", headers={"cache-control": "no-cache"})
 
 

@@ -84,7 +84,7 @@ class ErrorFormats:
 CODE_OF_STATUS: dict[int, Code] = {
     400: Code.INVALID,
     401: Code.UNAUTHENTICATED,
-    403: Code.UNAUTHENTICATED,
+    403: Code.FORBIDDEN,
     404: Code.NOT_FOUND,
     405: Code.METHOD,
     406: Code.INVALID,

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.connection.error_reply import error_headers, internal_failure
 from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorFormats
 from millstream.gateway.protocols.http.openapi import ERROR
 from millstream.gateway.protocols.http.unknown_path import path_advice
@@ -56,12 +56,7 @@ class ErrorReplies:
 
     async def _failure(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, Failure)
-        headers = {}
-        if exc.retry_after is not None:
-            headers["Retry-After"] = str(exc.retry_after)
-        if exc.code is Code.UNAUTHENTICATED:
-            headers["WWW-Authenticate"] = "Bearer"
-        return self.reply(request.scope["path"], _context(exc), headers)
+        return self.reply(request.scope["path"], _context(exc), error_headers(exc))
 
     async def _http(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)

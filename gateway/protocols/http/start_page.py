@@ -17,7 +17,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot
+from millstream.gateway.catalog.snapshot import NO_MODELS, ModelView, Snapshot
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.openapi import JSON, TEXT, content, ref
 from millstream.gateway.protocols.http.openapi_examples import choose
@@ -30,6 +30,7 @@ router = APIRouter()
 MODELS_MAX = 100
 #: characters of a body in a command; a longer one would fill the page
 _BODY_CHARACTERS_MAX = 800
+_CLOSED = "<p>Calls need a key, and only callers with one see the models.</p>"
 _HOST = re.compile(r"[A-Za-z0-9.:_\[\]-]{1,255}")
 _HTML = "text/html"
 _STYLE = """
@@ -96,13 +97,14 @@ async def root(request: Request, deps: DepsOf) -> Response:
     if not prefers_html(request.headers.get("accept")):
         return Response(b'{"status":"alive"}', media_type=JSON, headers={"vary": "Accept"})
     address = _address(request.url.scheme, request.headers.get("host"))
-    page = start_page(
-        deps.version, deps.catalog.snapshot, address, ready=deps.ready(), key=bool(deps.settings.admin_key)
-    )
+    closed = deps.gate.enforced
+    shown = NO_MODELS if closed else deps.catalog.snapshot  # this page needs no key: it names no model
+    key = closed or bool(deps.settings.admin_key)
+    page = start_page(deps.version, shown, address, ready=deps.ready(), key=key, closed=closed)
     return Response(page, media_type=_HTML, headers=_HEADERS)
 
 
-def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, key: bool) -> str:
+def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, key: bool, closed: bool = False) -> str:
     """Return the page.
 
     Args:
@@ -111,6 +113,7 @@ def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, k
         address: scheme, host and port, for commands.
         ready: whether requests are answered.
         key: whether the admin API needs a key.
+        closed: whether calls need a key, so that the models are not shown.
     """
     state = "Ready: requests are answered." if ready else "Not ready: no recent inference came back."
     links = "".join(
@@ -134,7 +137,7 @@ def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, k
 <h1>Millstream <small class="quiet">{escape(version)}</small></h1>
 <p>{state}</p>
 <h2>Models</h2>
-{_models(snapshot)}
+{_CLOSED if closed else _models(snapshot)}
 <h2>Links</h2>
 <ul>{links}</ul>
 <h2>Try</h2>

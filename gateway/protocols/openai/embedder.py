@@ -1,6 +1,6 @@
 """Makes inputs of an embedding model from token ids or texts, and one vector for each entry from its outputs. Pure.
 
-ids ─> padded to the longest ─> input_ids, attention_mask, token_type_ids        output ─> pool ─> vectors, FP32
+ids ─> texts.token_inputs ─> input_ids, attention_mask, token_type_ids        output ─> pool ─> vectors, FP32
 An output of (rows, dim) is used unchanged. An output of (rows, tokens, dim) is averaged over the entry's tokens,
 without padding, and scaled to length 1.
 """
@@ -12,23 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.nested_lists import from_lists
-from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
+from millstream.gateway.tensors.numpy_arrays import as_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.gateway.texts.token_inputs import IDS, MASK, TYPES, Array, takes_tokens, token_inputs
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.model.signature import Signature
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-_INTEGERS = frozenset({"INT32", "INT64"})
-
 #: names of outputs that are embeddings, the preferred name first, for models with several outputs
 _OUTPUTS = ("sentence_embedding", "embeddings", "embedding", "token_embeddings", "last_hidden_state")
-
-Array = np.ndarray[Any, Any]
 
 
 class Embedder(NamedTuple):
@@ -44,10 +39,7 @@ class Embedder(NamedTuple):
             plan = next(iter(self.plans))
             rows = [[entry] for entry in entries] if len(plan.shape) == 2 else list(entries)
             return join(self.plans, {plan.name: from_lists(plan, rows)}), np.ones((len(rows), 1), np.int64)
-        ids, mask = _padded(entries, _width(self._named(IDS), entries))
-        columns = {IDS: ids, MASK: mask, TYPES: np.zeros_like(ids)}
-        found = {plan.name: from_array(plan, columns[self._role(plan)]) for plan in self.plans}
-        return join(self.plans, found), mask
+        return token_inputs(self.plans, entries)
 
     def vectors(self, outputs: Sequence[OutputTensor], mask: Array) -> Array:
         """Return (entries, dim) in FP32. Raises Failure(INVALID) for an output of a shape that is no embedding."""
@@ -59,12 +51,6 @@ class Embedder(NamedTuple):
             raise invalid(f"the model's output has the shape {list(output.shape)}, which is no embedding of each entry")
         return array
 
-    def _role(self, plan: InputPlan) -> str:
-        return plan.name if plan.name in {MASK, TYPES} else IDS
-
-    def _named(self, role: str) -> InputPlan:
-        return next(plan for plan in self.plans if self._role(plan) == role)
-
 
 def embedder(plans: InputPlans) -> Embedder:
     """Return how the version of `plans` embeds. Raises Failure(INVALID) if it gives no embeddings."""
@@ -72,8 +58,7 @@ def embedder(plans: InputPlans) -> Embedder:
     only = next(iter(plans)) if len(plans) == 1 else None
     if only is not None and only.datatype == BYTES and len(only.shape) in {1, 2}:
         return Embedder(plans, output, text=True)
-    ids = [plan for plan in plans if plan.name not in {MASK, TYPES}]
-    if len(ids) != 1 or any(plan.datatype not in _INTEGERS or len(plan.shape) != 2 for plan in plans):
+    if not takes_tokens(plans.signature):
         raise _none(plans.model, f"it takes no {IDS} (with {MASK}, {TYPES}), and no text")
     return Embedder(plans, output, text=False)
 
@@ -91,23 +76,6 @@ def _output(model: str, signature: Signature) -> int:
 
 def _none(model: str, why: str) -> Failure:
     return invalid(f"model '{model}' gives no embeddings: {why}")
-
-
-def _width(plan: InputPlan, entries: Sequence[Sequence[int]]) -> int:
-    longest = max(map(len, entries))
-    fixed = plan.shape[1]
-    if fixed >= 0 and longest > fixed:
-        raise invalid(f"the model takes at most {fixed} tokens, and an entry has {longest}")
-    return longest if fixed < 0 else fixed
-
-
-def _padded(entries: Sequence[Sequence[int]], width: int) -> tuple[Array, Array]:
-    try:
-        ids = np.array([[*entry, *[0] * (width - len(entry))] for entry in entries], np.int64)
-    except OverflowError:
-        raise invalid("a token id is out of the range of INT64") from None
-    mask = (np.arange(width) < np.array([[len(entry)] for entry in entries])).astype(np.int64)
-    return ids, mask
 
 
 def _mean(array: Array, mask: Array) -> Array:

@@ -9,16 +9,13 @@ import asyncio
 import base64
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 
-from millstream.gateway.protocols.openai.embedder import MASK, TYPES, Embedder, embedder, shortened
+from millstream.gateway.protocols.openai.embedder import Embedder, embedder, shortened
 from millstream.gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
-from millstream.gateway.protocols.openai.tokenizer_thread import TokenizerThread
-from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -26,6 +23,8 @@ from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.token_inputs import MASK, TYPES
 from millstream.services.errors import Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -38,15 +37,14 @@ class Embeddings:
 
     Args:
         caller: finds versions and runs them.
-        tokenizers: tokenizers of the repository's versions.
+        texts: tokenizes texts.
         json_limits: limits of a request.
     """
 
-    def __init__(self, caller: Caller, tokenizers: Tokenizers, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, caller: Caller, texts: Texts, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._caller = caller
         self._json_limits = json_limits
-        self._tokenizers = tokenizers
-        self._tokenizing = TokenizerThread()
+        self._texts = texts
 
     async def answer(self, body: bytes) -> bytes:
         """Return the body of the reply to the request in `body`. Raises Failure."""
@@ -82,10 +80,7 @@ class Embeddings:
             version_embedder.inputs(entries[:1])  # raises for token ids
             return entries, 0
         if texts:
-            manifest = route.lane.manifest
-            entries = await self._tokenizing.run(
-                manifest.content_id, partial(self._tokenizers.encode, manifest, entries)
-            )
+            entries = await self._texts.encode(route.lane.manifest, entries)
             check_tokens([len(ids) for ids in entries])
         return entries, sum(map(len, entries))
 

@@ -19,6 +19,7 @@ from millstream.services.errors import Code
 
 _TYPES = {
     Code.UNAUTHENTICATED: "authentication_error",
+    Code.FORBIDDEN: "permission_error",
     Code.OVERLOADED: "rate_limit_error",
     Code.MODEL: "server_error",
     Code.UNAVAILABLE: "server_error",

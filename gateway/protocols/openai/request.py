@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from millstream.services.errors import invalid
 
@@ -86,11 +85,3 @@ def check_tokens(counts: list[int]) -> None:
             raise invalid(f"'input[{at}]' has {count} tokens: at most {TOKENS_MAX}")
     if sum(counts) > TOKENS_TOTAL_MAX:
         raise invalid(f"'input' has {sum(counts)} tokens: at most {TOKENS_TOTAL_MAX} in a request")
-
-
-def no_tokenizer(name: str) -> str:
-    """Return the message for texts to a model without a tokenizer."""
-    return (
-        f"model '{excerpt(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its "
-        "tokenizer.json"
-    )

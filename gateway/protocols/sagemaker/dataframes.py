@@ -1,10 +1,12 @@
 """dataframes: MLflow's bodies with a pandas DataFrame -> the inputs of a version. Pure.
 
 {"dataframe_split": {"columns", "data"}} ─┬─> columns with the names of inputs: a column is an input
-{"dataframe_records": [{column: value}]} ─┘   any other columns, one input: a line is a row of it
+{"dataframe_records": [{column: value}]} ─┘   any other columns, one input: a line is a row of it, in the order of the
+                                              columns that an imported model names
 
-Source: MLflow, "Deploy MLflow Model as a Local Inference Server", accepted input formats. `params` is not used: ONNX
-models have none.
+Source: MLflow, "Deploy MLflow Model as a Local Inference Server", accepted input formats. MLflow's server drops
+`params` that a model's signature does not have, with a warning in its log. They are refused here: no model has any, and
+a caller who sends `top_k` would take another answer for the right one.
 """
 
 from __future__ import annotations
@@ -39,13 +41,23 @@ def read_dataframe(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     columns, lines = _of_split(document[SPLIT]) if SPLIT in document else _of_records(document[RECORDS])
     if not len(columns):
         raise invalid("the DataFrame has no columns")
+    _check_nulls(plans, columns, lines)
     if all(name in plans.by_name for name in columns):
         return _by_column(plans, columns, lines)
     if len(plans) == 1:
-        return _by_line(plans, columns, lines)
+        return _by_line(plans, *_in_order(plans.columns, columns, lines))
     inputs = ", ".join(plan.name for plan in plans)
     unknown = next(name for name in columns if name not in plans.by_name)
     raise invalid(f"column '{excerpt(unknown)}' is no input of the model: its inputs are {excerpt(inputs)}")
+
+
+def check_params(document: object) -> None:
+    """Raise Failure(INVALID) if a body has `params` of MLflow; none of them means that it may be there."""
+    params = document.get("params") if type(document) is dict else None
+    if not params:
+        return
+    names = excerpt(", ".join(map(str, params))) if type(params) is dict else "no object"
+    raise invalid(f"the model takes no params ({names}): leave them out of the body")
 
 
 def with_predictions(text: bytes) -> bytes:
@@ -122,6 +134,40 @@ def _by_line(plans: InputPlans, columns: Sequence[str], lines: Any) -> Inputs:
     return join(plans, {plan.name: checked})
 
 
+def _in_order(known: Sequence[str], columns: list[str], lines: Any) -> tuple[list[str], Any]:
+    """Return the columns in the order of the model's, if it knows their names and the body names them."""
+    if not known or columns == list(known) or columns == [str(at) for at in range(len(known))]:
+        return columns, lines
+    unknown = [name for name in columns if name not in known]
+    missing = [name for name in known if name not in columns]
+    if unknown or missing:
+        what = f"column '{excerpt(unknown[0])}' is unknown" if unknown else f"column '{excerpt(missing[0])}' is missing"
+        raise invalid(f"{what}: the model's columns are {excerpt(', '.join(known))}")
+    order = [columns.index(name) for name in known]
+    if type(lines) is NumberList:
+        lines = [line for some in lines.rows() for line in some]
+    return list(known), [[cells[at] for at in order] for cells in map(_cells, lines)]
+
+
+def _check_nulls(plans: InputPlans, columns: Sequence[str], lines: Any) -> None:
+    """Raise Failure(INVALID) for a null in a column of integers, which the model's one input holds as floats."""
+    if not plans.columns_without_null or type(lines) is not list:
+        return
+    names = plans.columns if list(columns) == [str(at) for at in range(len(plans.columns))] else columns
+    checked = [(at, name) for at, name in enumerate(names) if name in plans.columns_without_null]
+    for number, line in enumerate(lines):
+        if type(line) is NumberList:  # of numbers alone
+            continue
+        for at, name in checked:
+            if line[at] is None:
+                raise invalid(
+                    f"line {number} has null in column '{excerpt(name)}', which is of integers: give a number"
+                )
+
+
 def _number(plan: InputPlan, cell: Any) -> Any:
-    """Return a cell as the input has it: pandas writes the NaN of a float column as null."""
+    """Return a cell as the input has it: pandas writes the NaN of a float column as null, and has no other null.
+
+    In columns of other datatypes a null is refused, as MLflow refuses it for those of its signature.
+    """
     return _NAN if cell is None and plan.datatype in FLOATS else cell

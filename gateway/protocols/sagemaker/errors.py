@@ -19,6 +19,7 @@ from millstream.services.errors import Code
 _ERRORS: dict[Code, tuple[int, str]] = {
     Code.INVALID: (424, "ModelError"),
     Code.UNAUTHENTICATED: (403, "AccessDeniedException"),
+    Code.FORBIDDEN: (403, "AccessDeniedException"),
     Code.NOT_FOUND: (400, "ValidationError"),
     Code.METHOD: (405, "ValidationError"),
     Code.CONFLICT: (409, "ValidationError"),

@@ -24,7 +24,12 @@ from millstream.gateway.protocols.http.openapi import (
 )
 from millstream.gateway.protocols.http.row_schemas import PredictReply, PredictRequest
 from millstream.gateway.protocols.sagemaker import binary
-from millstream.gateway.protocols.sagemaker.dataframes import is_dataframe, read_dataframe, with_predictions
+from millstream.gateway.protocols.sagemaker.dataframes import (
+    check_params,
+    is_dataframe,
+    read_dataframe,
+    with_predictions,
+)
 from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
 from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
@@ -234,6 +239,7 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
 
 
 def _parsed(route: ModelRoute, document: Any) -> forms.ParsedBody:
+    check_params(document)
     if is_dataframe(document):
         return forms.ParsedBody(read_dataframe(route.plans, document), row_form=True)
     return forms.from_json(route.plans, document)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from millstream.gateway.access.principal import shown
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.services.errors import invalid, not_found
+from millstream.services.errors import Code, Failure, invalid, not_found
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 INFERENCE_COMPONENT = "x-amzn-sagemaker-inference-component"
@@ -16,16 +17,21 @@ _SUFFIX = ".tar.gz"
 
 
 def default_model(snapshot: Snapshot, configured: str | None) -> str:
-    """The model of requests that name none: the configured one, or the only one. Raises Failure."""
-    if configured:
-        return configured
+    """The model of requests that name none: the configured one, or the only one. Raises Failure.
+
+    Names no model that the caller may not know of.
+    """
     serving = sorted(name for name, view in snapshot.models.items() if view.serving is not None)
-    if len(serving) == 1:
-        return serving[0]
+    name = configured or (serving[0] if len(serving) == 1 else None)
+    if name is not None:
+        if not shown([name]):
+            raise Failure(Code.FORBIDDEN, "the key lacks the scope 'infer:<model>' of the default model")
+        return name
     if not serving:
         raise not_found("there is no model yet: upload one")
-    names = ", ".join(serving[:5]) + (", …" if len(serving) > 5 else "")
-    raise invalid(f"there are {len(serving)} models ({names}): set MILLSTREAM_SAGEMAKER_MODEL to the one that is meant")
+    known = shown(serving)
+    names = f" ({', '.join(known[:5])}{', …' * (len(known) > 5)})" if known else ""
+    raise invalid(f"there are {len(serving)} models{names}: set MILLSTREAM_SAGEMAKER_MODEL to the one that is meant")
 
 
 def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:

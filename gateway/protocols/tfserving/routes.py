@@ -18,6 +18,7 @@ from millstream.gateway.protocols.http.row_schemas import ModelList, PredictRepl
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
 from millstream.gateway.protocols.tfserving.predict import (
+    are_strings,
     classify_body,
     read_document,
     read_examples,
@@ -37,9 +38,11 @@ from millstream.gateway.protocols.tfserving.schemas import (
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
+from millstream.gateway.texts.text_plans import plans_of_texts
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -49,11 +52,22 @@ router = APIRouter()
 _LABELS = frozenset({"serving", "stable"})
 
 
+Writer = Callable[[list[OutputTensor]], bytes]
+
+
 class Reader(NamedTuple):
     """How a call reads its body. `example`: the form of a body that works, for callers whose body does not."""
 
-    read: Callable[[ModelRoute, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
+    read: Callable[[ModelRoute, InputPlans, dict[str, Any]], tuple[Inputs, Writer]]
     example: BodyWriter
+
+
+class _Parsed(NamedTuple):
+    """A body. `texts`: the inputs are texts, which are tokenized next."""
+
+    inputs: Inputs
+    write: Writer
+    texts: bool = False
 
 
 _EVENT = "application/cloudevents+json"
@@ -126,17 +140,17 @@ async def v1_model_metadata_label(model: str, label: str, deps: DepsOf) -> dict[
     return documents.model_metadata(_view(deps, model, _labelled(label))[1].manifest)
 
 
-def _read_predict(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    inputs, row_form = read_predict(route.plans, document)
+def _read_predict(route: ModelRoute, plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, Writer]:
+    inputs, row_form = read_predict(plans, document)
     return inputs, lambda outputs: write_predict(route.plans.signature, outputs, row_form=row_form)
 
 
-def _read_classify(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    return read_examples(route.plans, document), lambda outputs: write_classes(outputs, route.extensions.labels[0])
+def _read_classify(route: ModelRoute, plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, Writer]:
+    return read_examples(plans, document), lambda outputs: write_classes(outputs, route.extensions.labels[0])
 
 
-def _read_regress(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    return read_examples(route.plans, document), write_values
+def _read_regress(_: ModelRoute, plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, Writer]:
+    return read_examples(plans, document), write_values
 
 
 def _add(call: str, does: str, read: Reader, body: dict[str, Any], answers: dict[int | str, dict[str, Any]]) -> None:
@@ -232,14 +246,24 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
         event, data = await run_in_thread_if_large(
             len(body), open_event, request.headers, body, route.plans.json_limits
         )
-        inputs, write = await run_in_thread_if_large(len(data), _parsed, route, read, data)
+        parsed = await run_in_thread_if_large(len(data), _parsed, route, read, data)
+        inputs = parsed.inputs
+        if parsed.texts:
+            inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
     outputs = await infer_arrays(deps.callers.tfserving, route, inputs)
-    text = await run_in_thread_if_large(size_of(outputs), write, outputs)
+    text = await run_in_thread_if_large(size_of(outputs), parsed.write, outputs)
     if event is None:
         return Response(text, media_type="application/json")
     headers, text = close_event(event, model, text)
     return Response(text, headers=headers)
 
 
-def _parsed(route: ModelRoute, read: Reader, data: bytes) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    return read.read(route, read_document(data, route.plans.json_limits))
+def _parsed(route: ModelRoute, read: Reader, data: bytes) -> _Parsed:
+    document = read_document(data, route.plans.json_limits)
+    try:
+        return _Parsed(*read.read(route, route.plans, document))
+    except Failure as failure:
+        texts = route.plans.texts if are_strings(document) else plans_of_texts(route.plans, failure)
+        if texts is None:
+            raise
+    return _Parsed(*read.read(route, texts, document), texts=True)

@@ -19,6 +19,7 @@ from millstream.services.errors import Code, Subject
 _TYPES = {
     Code.INVALID: "BadRequestException",
     Code.UNAUTHENTICATED: "InvalidKeyException",
+    Code.FORBIDDEN: "InvalidKeyException",
     Code.NOT_FOUND: "ResourceNotFoundException",
     Code.METHOD: "MethodNotAllowedException",
     Code.CONFLICT: "ConflictStatusException",

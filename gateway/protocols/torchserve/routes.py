@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.docs import document
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
@@ -76,11 +75,16 @@ async def torchserve_explain(model: str) -> None:
 _DESCRIPTION = reply({"type": "object"}, "This document.")
 
 
-@router.options("/", summary="Description of the API", name="torchserve_root_description", responses=_DESCRIPTION)
-@router.get("/api-description", summary="Description of the API", responses=_DESCRIPTION)
-async def torchserve_description(request: Request) -> dict[str, Any]:
-    document: dict[str, Any] = request.app.openapi()
-    return document
+@router.options(
+    "/",
+    summary="Description of the API",
+    name="torchserve_root_description",
+    responses=_DESCRIPTION,
+    response_class=Response,
+)
+@router.get("/api-description", summary="Description of the API", responses=_DESCRIPTION, response_class=Response)
+async def torchserve_description(request: Request, deps: DepsOf) -> Response:
+    return await document(request, deps)
 
 
 def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:

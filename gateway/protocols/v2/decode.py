@@ -90,6 +90,8 @@ class V2Decoder:
         self._extensions = extensions or Extensions(plans.signature, {}, None, json_bytes_max)
         self._json_bytes_max = json_bytes_max
         self._plans = plans
+        #: decodes requests that have texts in place of token ids; None: the version takes no texts
+        self.texts = None if plans.texts is None else V2Decoder(plans.texts, json_bytes_max, extensions)
         self._first = next(iter(plans), None)
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
         self._json: dict[bytes, JsonEnvelope] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.gateway.texts.text_plans import TEXT, takes_texts
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
@@ -39,6 +40,14 @@ def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any
         "inputs": [_tensor(spec) for spec in manifest.signature.inputs],
         "outputs": [_tensor(spec) for spec in manifest.signature.outputs],
     }
+
+
+def text_parameters(manifest: Manifest) -> dict[str, Any]:
+    """Return the member that only metadata over REST has, {} for versions that take no texts.
+
+    Not among `inputs`: clients that send every input of the metadata would send texts and token ids.
+    """
+    return {"parameters": {"text_input": TEXT}} if takes_texts(manifest) else {}
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

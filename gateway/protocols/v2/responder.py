@@ -15,13 +15,13 @@ from typing import Any, cast
 from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.observing.timing import BatchTiming, server_timing
 from millstream.gateway.protocols.http.compression import choose_encoding, compress
 from millstream.gateway.protocols.v2.call import Options
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.timing import BatchTiming, server_timing
 from millstream.gateway.tensors.outputs import Outputs, Reply, own_copies, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -177,7 +177,7 @@ class RestResponder:
 
 
 def _timing_line(timing: BatchTiming, arrival: float) -> bytes:
-    return b"server-timing: %b\r\n" % server_timing(timing, arrival)
+    return b"server-timing: %b\r\n" % server_timing(timing, arrival) if timing.shown else b""
 
 
 def _load_line(lane: Lane, asked: bytes) -> bytes:

@@ -11,8 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
+from millstream.gateway.access.principal import CALLER
 from millstream.gateway.connection.exchange import EXCHANGE
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
+from millstream.gateway.observing.finished import TICKETS
 from millstream.gateway.protocols.http.body import disconnected, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -82,7 +84,12 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
     exchange = EXCHANGE.get()
     headers = InferHeaders.read(request.headers.raw)
     request_id = b"" if exchange is None else exchange.request_id
-    handle = deps.infer.submit(model, version, headers, body, done, request_id)
+    if exchange is not None and exchange.headers.traceparent is not None:
+        headers = headers._replace(traceparent=exchange.headers.traceparent)
+    handle = deps.infer.submit(model, version, headers, body, done, request_id, CALLER.get())
+    tickets = TICKETS.get()
+    if tickets is not None:
+        tickets.append(handle)
     disconnect = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait((answered, disconnect), return_when=asyncio.FIRST_COMPLETED)

@@ -60,7 +60,8 @@ async def list_model_names(deps: DepsOf) -> dict[str, list[str]]:
 async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
     view, version_view = _find(deps, model, version)
     ready_versions = [number for number, other in sorted(view.versions.items()) if other.available]
-    return metadata.model_metadata(version_view.manifest, ready_versions)
+    manifest = version_view.manifest
+    return {**metadata.model_metadata(manifest, ready_versions), **metadata.text_parameters(manifest)}
 
 
 @versioned(

@@ -136,6 +136,12 @@ class TensorMetadata(TypedDict):
     shape: list[Annotated[int, Field(ge=-1)]]
 
 
+class TextParameters(TypedDict):
+    """Of a version with a tokenizer. `text_input`: a BYTES input, (texts), that may replace all inputs."""
+
+    text_input: str
+
+
 class ModelMetadata(TypedDict):
     """The signature of a version, and the versions of its model that are ready."""
 
@@ -144,6 +150,7 @@ class ModelMetadata(TypedDict):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+    parameters: NotRequired[TextParameters]
 
 
 class ModelNames(TypedDict):

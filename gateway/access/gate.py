@@ -1,0 +1,325 @@
+"""gate: checks the keys of calls. Pure; the clocks are passed in.
+
+header ─memo─> Principal ─> may it run this model? ─> account: limits ─> Pass, which ends with the call
+
+The memo is a dict by the bytes of the header, so that the hot path does not parse or hash a key that it has seen. Only
+right keys are in it. A wrong key costs one SHA-256, and takes no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from millstream.gateway.access.principal import (
+    CALLER,
+    FORBIDDEN,
+    LIMITED,
+    UNAUTHENTICATED,
+    CounterOf,
+    Principal,
+)
+from millstream.services.access import secret as keys
+from millstream.services.access import sigv4
+from millstream.services.access.document import KeyDocument
+from millstream.services.access.limits import Account, LimitReached
+from millstream.services.access.scopes import ALL, Need, grants_of
+from millstream.services.access.table import Row
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Counter
+from millstream.services.model.names import NAME_CHARACTERS_MAX
+
+MEMO_MAX = 8192  # headers that are recognised by their bytes; beyond, all are forgotten
+CREDENTIAL_BYTES_MAX = 512  # longer headers are verified each time, which bounds the memo in bytes, too
+NOBODY = "none"  # label value of calls without a right key
+ADMIN = "admin"  # label value of MILLSTREAM_ADMIN_KEY
+_NO_HASH = keys.hash_secret("")
+_HOW = "send a key: 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+
+
+class Pass(NamedTuple):
+    """A call that was let in. `leave` ends it."""
+
+    principal: Principal
+    account: Account | None
+
+    def leave(self) -> None:
+        if self.account is not None:
+            self.account.leave()
+
+
+class _Known(NamedTuple):
+    """A key and its account. `principals`: by the hashes of its secrets."""
+
+    document: KeyDocument
+    account: Account | None
+    principals: dict[str, Principal]
+
+
+class Gate:
+    """The check of one gateway.
+
+    Args:
+        admin_key: MILLSTREAM_ADMIN_KEY; None: there is none.
+        counter: name of a key, outcome -> the counter of such calls.
+        wall: returns seconds since the epoch.
+        monotonic: returns seconds of a clock for rates.
+    """
+
+    def __init__(
+        self,
+        admin_key: str | None = None,
+        counter: Callable[[str, str], Counter] = lambda _name, _outcome: _uncounted(),
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - expiries are instants for people
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        #: whether calls need a key: there is one, also if it was revoked or has expired
+        self.enforced = False
+        #: whether callers on this machine need a key, too, for what only operators may do
+        self.has_admin = admin_key is not None
+        #: whether a key has a limit on the time of runs
+        self.meters_compute = False
+        #: id of the key, salt -> its secret, for requests that are signed; None: of another access secret
+        self.secret_of: Callable[[str, str], str] = lambda _id, _salt: ""
+        self._admin_key = admin_key
+        self._counter = counter
+        self._wall = wall
+        self._monotonic = monotonic
+        self._memo: dict[bytes, Principal] = {}
+        self._known: dict[str, _Known] = {}
+        self._admin = Principal("admin key", "", ALL, math.inf, None, 0, self._counter_of(ADMIN))
+        #: SageMaker, which sends no key to its containers
+        self.sagemaker = Principal("SageMaker", "", ALL, math.inf, None, 0, lambda _outcome: _uncounted())
+
+    def load(self, documents: Iterable[KeyDocument], *, others: bool = False) -> None:
+        """Replace the keys. `others`: whether there are keys that could not be read; they are refused."""
+        before, now = self._known, self._wall()
+        documents = list(documents)
+        self._known = {document.id: self._update(before.get(document.id), document) for document in documents}
+        for key_id, known in before.items():
+            if key_id not in self._known:
+                _end(known.principals.values())
+        self._memo.clear()
+        self.enforced = others or bool(documents)
+        # A document that cannot be read may be that of an operator's key.
+        self.has_admin = self._admin_key is not None or others or any(document.is_admin for document in documents)
+        self.meters_compute = any(
+            known.account is not None and known.account.meters_compute and not known.document.ended(now)
+            for known in self._known.values()
+        )
+
+    def _update(self, known: _Known | None, document: KeyDocument) -> _Known:
+        if known is not None and known.document == document:
+            return known
+        account = None if known is None else known.account
+        limits = document.limits
+        if not limits.any:
+            account = None
+        elif account is None:
+            account = Account(document.name, limits, self._monotonic())
+        elif account.limits != limits:
+            account.change(limits, self._monotonic())
+        principals = {} if known is None else known.principals
+        grants, live = grants_of(document.scopes), {}
+        label = f"key {document.id} ({document.name})"
+        for stored in document.secrets:
+            ends = [end for end in (document.expires_at, stored.expires_at) if end is not None]
+            expires_at = min(ends, default=math.inf)
+            principal = principals.get(stored.sha256)
+            if principal is None:
+                counter = self._counter_of(document.name)
+                principal = Principal(
+                    label, document.id, grants, expires_at, account, document.priority_max or 0, counter
+                )
+            else:
+                principal.change(grants, expires_at, account, document.priority_max or 0)
+            live[stored.sha256] = principal
+        _end(principal for sha256, principal in principals.items() if sha256 not in live)
+        return _Known(document, account, live)
+
+    def _counter_of(self, name: str) -> CounterOf:
+        return lambda outcome: self._counter(name, outcome)
+
+    def accounts(self) -> dict[str, Account]:
+        """Return the accounts of the keys that have limits, by the keys' ids."""
+        return {key_id: known.account for key_id, known in self._known.items() if known.account is not None}
+
+    def identify(self, credential: bytes | None) -> Principal:
+        """Return who sent the header `credential` (Authorization, or X-API-Key). Raises Failure(UNAUTHENTICATED)."""
+        principal = None if credential is None else self._memo.get(credential)
+        if principal is not None and principal.live and principal.expires_at > self._wall():
+            return principal
+        try:
+            principal = self._verified(credential)
+        except Failure:
+            self._counter(NOBODY, UNAUTHENTICATED).add()
+            raise
+        assert credential is not None
+        if len(credential) <= CREDENTIAL_BYTES_MAX:
+            if len(self._memo) >= MEMO_MAX:
+                self._memo.clear()
+            self._memo[credential] = principal
+        return principal
+
+    def _verified(self, credential: bytes | None) -> Principal:
+        if credential is None:
+            raise _unauthenticated(_HOW)
+        if sigv4.is_signature(credential):
+            raise _unauthenticated(f"this call takes no AWS signature: {_HOW}")
+        text = keys.bearer_of(credential)
+        if self._admin_key is not None and keys.same_text(text, self._admin_key):
+            return self._admin
+        key = keys.parse_key(text)
+        if key is None:
+            raise _unauthenticated(f"this is not a key: {_HOW}")
+        known, given, found = self._known.get(key.id), keys.hash_secret(key.secret), None
+        for sha256, principal in known.principals.items() if known is not None else ():
+            if keys.same_text(given, sha256):
+                found = principal
+        if known is None:
+            keys.same_text(given, _NO_HASH)  # takes the time of a known key
+        return self._live(known, found)
+
+    def _live(self, known: _Known | None, principal: Principal | None) -> Principal:
+        if known is not None and known.document.revoked_at is not None:
+            raise _unauthenticated("the key was revoked")
+        if known is None or principal is None:
+            raise _unauthenticated("this is not a valid key")
+        if principal.expires_at <= self._wall():
+            raise _unauthenticated("the key has expired")
+        return principal
+
+    def check_signer(self, header: bytes) -> None:
+        """Check that a signature names a live key: before a body is received. Raises Failure(UNAUTHENTICATED)."""
+        try:
+            self._live(*self._signer(sigv4.parse_signature(header.decode("latin-1"))))
+        except Failure:
+            self._counter(NOBODY, UNAUTHENTICATED).add()
+            raise
+
+    def _signer(self, signature: sigv4.Signature) -> tuple[_Known, Principal]:
+        """Return the key that a signature names, and the principal that lives longest. Raises Failure."""
+        known = self._known.get(signature.access_key_id.removeprefix(keys.PREFIX))
+        if known is None:
+            raise _unauthenticated(
+                "this is no valid access key id: aws_access_key_id is mr_<id>, aws_secret_access_key what follows it"
+            )
+        if known.document.revoked_at is not None:
+            raise _unauthenticated("the key was revoked")
+        return known, max(known.principals.values(), key=lambda principal: principal.expires_at)
+
+    def verify_signed(self, header: bytes, request: sigv4.SignedRequest) -> Principal:
+        """Return who signed a request (AWS Signature Version 4). Raises Failure(UNAUTHENTICATED)."""
+        try:
+            return self._signed(header, request)
+        except Failure:
+            self._counter(NOBODY, UNAUTHENTICATED).add()
+            raise
+
+    def _signed(self, header: bytes, request: sigv4.SignedRequest) -> Principal:
+        signature = sigv4.parse_signature(header.decode("latin-1"))
+        known, _ = self._signer(signature)
+        refusal = _unauthenticated("the key has no secret")
+        for stored in known.document.secrets:
+            secret = self.secret_of(known.document.id, stored.salt)
+            if not keys.same_text(keys.hash_secret(secret), stored.sha256):
+                refusal = _unauthenticated(
+                    "this gateway cannot verify AWS signatures of this key: MILLSTREAM_ACCESS_SECRET differs from the "
+                    "one with which the key was made"
+                )
+                continue
+            try:
+                sigv4.verify(signature, request, secret, self._wall())
+            except Failure as failure:
+                refusal = failure
+            else:
+                return self._live(known, known.principals[stored.sha256])
+        raise refusal
+
+    def enter(self, principal: Principal, row: Row, model: str | None = None) -> Pass:
+        """Let a call in that `principal` makes.
+
+        Args:
+            principal: the caller.
+            row: what the call needs.
+            model: the model that it names; None: none, or not known yet.
+
+        Raises:
+            Failure: FORBIDDEN; LimitReached.
+        """
+        if not principal.grants.allows(row.need, model):
+            principal.count(FORBIDDEN)
+            raise forbidden(principal, row.need, model)
+        return self.let_in(principal)
+
+    def enter_infer(self, credential: bytes | None, model: str) -> Pass:
+        """Let an inference request in. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
+        principal = self.identify(credential)
+        if not principal.infers(model):
+            principal.count(FORBIDDEN)
+            raise forbidden(principal, Need.INFER, model)
+        return self.let_in(principal)
+
+    def enter_again(self) -> Pass | None:
+        """Let in one request of a stream that was let in. Raises Failure as `enter_infer` does."""
+        principal = CALLER.get() if self.enforced else None
+        if principal is None:
+            return None
+        if not principal.live or principal.expires_at <= self._wall():
+            self._counter(NOBODY, UNAUTHENTICATED).add()
+            raise _unauthenticated("the key was revoked, or has expired")
+        return self.let_in(principal)
+
+    def let_in(self, principal: Principal) -> Pass:
+        """Let in a call that its scopes allow. Raises LimitReached."""
+        account = principal.account
+        if account is not None:
+            try:
+                account.enter(self._monotonic())
+            except LimitReached:
+                principal.count(LIMITED)
+                raise
+        principal.allowed.add()
+        return Pass(principal, account)
+
+    def check_model(self, model: str) -> None:
+        """Check that the caller of the current task may run `model`. Raises Failure: UNAUTHENTICATED, FORBIDDEN."""
+        if not self.enforced:
+            return
+        principal = CALLER.get()
+        if principal is None:
+            raise _unauthenticated(_HOW)
+        if not principal.infers(model):
+            principal.count(FORBIDDEN)
+            raise forbidden(principal, Need.INFER, model)
+
+    def refusal_of(self, credential: bytes | None) -> Failure | None:
+        """Return why no call with this header is let in; None if one may be: before a body is received."""
+        try:
+            self.identify(credential)
+        except Failure as failure:
+            return failure
+        return None
+
+
+def _uncounted() -> Counter:
+    return Counter(memoryview(bytearray(8)).cast("d"), 0)
+
+
+def _end(principals: Iterable[Principal]) -> None:
+    for principal in principals:
+        principal.live = False
+
+
+def _unauthenticated(message: str) -> Failure:
+    return Failure(Code.UNAUTHENTICATED, message)
+
+
+def forbidden(principal: Principal, need: Need, model: str | None) -> Failure:
+    """Return the refusal of a call that the scopes of a key do not allow."""
+    if model is not None and len(model) > NAME_CHARACTERS_MAX:
+        model = f"{model[:NAME_CHARACTERS_MAX]}…"
+    scope = f"infer:{model}" if need in {Need.INFER, Need.DESCRIBE} and model else need.value
+    return Failure(Code.FORBIDDEN, f"{principal.label} lacks the scope '{scope}'")

@@ -1,0 +1,149 @@
+"""key_watch: keeps the gate's keys as the repository has them, and settles what keys used with the other gateways.
+
+event "keys", or a new stamp of the folder ─> read ─> Gate.load        accounts ─> Redis ─> accounts of all gateways
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from millstream.gateway.access.gate import Gate
+from millstream.services.access.access_secret import access_secret
+from millstream.services.access.secret import derive_secret
+from millstream.services.access.settlement import Settlement, write_use
+from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import KEY_EXPIRY
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.repository.access_keys import AccessKeys, StoredKeys
+from millstream.services.settings import Settings
+
+log = logging.getLogger("millstream.access")
+
+#: between two looks at the folder, for changes whose event was lost
+POLL_S = 0.5
+#: between two settlements, while keys with limits are in use; a key may exceed its limit by what is let in meanwhile
+SETTLE_S = 0.2
+#: how long a gateway goes on telling what keys used through it after the last call
+BUSY_S = 1.0
+
+
+class KeyWatch:
+    """The keys of one gateway.
+
+    Args:
+        name: of this gateway.
+        gate: gets the keys.
+        stored: the repository's keys.
+        cluster_state: tells other gateways.
+        settings: have the access secret.
+        registry: gets the keys' expiries.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        gate: Gate,
+        stored: AccessKeys,
+        cluster_state: ClusterState,
+        settings: Settings,
+        registry: MetricsRegistry,
+    ) -> None:
+        self.stored = stored
+        self.on_load: Callable[[], None] = lambda: None
+        self._name = name
+        self._gate = gate
+        self._cluster_state = cluster_state
+        self._settings = settings
+        self._registry = registry
+        self._settlement = Settlement()
+        self._reading = asyncio.Lock()
+        self._stamp: object = None
+        self._secret: bytes | None = None
+        self._without_secret = ""  # why there is no access secret, as the log says
+        self._expiring: set[str] = set()
+
+    async def start(self) -> None:
+        """Read the keys. Raises Failure: without them, the gateway must not start."""
+        await self.reload()
+
+    async def reload(self, _: str = "") -> None:
+        """Read the keys. Raises Failure, and keeps those that it knows."""
+        async with self._reading:
+            stamp = await asyncio.to_thread(self.stored.stamp)
+            keys = await asyncio.to_thread(self.stored.read)
+            self._gate.load(keys.documents, others=bool(keys.damaged))
+            self._stamp = stamp
+            self._show_expiries(keys)
+            self.on_load()
+            if keys.any:
+                await self._read_secret()
+
+    async def _read_secret(self) -> None:
+        """Read the access secret. Without it the keys are in force, and only signatures are refused."""
+        try:
+            await self.secret()
+        except Failure as failure:
+            if failure.message != self._without_secret:
+                self._without_secret = failure.message
+                log.warning("AWS signatures are refused, as there is no access secret: %s", failure.message)
+
+    async def announce(self) -> None:
+        """Apply a change of this gateway, and tell the others."""
+        with suppress(Failure):  # they look at the folder, too
+            await self._cluster_state.publish("keys:")
+        await self.reload()
+
+    async def secret(self) -> bytes:
+        """Return the access secret. Raises Failure."""
+        if self._secret is None:
+            self._secret = await asyncio.to_thread(access_secret, self._settings)
+            self._gate.secret_of = self.derive
+        return self._secret
+
+    def derive(self, key_id: str, salt: str) -> str:
+        """Return the secret of a key, from the access secret that was read."""
+        return derive_secret(self._secret or b"", key_id, salt)
+
+    async def run(self) -> None:
+        """Look for changes of the keys, until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                stamp = await asyncio.to_thread(self.stored.stamp)
+                if stamp is None or stamp != self._stamp:
+                    await self.reload()
+            except Failure as failure:
+                log.warning("the keys cannot be read, those known stay in force: %s", failure.message)
+            except Exception:
+                log.exception("the keys cannot be read; trying again")
+
+    async def settle(self) -> None:
+        """Settle the use of keys with the other gateways, until cancelled."""
+        told, told_at = "", 0.0
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            accounts = self._gate.accounts()
+            if not accounts:
+                continue
+            text, now = write_use(accounts), time.monotonic()
+            if text != told:
+                told, told_at = text, now
+            busy = now - told_at < BUSY_S or any(account.in_flight for account in accounts.values())
+            with suppress(Failure):  # without Redis nothing runs
+                texts = await self._cluster_state.exchange_use(self._name, text if busy else None)
+                self._settlement.apply(texts, accounts, now)
+
+    def _show_expiries(self, keys: StoredKeys) -> None:
+        shown = set()
+        for document in keys.documents:
+            if document.expires_at is not None and document.revoked_at is None:
+                self._registry.gauge(KEY_EXPIRY, document.name).set(document.expires_at)
+                shown.add(document.name)
+        for name in self._expiring - shown:
+            self._registry.remove(KEY_EXPIRY, name)
+        self._expiring = shown

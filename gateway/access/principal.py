@@ -1,0 +1,102 @@
+"""principal: who calls: a key as the checks of a call need it. Pure; time is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+
+from millstream.services.access.limits import Account
+from millstream.services.access.scopes import Grants, Need
+from millstream.services.metrics.registry import Counter
+from millstream.services.model.names import NAME_CHARACTERS_MAX
+
+ALLOWED, FORBIDDEN, LIMITED, UNAUTHENTICATED = "allowed", "forbidden", "limited", "unauthenticated"
+MODELS_MAX = 4096  # names whose check is remembered, of one key; beyond, all are forgotten
+
+CounterOf = Callable[[str], Counter]  # outcome of a call -> its counter
+
+
+class Principal:
+    """A caller that has shown one secret of a key. A change of the key changes its principals in place.
+
+    Args:
+        label: for logs: `key <id> (<name>)`, or the admin key.
+        key_id: id of the key; "": the admin key, or a caller on this machine without a key.
+        grants: what it may do.
+        expires_at: when the secret ends, in seconds since the epoch.
+        account: what the key has used; None: it has no limits.
+        priority_max: the highest priority of its requests (1 is the highest); 0: any.
+        counter_of: returns the counter of an outcome.
+    """
+
+    __slots__ = (
+        "_counter_of",
+        "account",
+        "allowed",
+        "expires_at",
+        "grants",
+        "key_id",
+        "label",
+        "live",
+        "models",
+        "priority_max",
+    )
+
+    def __init__(
+        self,
+        label: str,
+        key_id: str,
+        grants: Grants,
+        expires_at: float,
+        account: Account | None,
+        priority_max: int,
+        counter_of: CounterOf,
+    ) -> None:
+        self.label = label
+        self.key_id = key_id
+        self.grants = grants
+        self.expires_at = expires_at
+        self.account = account
+        self.priority_max = priority_max
+        self._counter_of = counter_of
+        self.allowed = counter_of(ALLOWED)
+        self.live = True
+        self.models: dict[str, bool] = {}
+
+    def count(self, outcome: str) -> None:
+        """Count a call by its outcome."""
+        self._counter_of(outcome).add()
+
+    def infers(self, model: str) -> bool:
+        """Whether it may run `model`."""
+        try:
+            return self.models[model]
+        except KeyError:
+            if len(model) > NAME_CHARACTERS_MAX:
+                return self.grants.infers(model)  # no model has it; not remembered, which bounds the memory in bytes
+            if len(self.models) >= MODELS_MAX:
+                self.models.clear()
+            allowed = self.models[model] = self.grants.infers(model)
+            return allowed
+
+    def change(self, grants: Grants, expires_at: float, account: Account | None, priority_max: int) -> None:
+        """Apply a changed key."""
+        self.grants = grants
+        self.expires_at = expires_at
+        self.account = account
+        self.priority_max = priority_max
+        self.models.clear()
+
+    def capped(self, priority: int) -> int:
+        """Return the priority of a request that asked for `priority`; 0: it asked for none."""
+        return max(priority, self.priority_max)
+
+
+#: who makes the call that the current task answers; None: not known, or no key is needed
+CALLER: ContextVar[Principal | None] = ContextVar("CALLER", default=None)
+
+
+def shown(models: Iterable[str]) -> list[str]:
+    """Return those of the models' names that a message to the caller of the current task may contain."""
+    principal = CALLER.get()
+    return [model for model in models if principal is None or principal.grants.allows(Need.DESCRIBE, model)]

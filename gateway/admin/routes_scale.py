@@ -1,0 +1,33 @@
+"""routes_scale: GET /admin/v1/scale and /admin/v1/scale/POOL, which KEDA's metrics-api trigger and others read."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from millstream.gateway.admin import schemas_scale as schemas
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
+
+router = APIRouter(prefix="/admin/v1")
+
+
+@router.get(
+    "/scale",
+    summary="How many workers each pool should have",
+    description="The last decisions of the leading controller, for all gateways and workers of the installation.",
+    responses=documented(503),
+)
+async def list_scale(deps: DepsOf) -> schemas.Scale:
+    decisions, _ = await deps.decisions()
+    return schemas.scale(decisions)
+
+
+@router.get(
+    "/scale/{pool}",
+    summary="How many workers a pool should have, and why",
+    description="503 while no controller decides: a scaler keeps what there is, or what its fallback says.",
+    responses=documented(404, 503),
+)
+async def get_scale(pool: str, deps: DepsOf) -> schemas.PoolScale:
+    decisions, now = await deps.decisions()
+    return schemas.pool_scale(decisions, pool, now)

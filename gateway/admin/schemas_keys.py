@@ -1,0 +1,104 @@
+"""schemas_keys: bodies of the admin API for API keys and the audit log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from millstream.services.access.document import (
+    GRACE_S,
+    GRACE_S_MAX,
+    NAME_PATTERN,
+    PRIORITY_MAX,
+    SCOPES_MAX,
+    KeyDocument,
+    Limits,
+)
+
+EXPIRY_S_MAX = 100 * 365 * 24 * 3600.0
+
+
+class NewKey(BaseModel):
+    """A key to create."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=NAME_PATTERN, description="Unique among the live keys; metrics and logs show it.")
+    scopes: list[str] = Field(
+        min_length=1,
+        max_length=SCOPES_MAX,
+        description="`infer:<glob>` of model names, `models:read`, `models:write`, `metrics`, `admin`.",
+    )
+    limits: Limits = Field(Limits(), description="Over all gateways.")
+    priority_max: int | None = Field(
+        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
+    )
+    expires_in_s: float | None = Field(None, gt=0, le=EXPIRY_S_MAX, description="Unset: it does not expire.")
+
+
+class Rotation(BaseModel):
+    """How a key is rotated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    grace_s: float = Field(
+        GRACE_S, ge=0, le=GRACE_S_MAX, description="Seconds for which the secret before is accepted, too."
+    )
+
+
+class SecretState(BaseModel):
+    """A secret of a key, without the secret."""
+
+    created_at: float
+    expires_at: float | None
+
+
+class Key(BaseModel):
+    """A key without its secrets. Instants are seconds since the epoch."""
+
+    id: str
+    name: str
+    generation: int
+    scopes: list[str]
+    limits: Limits
+    priority_max: int | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    state: str = Field(description="live, expired or revoked")
+    secrets: list[SecretState]
+
+
+class KeyWithSecret(Key):
+    """A key with its new secret, which is shown once."""
+
+    key: str = Field(description="`mr_<id>_<secret>`, for `Authorization: Bearer` or `X-API-Key`.")
+    aws_access_key_id: str = Field(description="The same for clients of AWS, which sign with it.")
+    aws_secret_access_key: str
+
+
+class Keys(BaseModel):
+    """All keys, ordered by creation. `damaged`: ids of documents that cannot be read; such keys are refused."""
+
+    keys: list[Key]
+    damaged: list[str]
+
+
+class AuditEntries(BaseModel):
+    """Changes, the newest last."""
+
+    entries: list[dict[str, Any]]
+
+
+def key_of(document: KeyDocument, now: float) -> dict[str, Any]:
+    """Return the fields of Key."""
+    return {
+        **document.model_dump(include=set(Key.model_fields) - {"state", "secrets"}),
+        "state": document.ended(now) or "live",
+        "secrets": [
+            {"created_at": stored.created_at, "expires_at": stored.expires_at}
+            for stored in document.secrets
+            if stored.expires_at is None or stored.expires_at > now
+        ],
+    }

@@ -1,0 +1,161 @@
+"""guard: checks the keys of gRPC calls by the authorisation table, and writes changes to the audit log.
+
+metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model) ─> handler ─> audit entry of a change
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from millstream.gateway.access.gate import Gate, Pass, forbidden
+from millstream.gateway.access.principal import CALLER, FORBIDDEN, Principal
+from millstream.gateway.protocols.grpc.auth import is_local_call
+from millstream.gateway.protocols.grpc.messages import Messages
+from millstream.gateway.protocols.http.access_middleware import write_audit
+from millstream.services.access.audit_log import AuditLog
+from millstream.services.access.audit_rules import Refusals, Who, audit_entry
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import GRPC, Row
+from millstream.services.errors import Code, Failure
+from millstream.services.process.audit import CHANGES, acting
+
+_Handle = Callable[[Any, Any], Awaitable[Any]]
+#: what callers on this machine may do without a key, while there is no key with the scope admin
+_OPERATORS = frozenset({Need.READ, Need.WRITE, Need.ADMIN, Need.DESCRIBE})
+_REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
+#: calls that change something only if their message says so
+_READ_TOO = frozenset({"TraceSetting", "LogSettings"})
+
+
+class Guard:
+    """The check of all calls of one gateway.
+
+    Args:
+        gate: checks keys.
+        messages: ends refused calls.
+        audit: the audit log.
+        count_refusal: counts a refused call, for the log.
+    """
+
+    def __init__(self, gate: Gate, messages: Messages, audit: AuditLog, count_refusal: Callable[[str], None]) -> None:
+        self._gate = gate
+        self._messages = messages
+        self._audit = audit
+        self._count_refusal = count_refusal
+        self._refusals = Refusals()
+
+    def guarded(self, method: str, handler: Any) -> Any:
+        """Return `handler`, whose calls are checked. `method`: its full name; without a row, all calls are refused."""
+        row = GRPC.get(method)
+        streams = handler.stream_unary is None
+        field = "stream_stream" if streams else "stream_unary"
+        handle: _Handle = getattr(handler, field)
+        if row is None:
+            return handler._replace(**{field: self._closed(method)})
+        if row.need is Need.OPEN:
+            return handler
+        return handler._replace(**{field: self._checked(method, row, handle, counted=not streams)})
+
+    def _closed(self, method: str) -> _Handle:
+        async def call(_: Any, context: Any) -> None:
+            self._messages.call(context)
+            failure = Failure(Code.FORBIDDEN, f"{method} is in no row of the authorisation table")
+            await self._messages.refuse(context, failure)
+
+        return call
+
+    def _checked(self, method: str, row: Row, handle: _Handle, *, counted: bool) -> _Handle:
+        """Return a handler that checks each call before `handle`. `counted`: whether the call is one request."""
+        gate = self._gate
+
+        async def call(requests: Any, context: Any) -> Any:
+            if not gate.enforced:
+                if row.changes:
+                    return await self._audited(method, handle, requests, context)
+                return await handle(requests, context)
+            try:
+                passed = self._let_in(context, row, counted=counted)
+            except Failure as failure:
+                if failure.code is not Code.OVERLOADED:
+                    self._count_refusal("not_authorized")
+                self._messages.call(context)
+                await self._messages.refuse(context, failure)
+            try:
+                if row.changes:
+                    return await self._audited(method, handle, requests, context)
+                return await handle(requests, context)
+            finally:
+                if passed is not None:
+                    passed.leave()
+
+        return call
+
+    def _let_in(self, context: Any, row: Row, *, counted: bool) -> Pass | None:
+        """Check a call; None: nothing counts its end. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
+        principal = self._caller(context, row)
+        if principal is None:
+            return None
+        CALLER.set(principal)
+        acting(unquote(context.peer()), principal.label)
+        if not principal.grants.may(row.need):
+            principal.count(FORBIDDEN)
+            raise forbidden(principal, row.need, None)
+        return self._gate.let_in(principal) if counted else None
+
+    def _caller(self, context: Any, row: Row) -> Principal | None:
+        """Return who calls; None: an operator on this machine. Raises Failure(UNAUTHENTICATED)."""
+        authorization = api_key = None
+        for name, value in context.invocation_metadata() or ():
+            if name == "authorization":
+                authorization = value
+            elif name == "x-api-key":
+                api_key = value
+        sent = api_key if authorization is None else authorization
+        if sent is None and row.need in _OPERATORS and not self._gate.has_admin and is_local_call(context):
+            return None
+        return self._gate.identify(None if sent is None else sent.encode() if isinstance(sent, str) else sent)
+
+    async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
+        token = CHANGES.set([])
+        code: Any = grpc.StatusCode.OK
+        try:
+            return await handle(requests, context)
+        except BaseException:
+            code = context.code() or grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            changes = CHANGES.get() or []
+            CHANGES.reset(token)
+            principal = CALLER.get()
+            await self._write(method, context, principal, getattr(code, "name", str(code)), changes)
+
+    async def _write(
+        self, method: str, context: Any, principal: Principal | None, code: str, changes: list[str]
+    ) -> None:
+        what = method.rpartition("/")[2]
+        if what in _READ_TOO and code == "OK" and not changes:
+            return
+        if code in _REFUSED and not (
+            principal is not None and self._refusals.may_write(principal.key_id, time.monotonic())
+        ):
+            return
+        label, key_id = ("", "") if principal is None else (principal.label, principal.key_id)
+        now = time.time()  # noqa: TID251 - for people
+        entry = audit_entry(now, Who(label, key_id, unquote(context.peer())), what, method, code, changes)
+        await write_audit(self._audit, entry)
+
+
+def check_message(gate: Gate, row: Row | None, request: Any) -> None:
+    """Check that the caller of the current task may name the model of a message. Raises Failure(FORBIDDEN)."""
+    principal = CALLER.get() if gate.enforced else None
+    if principal is None or row is None or row.model is None:
+        return
+    model = getattr(request, row.model)
+    if not principal.grants.allows(row.need, model or None):
+        principal.count(FORBIDDEN)
+        raise forbidden(principal, row.need, model)

@@ -1,0 +1,103 @@
+"""access_middleware: ends what the check of a key began, and writes changes to the audit log.
+
+request ─> Visit ─> authorize fills it ─> route ─> head of the reply: audit entry of a change ─> leave
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from millstream.gateway.access.gate import Pass
+from millstream.gateway.access.principal import CALLER, Principal
+from millstream.services.access.audit_log import AuditLog
+from millstream.services.access.audit_rules import Refusals, Who, audit_entry
+from millstream.services.access.table import Row
+from millstream.services.errors import Failure
+from millstream.services.process.audit import CHANGES
+
+log = logging.getLogger("millstream.admin")
+
+_VISIT = "millstream.visit"  # key of a scope
+
+
+class Visit:
+    """One call: who makes it and what it needs, as far as it is known."""
+
+    __slots__ = ("label", "passed", "principal", "row", "what")
+
+    def __init__(self) -> None:
+        self.row: Row | None = None
+        self.what = ""  # name of the route
+        self.label = ""  # who calls, without a principal
+        self.principal: Principal | None = None
+        self.passed: Pass | None = None
+
+
+def visit_of(scope: Scope) -> Visit:
+    """Return the visit of a request."""
+    visit = scope.get(_VISIT)
+    if visit is None:
+        visit = scope[_VISIT] = Visit()
+    assert isinstance(visit, Visit)
+    return visit
+
+
+class AccessMiddleware:
+    """ASGI middleware: makes the visit of a request, and ends it.
+
+    Args:
+        audit: the audit log.
+        refusals: bounds the entries about refused calls.
+    """
+
+    def __init__(self, app: ASGIApp, audit: AuditLog, refusals: Refusals) -> None:
+        self.app = app
+        self._audit = audit
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        visit = visit_of(scope)
+        token = CHANGES.set([])
+        CALLER.set(None)  # the task of a pipelined request has the context of the request before
+
+        async def audited(message: Message) -> None:
+            if message["type"] == "http.response.start" and visit.row is not None and visit.row.changes:
+                await self._write(scope, visit, message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, audited)
+        finally:
+            CHANGES.reset(token)
+            if visit.passed is not None:
+                visit.passed.leave()
+
+    async def _write(self, scope: Scope, visit: Visit, status: int) -> None:
+        principal = visit.principal
+        if status in {401, 403, 429} and not (
+            principal is not None and self._refusals.may_write(principal.key_id, time.monotonic())
+        ):
+            return
+        client = scope.get("client")
+        label, key_id = (visit.label, "") if principal is None else (principal.label, principal.key_id)
+        who = Who(label, key_id, "" if client is None else client[0])
+        now = time.time()  # noqa: TID251 - for people
+        target = f"{scope['method']} {scope['path']}"
+        entry = audit_entry(now, who, visit.what, target, status, CHANGES.get() or [])
+        await write_audit(self._audit, entry)
+
+
+async def write_audit(audit: AuditLog, entry: dict[str, Any]) -> None:
+    """Write an entry. A failure is logged: the call itself has been made."""
+    try:
+        await asyncio.to_thread(audit.append, entry)
+    except Failure as failure:
+        log.error("no audit entry: %s: %s", failure.message, entry)  # noqa: TRY400 - one line is enough

@@ -1,0 +1,170 @@
+"""limits: what a key may use, and what it has used. Pure; time is passed in.
+
+enter (requests, calls at once) ─> add_rows, add_compute (paid afterwards) ─> leave
+others' use ─> settle: each gateway knows the use of all, some tenths of a second late
+
+Rows and compute time are known only after a request was let in. So they are charged afterwards: the account may go into
+debt by the requests that are in flight, and refuses further ones until the debt is paid.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.services.access.document import Limits
+from millstream.services.errors import Code, Failure
+
+MINUTE_S = 60.0
+#: Seconds of the rate that a debt is at most: one huge request does not lock a key out for hours.
+DEBT_S_MAX = 60.0
+RETRY_S_CONCURRENCY = 1.0  # when to try again if too many calls are in flight
+
+
+class LimitReached(Failure):
+    """A limit of a key. `headers`: RateLimit headers of the reply (IETF draft-ietf-httpapi-ratelimit-headers)."""
+
+    def __init__(self, message: str, retry_after_s: float, headers: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(Code.OVERLOADED, message, retry_after_s=retry_after_s)
+        self.headers = headers
+
+
+class Use(NamedTuple):
+    """What a key has used through one gateway since that started, and its calls in flight."""
+
+    requests: float = 0.0
+    rows: float = 0.0
+    compute_s: float = 0.0
+    in_flight: int = 0
+
+
+class Bucket:
+    """A token bucket that may go into debt.
+
+    Args:
+        rate: tokens a second.
+        window_s: seconds of the rate that it holds when it is full.
+    """
+
+    __slots__ = ("_at", "_rate", "burst", "level")
+
+    def __init__(self, rate: float, window_s: float, now: float) -> None:
+        self._rate = rate
+        self.burst = max(rate * window_s, 1.0) if window_s <= 1.0 else rate * window_s
+        self.level = self.burst
+        self._at = now
+
+    def wait_s(self, needed: float, now: float) -> float:
+        """Return the seconds until the level is `needed`; 0: it is already."""
+        if now > self._at:
+            self.level = min(self.burst, self.level + (now - self._at) * self._rate)
+            self._at = now
+        return 0.0 if self.level >= needed else (needed - self.level) / self._rate
+
+    def take(self, amount: float) -> None:
+        """Take tokens, also when there are none left."""
+        self.level = max(self.level - amount, -self._rate * DEBT_S_MAX)
+
+
+class Account:
+    """What one key has used, as one gateway knows it. The last four fields are what this gateway added.
+
+    Args:
+        name: of the key, for messages.
+        limits: at least one.
+        now: an instant of the monotonic clock, as in all methods.
+    """
+
+    __slots__ = (
+        "_compute",
+        "_requests",
+        "_rows",
+        "compute_s",
+        "in_flight",
+        "limits",
+        "name",
+        "others_in_flight",
+        "requests",
+        "rows",
+    )
+
+    def __init__(self, name: str, limits: Limits, now: float) -> None:
+        self.name = name
+        self.requests = self.rows = self.compute_s = 0.0
+        self.in_flight = self.others_in_flight = 0
+        self.change(limits, now)
+
+    def change(self, limits: Limits, now: float) -> None:
+        """Apply other limits, with full buckets."""
+        self.limits = limits
+        self._requests = _bucket(limits.requests_per_s, 1.0, now)
+        self._rows = _bucket(limits.rows_per_s, 1.0, now)
+        compute = limits.compute_s_per_minute
+        self._compute = _bucket(None if compute is None else compute / MINUTE_S, MINUTE_S, now)
+
+    @property
+    def meters_compute(self) -> bool:
+        """Whether the time of runs counts."""
+        return self._compute is not None
+
+    def enter(self, now: float) -> None:
+        """Count a call, which ends with `leave`. Raises LimitReached, and counts nothing."""
+        limits = self.limits
+        if limits.concurrency is not None and self.in_flight + self.others_in_flight >= limits.concurrency:
+            raise self._reached("concurrency", limits.concurrency, "calls at once", RETRY_S_CONCURRENCY, 0)
+        if self._rows is not None and (wait_s := self._rows.wait_s(1e-9, now)):
+            raise self._reached("rows", limits.rows_per_s, "rows/s", wait_s, 1)
+        if self._compute is not None and (wait_s := self._compute.wait_s(1e-9, now)):
+            raise self._reached("compute", limits.compute_s_per_minute, "seconds of runs a minute", wait_s, 60)
+        if self._requests is not None:
+            if wait_s := self._requests.wait_s(1.0, now):
+                raise self._reached("requests", limits.requests_per_s, "requests/s", wait_s, 1)
+            self._requests.take(1.0)
+        self.requests += 1.0
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        """End a call that was counted."""
+        self.in_flight -= 1
+
+    def add_rows(self, rows: int) -> None:
+        """Charge the rows of a request that was let in."""
+        self.rows += rows
+        if self._rows is not None:
+            self._rows.take(rows)
+
+    def add_compute(self, seconds: float) -> None:
+        """Charge a request's part of a run."""
+        self.compute_s += seconds
+        if self._compute is not None:
+            self._compute.take(seconds)
+
+    @property
+    def use(self) -> Use:
+        """What this gateway added."""
+        return Use(self.requests, self.rows, self.compute_s, self.in_flight)
+
+    def settle(self, others: Use, now: float) -> None:
+        """Charge what the other gateways let in since the last call. `others.in_flight`: their calls in flight now."""
+        for bucket, amount in (
+            (self._requests, others.requests),
+            (self._rows, others.rows),
+            (self._compute, others.compute_s),
+        ):
+            if bucket is not None and amount > 0:
+                bucket.wait_s(0.0, now)
+                bucket.take(amount)
+        self.others_in_flight = others.in_flight
+
+    def _reached(self, what: str, limit: float | None, unit: str, wait_s: float, window_s: int) -> LimitReached:
+        assert limit is not None
+        window = f";w={window_s}" if window_s else ""
+        headers = (
+            ("ratelimit-policy", f'"{what}";q={max(1, round(limit))}{window}'),
+            ("ratelimit", f'"{what}";r=0;t={max(1, int(wait_s) + (wait_s > int(wait_s)))}'),
+        )
+        message = f"key '{self.name}' has reached its limit of {limit:g} {unit}: try again in {wait_s:.2g} s"
+        return LimitReached(message, wait_s, headers)
+
+
+def _bucket(rate: float | None, window_s: float, now: float) -> Bucket | None:
+    return None if rate is None else Bucket(rate, window_s, now)

@@ -1,0 +1,193 @@
+"""table: the authorisation table: what each HTTP route and each gRPC method needs. Pure.
+
+A route or method without a row is refused. tests/unit/test_access_table.py walks all routes and methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from millstream.services.access.scopes import Need
+
+
+class Row(NamedTuple):
+    """What a call needs.
+
+    Args:
+        need: the need.
+        model: the path parameter, or the field of the gRPC message, that names the model; None: the call names none
+            there. Calls that run a model check its name again when they find it.
+        changes: whether the call changes something, so that the audit log has it.
+    """
+
+    need: Need
+    model: str | None = None
+    changes: bool = False
+
+
+_VERSIONED = ("", "/versions/{version}")
+_LABELLED = (*_VERSIONED, "/labels/{label}")
+
+
+def _v2() -> Iterator[tuple[str, str, Row]]:
+    run, describe = Row(Need.INFER, "model"), Row(Need.DESCRIBE, "model")
+    for version in _VERSIONED:
+        path = f"/v2/models/{{model}}{version}"
+        for call in ("infer", "generate", "generate_stream"):
+            yield "POST", f"{path}/{call}", run
+        for rest in ("", "/ready", "/stats", "/config"):
+            yield "GET", f"{path}{rest}", describe
+    for path in ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready"):
+        yield "GET", path, Row(Need.OPEN)
+    for path in ("/v2/models", "/v2/models/stats", "/v2/trace/setting", "/v2/logging"):
+        yield "GET", path, Row(Need.READ)
+    yield "GET", "/v2/models/{model}/trace/setting", describe
+    for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging"):
+        yield "POST", path, Row(Need.ADMIN, changes=True)
+    for kind in ("system", "cuda"):
+        memory = f"/v2/{kind}sharedmemory"
+        yield "GET", f"{memory}/status", Row(Need.ADMIN)
+        yield "GET", f"{memory}/region/{{region}}/status", Row(Need.ADMIN)
+        for path in ("/region/{region}/register", "/region/{region}/unregister", "/unregister"):
+            yield "POST", f"{memory}{path}", Row(Need.ADMIN, changes=True)
+    yield "POST", "/v2/repository/index", Row(Need.READ)
+    yield "POST", "/v2/repository/{repository}/index", Row(Need.READ)
+    for call in ("load", "unload"):
+        yield "POST", f"/v2/repository/models/{{model}}/{call}", Row(Need.WRITE, "model", changes=True)
+        yield "POST", f"/v2/repository/{{repository}}/models/{{model}}/{call}", Row(Need.WRITE, "model", changes=True)
+
+
+def _v1() -> Iterator[tuple[str, str, Row]]:
+    yield "GET", "/v1/models", Row(Need.READ)
+    for version in _LABELLED:
+        path = f"/v1/models/{{model}}{version}"
+        yield "GET", path, Row(Need.DESCRIBE, "model")
+        yield "GET", f"{path}/metadata", Row(Need.DESCRIBE, "model")
+        for call in ("predict", "classify", "regress"):
+            yield "POST", f"{path}:{call}", Row(Need.INFER, "model")
+    yield "POST", "/v1/models/{model}:explain", Row(Need.INFER, "model")
+
+
+def _others() -> Iterator[tuple[str, str, Row]]:
+    run = Row(Need.INFER)  # the model is in a header or the body
+    yield "GET", "/ping", Row(Need.OPEN)
+    yield "POST", "/invocations", run
+    for call in ("invocations", "invocations-response-stream", "async-invocations"):
+        yield "POST", f"/endpoints/{{endpoint}}/{call}", run
+    yield "POST", "/models/{model}/invoke", Row(Need.INFER, "model")
+    for path in ("/openai/v1/embeddings", "/v1/embeddings"):
+        yield "POST", path, run
+    yield "GET", "/openai/v1/models", Row(Need.READ)
+    for path in ("/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}"):
+        yield "POST", path, Row(Need.INFER, "model")
+    yield "GET", "/api-description", Row(Need.OPEN)
+    yield "OPTIONS", "/", Row(Need.OPEN)
+    yield "GET", "/models", Row(Need.READ)
+    yield "POST", "/models", Row(Need.WRITE, changes=True)
+    one = "/models/{model}"
+    for path in (one, f"{one}/all", f"{one}/{{version}}"):
+        yield "GET", path, Row(Need.DESCRIBE, "model")
+    for method, path in (
+        ("PUT", one),
+        ("PUT", f"{one}/{{version}}"),
+        ("PUT", f"{one}/{{version}}/set-default"),
+        ("DELETE", one),
+        ("DELETE", f"{one}/{{version}}"),
+    ):
+        yield method, path, Row(Need.WRITE, "model", changes=True)
+
+
+def _admin() -> Iterator[tuple[str, str, Row]]:
+    read, write = Row(Need.READ), Row(Need.WRITE, "name", changes=True)
+    one = "/admin/v1/models/{name}"
+    version = f"{one}/versions/{{version}}"
+    for path in ("/admin/v1/models", "/admin/v1/placement", "/admin/v1/pools", "/admin/v1/workers"):
+        yield "GET", path, read
+    for path in (one, version, f"{version}/race", f"{one}/settings"):
+        yield "GET", path, Row(Need.READ, "name")
+    for method, path in (
+        ("PATCH", one),
+        ("DELETE", one),
+        ("PUT", version),
+        ("DELETE", version),
+        ("POST", f"{one}/versions"),
+        ("POST", f"{version}/activate"),
+        ("POST", f"{version}/race"),
+        ("DELETE", f"{version}/race"),
+        ("POST", f"{version}/race/undo"),
+        ("PUT", f"{version}/race/samples"),
+    ):
+        yield method, path, write
+    keys = "/admin/v1/keys"
+    for method, path, row in (
+        ("GET", keys, Row(Need.ADMIN)),
+        ("GET", f"{keys}/{{key}}", Row(Need.ADMIN)),
+        ("POST", keys, Row(Need.ADMIN, changes=True)),
+        ("POST", f"{keys}/{{key}}/rotate", Row(Need.ADMIN, changes=True)),
+        ("DELETE", f"{keys}/{{key}}", Row(Need.ADMIN, changes=True)),
+        ("GET", "/admin/v1/audit", Row(Need.ADMIN)),
+        ("GET", "/admin/v1/log-level", read),
+        ("PUT", "/admin/v1/log-level", Row(Need.ADMIN, changes=True)),
+        ("GET", "/admin/v1/scale", read),
+        ("GET", "/admin/v1/scale/{pool}", read),
+    ):
+        yield method, path, row
+
+
+def _operation() -> Iterator[tuple[str, str, Row]]:
+    for path in ("/", "/openapi.json", "/docs", "/docs/assets/{name}"):
+        yield "GET", path, Row(Need.OPEN)
+    yield "GET", "/metrics", Row(Need.METRICS)
+
+
+#: by method and template of the path
+HTTP: dict[tuple[str, str], Row] = {
+    (method, path): row for rows in (_v2, _v1, _others, _admin, _operation) for method, path, row in rows()
+}
+#: by name, of routes whose paths the settings name
+NAMED: dict[str, Row] = {"vertex_health": Row(Need.OPEN), "vertex_predict": Row(Need.INFER)}
+
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+_REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
+_GRPC_INFERENCE: dict[str, Row] = {
+    "ServerLive": Row(Need.OPEN),
+    "ServerReady": Row(Need.OPEN),
+    "ServerMetadata": Row(Need.OPEN),
+    "ModelInfer": Row(Need.INFER),
+    "ModelStreamInfer": Row(Need.INFER),
+    "ModelReady": Row(Need.DESCRIBE, "name"),
+    "ModelMetadata": Row(Need.DESCRIBE, "name"),
+    "ModelConfig": Row(Need.DESCRIBE, "name"),
+    "ModelStatistics": Row(Need.DESCRIBE, "name"),
+    "RepositoryIndex": Row(Need.READ),
+    "RepositoryModelLoad": Row(Need.WRITE, "model_name", changes=True),
+    "RepositoryModelUnload": Row(Need.WRITE, "model_name", changes=True),
+    "SystemSharedMemoryStatus": Row(Need.ADMIN),
+    "SystemSharedMemoryRegister": Row(Need.ADMIN, changes=True),
+    "SystemSharedMemoryUnregister": Row(Need.ADMIN, changes=True),
+    "CudaSharedMemoryStatus": Row(Need.ADMIN),
+    "CudaSharedMemoryRegister": Row(Need.ADMIN, changes=True),
+    "CudaSharedMemoryUnregister": Row(Need.ADMIN, changes=True),
+    "TraceSetting": Row(Need.ADMIN, changes=True),
+    "LogSettings": Row(Need.ADMIN, changes=True),
+}
+#: by full name of the method
+GRPC: dict[str, Row] = {
+    **{f"{_INFERENCE}{name}": row for name, row in _GRPC_INFERENCE.items()},
+    "/grpc.health.v1.Health/Check": Row(Need.OPEN),
+    "/grpc.health.v1.Health/Watch": Row(Need.OPEN),
+    **{f"{service}ServerReflectionInfo": Row(Need.READ) for service in _REFLECTION},
+}
+
+
+def http_row(method: str, path: str | None, name: str | None = None) -> Row | None:
+    """Return the row of a route; None: it has none, and is refused.
+
+    Args:
+        method: GET, …
+        path: the template of its path.
+        name: the name of the route.
+    """
+    return HTTP.get((method, path or "")) or NAMED.get(name or "")
