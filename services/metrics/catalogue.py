@@ -125,6 +125,18 @@ REQUESTS = Metric(
     "Requests answered, by outcome.",
     ("model", "version", "protocol", "outcome"),
 )
+KEY_REQUESTS = Metric(
+    "millstream_key_requests_total",
+    Kind.COUNTER,
+    "Calls whose API key was checked, by outcome.",
+    ("key", "outcome"),
+)
+KEY_EXPIRY = Metric(
+    "millstream_key_expiry_timestamp_seconds",
+    Kind.GAUGE_MAX,
+    "When an API key expires, in seconds since the epoch.",
+    ("key",),
+)
 REQUESTS_REFUSED = Metric(
     "millstream_requests_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",)
 )
@@ -203,6 +215,15 @@ INSTANCES_READY = Metric("millstream_instances_ready", Kind.GAUGE_MAX, "Instance
 INSTANCE_MEMORY_BYTES = Metric(
     "millstream_instance_memory_bytes", Kind.GAUGE_MAX, "Memory that an instance takes.", (*_LANE, "worker")
 )
+GATEWAY_READY = Metric(
+    "millstream_gateway_ready", Kind.GAUGE_MAX, "1 while a gateway is ready, and 0 while it is not.", ("process",)
+)
+PROBES_UNANSWERED = Metric(
+    "millstream_readiness_probes_unanswered_total",
+    Kind.COUNTER,
+    "Readiness probes of a version that no worker answered.",
+    _LANE,
+)
 VERSION_REFUSED = Metric(
     "millstream_version_refused", Kind.GAUGE_MAX, "1 while a version is refused because it ends workers.", _LANE
 )
@@ -267,6 +288,37 @@ EVICTIONS = Metric(
     "Versions that a worker unloaded although they are still to be served.",
     _LANE,
 )
+RACES_ENDED = Metric(
+    "millstream_races_ended_total",
+    Kind.COUNTER,
+    "Races of compiled forms that ended, by outcome, where interrupted ones go on later.",
+    ("outcome",),
+)
+RACES_WAITING = Metric(
+    "millstream_races_waiting",
+    Kind.GAUGE_MAX,
+    "Races that wait for a worker, or run.",
+    ("state",),
+)
+RACE_DURATION = Metric(
+    "millstream_race_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time of a race until its verdict.",
+    (),
+    LOAD_SECONDS,
+)
+VARIANTS_SWAPPED = Metric(
+    "millstream_variants_swapped_total",
+    Kind.COUNTER,
+    "Versions that a worker began to serve with compiled forms which won a race.",
+    _LANE,
+)
+VARIANTS_UNDONE = Metric(
+    "millstream_variants_undone_total",
+    Kind.COUNTER,
+    "Verdicts of races that a worker took back because a compiled form failed or was slow.",
+    _LANE,
+)
 EVICTION_AGE = Metric(
     "millstream_eviction_age_seconds",
     Kind.HISTOGRAM,
@@ -288,6 +340,12 @@ REDIS_UP = Metric(
 )
 REDIS_RECONNECTS = Metric(
     "millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis that were restored.", ("process",)
+)
+REDIS_MEMORY_USED_BYTES = Metric(
+    "millstream_redis_memory_used_bytes", Kind.GAUGE_MAX, "Memory that Redis uses for data, as it reports it."
+)
+REDIS_MEMORY_LIMIT_BYTES = Metric(
+    "millstream_redis_memory_limit_bytes", Kind.GAUGE_MAX, "Memory that Redis may use, or 0 without a limit."
 )
 REDIS_BYTES = Metric("millstream_redis_bytes_total", Kind.COUNTER, "Bytes sent through Redis.", ("direction",))
 SEGMENT_BYTES = Metric(
@@ -336,6 +394,51 @@ CONTROLLER_ROUND_DURATION = Metric(
     (),
     SECONDS,
 )
+WORKERS_WANTED = Metric(
+    "millstream_workers_wanted",
+    Kind.GAUGE_MAX,
+    "Workers that a pool should have, by the leading controller, for scalers of any kind.",
+    ("pool",),
+)
+WORKERS_READY = Metric(
+    "millstream_workers_ready", Kind.GAUGE_MAX, "Workers of a pool that serve, by the leading controller.", ("pool",)
+)
+POOL_QUEUE_ROWS = Metric(
+    "millstream_pool_queue_rows", Kind.GAUGE_MAX, "Rows that wait or run in a pool, of all gateways.", ("pool",)
+)
+POOL_OLDEST_WAIT = Metric(
+    "millstream_pool_oldest_wait_seconds",
+    Kind.GAUGE_MAX,
+    "For how long the oldest row of a pool has waited in a gateway.",
+    ("pool",),
+)
+POOL_ARRIVALS = Metric(
+    "millstream_pool_arrival_rows_per_second",
+    Kind.GAUGE_MAX,
+    "Rows a second that arrive for a pool, refused ones included, over the start time of a worker.",
+    ("pool",),
+)
+POOL_CAPACITY = Metric(
+    "millstream_pool_capacity_rows_per_second",
+    Kind.GAUGE_MAX,
+    "Rows a second that the ready workers of a pool answer at full batches, by measured run times.",
+    ("pool",),
+)
+POOL_UTILISATION = Metric(
+    "millstream_pool_utilisation_ratio",
+    Kind.GAUGE_MAX,
+    "Work that arrives for a pool as a share of what its ready workers can do.",
+    ("pool",),
+)
+POOL_SCALE = (
+    WORKERS_WANTED,
+    WORKERS_READY,
+    POOL_QUEUE_ROWS,
+    POOL_OLDEST_WAIT,
+    POOL_ARRIVALS,
+    POOL_CAPACITY,
+    POOL_UTILISATION,
+)
 PROCESS_CPU_SECONDS = Metric(
     "millstream_process_cpu_seconds_total",
     Kind.COUNTER,
@@ -374,4 +477,17 @@ SERIES_REFUSED = Metric(
 )
 
 #: every metric that is defined above
+TRACES_SPANS_EXPORTED = Metric("millstream_trace_spans_exported_total", Kind.COUNTER, "Spans that the collector took.")
+TRACED_REQUESTS_DROPPED = Metric(
+    "millstream_traced_requests_dropped_total",
+    Kind.COUNTER,
+    "Sampled requests whose trace was dropped (buffer_full, tail_limit, export_failed).",
+    ("reason",),
+)
+ACCESS_LINES_DROPPED = Metric(
+    "millstream_access_log_lines_dropped_total",
+    Kind.COUNTER,
+    "Lines of the access log that were not written (buffer_full, write_failed).",
+    ("reason",),
+)
 CATALOGUE: tuple[Metric, ...] = tuple(value for value in dict(globals()).values() if isinstance(value, Metric))

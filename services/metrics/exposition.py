@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as Sampled
 from prometheus_client.utils import floatToGoString
 
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
+from millstream.services.metrics.exemplars import Exemplar
 from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 
@@ -73,8 +76,8 @@ def rows_of(totals: Totals) -> dict[Shape, Rows]:
     return rows
 
 
-def family(metric: Metric, rows: Rows) -> Family:
-    """Return the series of a metric as a family of prometheus_client."""
+def family(metric: Metric, rows: Rows, exemplars: Mapping[int, Exemplar] | None = None) -> Family:
+    """Return the series of a metric as a family of prometheus_client. `exemplars`: of the buckets of all rows."""
     if metric.kind is Kind.COUNTER:
         counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, values in rows:
@@ -84,8 +87,11 @@ def family(metric: Metric, rows: Rows) -> Family:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
         for labels, values in rows:
-            buckets = zip(bounds, accumulate(values[:-1]), strict=True)
-            histogram.add_metric(labels, list(buckets), values[-1])
+            buckets: list[Any] = list(zip(bounds, accumulate(values[:-1]), strict=True))
+            for bucket, (trace_id, value, at) in (exemplars or {}).items():
+                if bucket < len(buckets):  # another release may have other buckets
+                    buckets[bucket] = (*buckets[bucket], Sampled({"trace_id": trace_id}, value, at))
+            histogram.add_metric(labels, buckets, values[-1])
         return histogram
     gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, values in rows:

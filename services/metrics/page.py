@@ -7,7 +7,7 @@ series in use. prometheus_client renders them, one series at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from millstream.services.metrics.cache_hits import CacheHits
 from millstream.services.metrics.catalogue import CACHE_HITS, CATALOGUE, Metric
+from millstream.services.metrics.exemplars import Exemplar, Exemplars
 from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
 from millstream.services.metrics.label_limit import other_labels
 from millstream.services.metrics.merge import Totals
@@ -71,8 +72,13 @@ class MetricsPage:
             rows.setdefault(shape, []).append((labels, [value]))
         rows[shape_of(CACHE_HITS)] = self._cache_hits.rows(rows)
         cached = self._format(content_type, encode)
-        parts = [part for metric in self._catalogue for part in cached.lines(metric, rows.get(shape_of(metric), []))]
         openmetrics = content_type.startswith("application/openmetrics-text")
+        exemplars = self._registry.read_exemplars() if openmetrics else {}
+        parts = [
+            part
+            for metric in self._catalogue
+            for part in cached.lines(metric, rows.get(shape_of(metric), []), exemplars)
+        ]
         if self._registry.directory is None:  # of this process alone: with its process metrics
             parts.append(encode(_process()).removesuffix(_EOF))
         parts.append(extra_lines(totals, openmetrics).encode())
@@ -89,32 +95,40 @@ class MetricsPage:
         return cached
 
 
+class _Lines(NamedTuple):
+    """The lines of a series, and what they were rendered from."""
+
+    values: list[float]
+    exemplars: Mapping[int, Exemplar]  # by bucket
+    text: bytes
+
+
 class _Format:
     """The lines of all series of the last page, in one text format."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
-        self._lines: dict[str, dict[tuple[str, ...], tuple[list[float], bytes]]] = {}  # by metric and label values
+        self._lines: dict[str, dict[tuple[str, ...], _Lines]] = {}  # by metric and label values
         self._orders: dict[str, tuple[list[tuple[str, ...]], list[tuple[str, ...]]]] = {}  # unsorted, sorted
         self._heads: dict[str, bytes] = {}
         self._rendered = 0  # series, so far
 
-    def lines(self, metric: Metric, rows: Rows) -> Iterator[bytes]:
+    def lines(self, metric: Metric, rows: Rows, exemplars: Exemplars) -> Iterator[bytes]:
         """Yield HELP, TYPE and the lines of each series; nothing for a metric without series."""
         if not rows:
             self._lines.pop(metric.name, None)
             return
         before = self._lines.get(metric.name, {})
-        now: dict[tuple[str, ...], tuple[list[float], bytes]] = {}
+        now: dict[tuple[str, ...], _Lines] = {}
         for labels, values in rows:
-            known = before.get(labels)
-            now[labels] = (
-                known if known is not None and known[0] == values else (values, self._text(metric, labels, values))
-            )
+            known, of_buckets = before.get(labels), exemplars.get((metric.name, labels), {})
+            if known is None or known.values != values or known.exemplars != of_buckets:
+                known = _Lines(values, of_buckets, self._text(metric, labels, values, of_buckets))
+            now[labels] = known
         self._lines[metric.name] = now
         yield self._heads[metric.name]
         for labels in self._order(metric, list(now)):
-            yield now[labels][1]
+            yield now[labels].text
 
     def _order(self, metric: Metric, unsorted: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Sort by label values; the order of the last page is reused if it had the same series."""
@@ -123,11 +137,13 @@ class _Format:
             known = self._orders[metric.name] = (unsorted, sorted(unsorted))
         return known[1]
 
-    def _text(self, metric: Metric, labels: tuple[str, ...], values: list[float]) -> bytes:
+    def _text(
+        self, metric: Metric, labels: tuple[str, ...], values: list[float], exemplars: Mapping[int, Exemplar]
+    ) -> bytes:
         self._rendered += 1
         if self._rendered % _SERIES_PER_TURN == 0:
             time.sleep(_PAUSE_S)
-        text = self._encode(_SingleFamily(family(metric, [(labels, values)]))).removesuffix(_EOF)
+        text = self._encode(_SingleFamily(family(metric, [(labels, values)], exemplars))).removesuffix(_EOF)
         lines = text.splitlines(keepends=True)
         heads = [line for line in lines if line.startswith(b"# ")]
         self._heads[metric.name] = b"".join(heads)

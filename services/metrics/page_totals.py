@@ -3,7 +3,7 @@
     page:   shared lock, Shares from the file, totals, fold        (a page and a choice never overlap)
     choice: exclusive lock, totals, choose --rename--> `shares`    (once a minute, by the process that answers a scrape)
 
-Nobody waits: where a lock is taken, because a process is frozen while it holds it, the page is made without.
+No page waits for a lock, since a frozen process may hold it: such a page is made without the lock.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from millstream.services.metrics import files
 from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
+from millstream.services.metrics.exemplars import SUFFIX, ExemplarFile, Exemplars, read_exemplars
 from millstream.services.metrics.merge import OTHER, Totals
 from millstream.services.metrics.page_totals import MODELS_MAX, PageTotals
 from millstream.services.metrics.read_cache import ReadCache
@@ -153,6 +154,7 @@ class MetricsRegistry:
         if directory is not None:
             self._open(directory, role)
         self._shared = self._descriptor is not None
+        self.exemplars = ExemplarFile(self.path.with_suffix(SUFFIX) if self._shared else None)
         self._page_totals = PageTotals(directory if self._shared else None, self.totals, models_max)
         if not self._chunks:
             self._grow()
@@ -242,8 +244,19 @@ class MetricsRegistry:
         """
         return self._page_totals.read()
 
+    def read_exemplars(self) -> Exemplars:
+        """Return the exemplars of all processes of the folder. Reads files: must be called off the event loop."""
+        if self._directory is None or not self._shared:
+            return self.exemplars.published
+        return read_exemplars(self._directory)
+
     def close(self) -> None:
         """Release the file: the counts of this process remain, its gauges disappear."""
+        self.exemplars.close()
+        self._release()
+
+    def _release(self) -> None:
+        """Release the file of the counts, if there is one."""
         if self._descriptor is not None:
             # Closing is not enough: every mapping has a duplicate of the descriptor, which keeps the lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -263,7 +276,7 @@ class MetricsRegistry:
             self._grow()
         except OSError as error:
             log.warning("no space for metrics in %s: %s; %s", directory, error, _ALONE)
-            self.close()
+            self._release()
             self.path.unlink(missing_ok=True)
 
     def _get(self, metric: Metric, labels: tuple[str, ...]) -> _Series:

@@ -1,6 +1,7 @@
 """audit: log records about what an operator changes, with who did it.
 
-check of the admin key ─> acting ─> … ─> audit("deleted", model) ─> millstream.admin: deleted: MODEL (by admin key, IP)
+check of the key ─> acting ─> … ─> audit("deleted", model) ─┬─> millstream.admin: deleted: MODEL (by admin key, IP)
+                                                            └─> CHANGES, for the audit log
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ log = logging.getLogger("millstream.admin")
 
 #: who makes the change that the current task works on
 _ACTOR: ContextVar[str] = ContextVar("actor", default="unknown")
+#: what the call that the current task answers has changed; None: nothing collects it
+CHANGES: ContextVar[list[str] | None] = ContextVar("changes", default=None)
+CHANGES_MAX = 32  # of one call; further ones are only in the log
 
 
-def acting(address: str, *, with_key: bool) -> None:
-    """Set who makes the changes of the current task: a caller at `address`, who has shown the admin key or not."""
-    _ACTOR.set(f"admin key, {address}" if with_key else address)
+def acting(address: str, label: str = "") -> None:
+    """Set who makes the changes of the current task: a caller at `address`. `label`: of its key; "": it has none."""
+    _ACTOR.set(f"{label}, {address}" if label else address)
 
 
 def audit(change: str, model: str | None = None, **fields: object) -> None:
@@ -29,6 +33,9 @@ def audit(change: str, model: str | None = None, **fields: object) -> None:
     actor = _ACTOR.get()
     subject = "" if model is None else f": {model}"
     details = "".join(f", {name} {value}" for name, value in fields.items())
+    changes = CHANGES.get()
+    if changes is not None and len(changes) < CHANGES_MAX:
+        changes.append(f"{change}{subject}{details}")
     log.info("%s%s%s (by %s)", change, subject, details, actor, extra=about(model, by=actor, change=change, **fields))
 
 

@@ -25,8 +25,22 @@ FEATURES = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
     "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "i8mm", "bf16",
 )  # fmt: skip
-#: packages of inference libraries, whose versions workers publish if they are installed
-PACKAGES = ("onnxruntime", "onnxruntime-gpu", "openvino", "torch", "tensorrt", "tritonclient")
+#: packages of inference libraries and compilers, whose versions workers publish if they are installed
+PACKAGES = (
+    *(
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "openvino",
+        "torch",
+        "jax",
+        "jaxlib",
+        "iree-base-runtime",
+        "iree-base-compiler",
+        "tensorrt",
+        "tritonclient",
+    ),
+    *("onnx", "nncf", "iree-base-compiler", "iree-base-runtime", "apache-tvm"),
+)
 _NAME = re.compile(r"^(?:model name|Model)\s*:\s*(.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:\s*(.+)$", re.MULTILINE)
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from millstream.services.process.printable import printable
-from millstream.services.process.request_id import REQUEST_ID
+from millstream.services.process.request_id import REQUEST_ID, TRACE_ID
 
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: Characters of a message, of a traceback and of one field; what is longer loses its middle. A line of JSON then stays
@@ -118,7 +118,8 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         record.message = printable(shortened(record.message, MESSAGE_MAX))
         request_id = REQUEST_ID.get()
-        suffix = f" (request {printable(request_id)})" if request_id else ""
+        trace = f", trace {trace_id}" if (trace_id := TRACE_ID.get()) else ""
+        suffix = f" (request {printable(request_id)}{trace})" if request_id else ""
         return super().formatMessage(record) + suffix
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
@@ -130,7 +131,7 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Formats a record as a JSON object in ASCII: time, level, logger, message, process, pid.
 
-    Where they are known also request_id, model, fields and exception (a traceback).
+    Where they are known also request_id, trace_id, model, fields and exception (a traceback).
     """
 
     def __init__(self, process: str) -> None:
@@ -142,6 +143,8 @@ class JsonFormatter(logging.Formatter):
         document["message"] = shortened(record.getMessage(), MESSAGE_MAX)
         if request_id := REQUEST_ID.get():
             document["request_id"] = request_id
+        if trace_id := TRACE_ID.get():
+            document["trace_id"] = trace_id
         if model := getattr(record, "model", None):
             document["model"] = shortened(str(model), FIELD_MAX)
         if fields := getattr(record, "fields", None):

@@ -1,0 +1,182 @@
+"""tracer: finished requests -> spans -> a collector, in a thread of its own.
+
+wants (event loop): sampled? ─> add: buffer (bounded) ─> thread: spans_of ─> encode ─> Exporter ─> counted
+The event loop keeps a reference for each sampled request and does nothing else. A collector that is slow or away costs
+spans, which are counted, and never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from millstream.gateway.observing.finished import Finished
+from millstream.gateway.observing.request_spans import spans_of
+from millstream.services.metrics.catalogue import (
+    QUEUE_WAIT_SECONDS,
+    REQUEST_DURATION,
+    TRACED_REQUESTS_DROPPED,
+    TRACES_SPANS_EXPORTED,
+)
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.tracing.export import Exporter, ExportError
+from millstream.services.tracing.sampler import HeadSampler, TailSampler
+from millstream.services.tracing.span import Span
+from millstream.services.tracing.traceparent import trace_id_of
+
+log = logging.getLogger("millstream.tracing")
+
+BUFFER_MAX = 4096  # finished requests that wait to be exported; further ones are dropped and counted
+EXPORT_MAX = 64  # requests of one export: encoding more would hold the interpreter's lock for long
+EXPORT_S = 0.5  # at most this long a request waits for others to share its export
+ATTEMPTS = 4  # of one export
+BACKOFF_S = 0.5  # before the second attempt; doubled for each further one
+BACKOFF_S_MAX = 5.0  # also where a collector asks for more
+DEFECT_S = 60.0  # between two log records about traces that could not be made
+CLOSE_S_MAX = 3.0  # time for what waits when the gateway stops
+_ANSWERED = frozenset({0, 200})  # statuses of gRPC and HTTP
+
+Encode = Callable[[Iterable[Span], int], bytes]
+
+
+class Tracer:
+    """Exports the traces of one gateway.
+
+    Args:
+        exporter: sends encoded spans.
+        encode: encodes spans; the second argument is what Unix time is ahead of their clock, in nanoseconds.
+        head: decides before a request.
+        tail: decides after it.
+        registry: counts exported spans and dropped requests.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        encode: Encode,
+        head: HeadSampler,
+        tail: TailSampler,
+        registry: MetricsRegistry,
+    ) -> None:
+        self._exporter = exporter
+        self._encode = encode
+        self._head = head
+        self._tail = tail
+        self._exemplars = registry.exemplars
+        self._buffer: deque[Finished] = deque()
+        # Each series is written by one thread.
+        self._full = registry.counter(TRACED_REQUESTS_DROPPED, "buffer_full")
+        self._tail_limit = registry.counter(TRACED_REQUESTS_DROPPED, "tail_limit")
+        self._failed = registry.counter(TRACED_REQUESTS_DROPPED, "export_failed")
+        self._exported = registry.counter(TRACES_SPANS_EXPORTED)
+        self._away = False  # the last export failed
+        self._defect_at = float("-inf")  # when one was logged
+        self._added = threading.Event()
+        self._closing = threading.Event()
+        self._close_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wants(self, request: Finished) -> bool:
+        """Whether a request is sampled. Called in the event loop, once for each request."""
+        traceparent = request.traceparent
+        if traceparent is None:
+            return False
+        if self._head.sampled(traceparent, reads=request.reads):
+            return True
+        refused = self._tail.refused
+        selected = self._tail.selected(request.ended - request.started, request.ended, failed=request.failed)
+        if self._tail.refused > refused:
+            self._tail_limit.add()
+        return selected
+
+    def add(self, request: Finished) -> None:
+        """Take a sampled request. Called in the event loop."""
+        if len(self._buffer) >= BUFFER_MAX:
+            self._full.add()
+            return
+        self._buffer.append(request)
+        if len(self._buffer) == EXPORT_MAX:
+            self._added.set()
+
+    def close(self) -> None:
+        """Export what waits, for at most CLOSE_S_MAX, and end the thread. Blocks."""
+        self._close_at = time.monotonic() + CLOSE_S_MAX
+        self._closing.set()
+        self._added.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S_MAX + 1.0)
+
+    def _run(self) -> None:
+        while not (self._closing.is_set() and (not self._buffer or time.monotonic() >= self._close_at)):
+            if not self._closing.is_set():
+                self._added.wait(EXPORT_S)
+                self._added.clear()
+            while self._buffer and time.monotonic() < self._close_at:
+                taken = [self._buffer.popleft() for _ in islice(range(len(self._buffer)), EXPORT_MAX)]
+                try:
+                    self._export(taken)
+                except Exception:  # a defect must not end the thread: traces would stop without a word
+                    self._failed.add(len(taken))
+                    if time.monotonic() >= self._defect_at + DEFECT_S:
+                        self._defect_at = time.monotonic()
+                        log.exception("%d traces could not be made", len(taken))
+            self._exemplars.publish(now=time.monotonic())
+        self._failed.add(len(self._buffer))
+        self._exporter.close()
+
+    def _export(self, requests: list[Finished]) -> None:
+        spans = list(spans_of(requests, os.urandom))
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        if self._send(self._encode(spans, offset_ns), len(requests)):
+            self._exported.add(len(spans))
+            self._note(requests)
+        else:
+            self._failed.add(len(requests))
+
+    def _send(self, body: bytes, requests: int) -> bool:
+        """Return whether the collector took an export."""
+        pause_s = BACKOFF_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._exporter.send(body)
+            except ExportError as error:
+                if not error.again or attempt == ATTEMPTS or self._away or self._closing.is_set():
+                    self._note_away(error, requests)
+                    return False
+                self._closing.wait(min(max(pause_s, error.after_s), BACKOFF_S_MAX))
+                pause_s *= 2
+            else:
+                if self._away:
+                    self._away = False
+                    log.info("traces are exported again")
+                return True
+        return False
+
+    def _note_away(self, error: ExportError, requests: int) -> None:
+        """Log that exports fail: once, until one succeeds."""
+        if not self._away:
+            self._away = True
+            log.warning(
+                "%d traces could not be exported: %s; further ones are dropped and counted until the collector answers",
+                requests,
+                error,
+            )
+
+    def _note(self, requests: list[Finished]) -> None:
+        """Note the exported traces as exemplars of the latency histograms."""
+        for request in requests:
+            trace_id = trace_id_of(request.traceparent)
+            for run in request.runs:
+                if run.timing is not None and request.status in _ANSWERED:
+                    seconds = run.timing.replied_at - run.arrival
+                    labels = run.model, run.version, run.pool
+                    self._exemplars.note(REQUEST_DURATION, (*labels, run.protocol), seconds, trace_id)
+                    self._exemplars.note(QUEUE_WAIT_SECONDS, labels, run.timing.header.queue_s, trace_id)

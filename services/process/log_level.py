@@ -1,0 +1,118 @@
+"""log_level: the level of a process' own log records, changed while it runs.
+
+PUT /admin/v1/log-level ─> run/log-levels.json ─> each process of the machine reads it within CHECK_S ─┐
+kill -USR2 PID ─> debug, and back ────────────────────────────────────────────────────────────────────┴─> "millstream"
+The supervisor turns a SIGUSR2 of its own into the document.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("millstream.process")
+
+CHECK_S = 1.0  # delay until a process follows a change
+KINDS = ("gateway", "worker", "controller")
+LEVELS = {
+    name.lower(): number
+    for name, number in logging.getLevelNamesMapping().items()
+    if name in {"DEBUG", "INFO", "WARNING", "ERROR"}
+}
+
+
+def toggle_debug(path: Path) -> str:
+    """Set the level of all processes to debug in the document, or reset it; return what was done. Raises OSError."""
+    on = not _document(path)
+    if on:
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(dict.fromkeys(KINDS, "debug")))
+        temporary.rename(path)
+    else:
+        path.unlink(missing_ok=True)
+    return "debug" if on else "the default"
+
+
+class LogLevel:
+    """The level of this process. In falling priority: the signal, the document, Triton's verbose level, info.
+
+    Args:
+        kind: one of KINDS.
+        path: the document: a level for each kind that has one.
+    """
+
+    def __init__(self, kind: str, path: Path) -> None:
+        self._kind = kind
+        self._path = path
+        self._verbose = self._signalled = False
+        self._asked: str | None = None
+        self._seen: tuple[int, ...] = ()
+        self._stopped = threading.Event()
+        self._applying = threading.Lock()
+
+    def start(self) -> None:
+        """Follow the document in a thread, and SIGUSR2. Call it in the main thread."""
+        signal.signal(signal.SIGUSR2, self._on_signal)
+        threading.Thread(target=self._run, name="log level", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def set_verbose(self, on: bool) -> None:
+        """Log debug records where nothing else says a level."""
+        self._verbose = on
+        self._apply()
+
+    def check(self) -> None:
+        """Follow the document if it changed."""
+        try:
+            status = self._path.stat()
+            seen: tuple[int, ...] = status.st_ino, status.st_mtime_ns, status.st_size
+        except OSError:
+            seen = ()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        asked = self._read()
+        if asked != self._asked:
+            self._asked = asked
+            self._apply()
+            log.warning("log level: %s", asked or "the default")
+
+    def _read(self) -> str | None:
+        asked = _document(self._path).get(self._kind)
+        return asked if isinstance(asked, str) and asked in LEVELS else None
+
+    def _apply(self) -> None:
+        with self._applying:
+            asked = "debug" if self._signalled or (self._asked is None and self._verbose) else self._asked
+            logging.getLogger("millstream").setLevel(logging.NOTSET if asked is None else LEVELS[asked])
+            # Of libraries only what is at least an info: their debug records are not about this product.
+            logging.getLogger().setLevel(max(logging.INFO, LEVELS[asked or "info"]))
+
+    def _on_signal(self, *_: object) -> None:
+        self._signalled = not self._signalled
+        # In a thread: the signal may have interrupted code that holds a lock of logging.
+        threading.Thread(target=self._follow_signal, name="log level signal", daemon=True).start()
+
+    def _follow_signal(self) -> None:
+        self._apply()
+        log.warning("SIGUSR2: log level: %s", "debug" if self._signalled else self._asked or "the default")
+
+    def _run(self) -> None:
+        self.check()
+        while not self._stopped.wait(CHECK_S):
+            self.check()
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return the levels by kind; empty if there is no such file."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
