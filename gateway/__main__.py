@@ -11,16 +11,21 @@ import sys
 from collections.abc import Collection
 
 from millstream.services.extras import exit_unfit, exit_without
+from millstream.services.process.gc_tuning import collect_rarely, freeze_gc
 
 if __name__ == "__main__":
+    collect_rarely()
     exit_without("gateway", "cpu")
     exit_unfit("millstream.gateway.connection.uvicorn_hooks", "millstream.services.queue.redis_parts")
 
 import uvicorn
 
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
+from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.catalog.upload_slots import UploadSlots
@@ -35,20 +40,24 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
 from millstream.gateway.memory_trim import MemoryTrim
 from millstream.gateway.metrics_page import GatewayMetricsPage
+from millstream.gateway.observing.observed_protocol import with_observer
+from millstream.gateway.observing.setup import Observing
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
-from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.redis_probe import RedisProbe
+from millstream.gateway.scaling.reporter import LoadReporter
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.triton.loader import RepositoryLoader
 from millstream.gateway.triton.log import SharedLogSettings
 from millstream.gateway.triton.metrics import TritonMetricsPage
@@ -56,6 +65,7 @@ from millstream.gateway.triton.model_config import VersionConfigurations
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.services.access.audit_log import AuditLog
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shm_prefix
@@ -66,16 +76,25 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.process.cancel import cancel_all
-from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import host_token, remove_leftovers
-from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, check_platform_port, read_settings
+from millstream.services.settings import (
+    LOG_LEVELS,
+    LOG_SETTINGS,
+    TRACE_SETTINGS,
+    Settings,
+    check_platform_port,
+    read_settings,
+)
 from millstream.services.start_log import log_start
 from millstream.services.trace_settings import at_start
 from millstream.services.version import VERSION
@@ -91,11 +110,13 @@ class Gateway:
         keys = InstallationKeys(installation_name(settings))
         settings = settings.model_copy(update={"installation_name": installation_name(settings)})
         self.settings = settings
+        self._index = index
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
         self.registry = MetricsRegistry(
             settings.metrics_dir, f"gateway-{index}", models_max=settings.metrics_models_max
         )
         self._process_metrics = ProcessMetrics(self.registry)
+        self.observing = Observing(settings, self.registry, f"gateway-{index}")
         self.drain = Drain()
         self.segments = _segment_pool(settings, self.name, self.registry)
         self.admission = _admission(settings, self.registry)
@@ -116,16 +137,38 @@ class Gateway:
             V2CodecFactory(self._labels, self.client_memory, self.reply_budget, settings.request_bytes_max),
         )
         self.producer.lanes = self.router.all
+        self._scale_state = ScaleState(address, keys)
+        self.loads = LoadReporter(
+            self.name, self._scale_state, self.producer.called, self.producer.ticking, self.producer.pending
+        )
+        self.gate = _gate(settings, self.registry)
+        self.keys = KeyWatch(
+            self.name,
+            self.gate,
+            AccessKeys(settings.repository_dir.absolute()),
+            self.cluster_state,
+            settings,
+            self.registry,
+        )
+        self.keys.on_load = self._keys_changed
         self.demands = Demands(lambda: self.catalog.snapshot, self.router.lane_of, self._footprint)
         self.router.demands = self.demands
         self.demands.displaced = self.router.displaced
+        self.demands.start_s = self.loads.start_s
         events = ClusterEvents(self.producer, self.router.quarantine, self.cluster_state)
+        events.handlers["keys"] = self.keys.reload
         self.catalog = Catalog(self.name, self.repository, self.cluster_state, self._apply, events.handlers)
+        self.catalog.asleep = self.loads.asleep
         self.readiness_probe = ReadinessProbe(
-            lambda: self.router.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
+            lambda: self.router.serving,
+            self.producer.connected,
+            self._workers_or_asleep,
+            self.drain,
+            self.registry,
         )
+        self.texts = Texts(Tokenizers(self.repository))
         self.infer = InferService(
-            self.router, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max
+            self.router, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
         )
         self.control = RepositoryLoader(
             self.repository,
@@ -135,9 +178,13 @@ class Gateway:
             have_loaded=LoadWait(lambda: self.catalog, self.demands).load,
         )
         self.traces = _traces(settings, self.router, self.catalog)
+        self._log_level = LogLevel("gateway", settings.home / "run" / LOG_LEVELS)
         self.logs = SharedLogSettings(
-            SharedDocument(settings.home / "run" / LOG_SETTINGS), logging.getLogger().handlers
+            SharedDocument(settings.home / "run" / LOG_SETTINGS),
+            logging.getLogger().handlers,
+            self._log_level.set_verbose,
         )
+        self.log_levels = SharedLogLevels(SharedDocument(settings.home / "run" / LOG_LEVELS), self._log_level.check)
         self._memory_trim = MemoryTrim(
             self.admission, self.receive_budget, self.reply_budget, self.segments, self.registry
         )
@@ -145,10 +192,18 @@ class Gateway:
         self._redis_probe = RedisProbe(self.cluster_state, self.registry)
         self._loops: list[asyncio.Task[None]] = []
 
+    def _keys_changed(self) -> None:
+        self.router.costs.on = self.gate.meters_compute
+
     async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         await self.router.apply(snapshot, changed)
         self.readiness_probe.note_empty()
         self.demands.apply(snapshot, changed)
+
+    def _workers_or_asleep(self) -> int:
+        """Return the number of live workers, and of pools that have none until their first request."""
+        workers = self.catalog.snapshot.workers
+        return len(workers) or len(self.loads.asleep(()))
 
     def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:
         return self.repository.footprints.of(manifest, worker.kind)
@@ -158,6 +213,9 @@ class Gateway:
 
     async def start(self) -> None:
         self._process_metrics.start()
+        self.observing.start()
+        self._log_level.start()
+        await self.keys.start()
         await self.catalog.start()
         self.producer.start()
         self.demands.start()
@@ -165,18 +223,24 @@ class Gateway:
         await self.control.start()
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
         self._loops.append(asyncio.create_task(watch(documents, self.traces.flush)))
+        self._loops.append(asyncio.create_task(self.keys.run()))
+        self._loops.append(asyncio.create_task(self.keys.settle()))
         self._loops.append(asyncio.create_task(self._memory_trim.run()))
         self._loops.append(asyncio.create_task(self.refusals.run()))
         self._loops.append(asyncio.create_task(self._redis_probe.run()))
+        self._loops.append(asyncio.create_task(self.loads.run()))
         freeze_gc()
 
     async def stop(self) -> None:
         await self.readiness_probe.stop()
         await self.demands.stop()
         await cancel_all(self._loops)  # before the connections that they use are closed
+        await self.loads.close()
         await self.catalog.stop()
         await self.producer.stop()
         await self.traces.close()
+        await asyncio.to_thread(self.observing.close)
+        self._log_level.stop()
         await end_fork_server()
         if self.segments is not None:
             self.segments.close()
@@ -202,7 +266,7 @@ class Gateway:
         metrics_page = GatewayMetricsPage(
             self.registry, TritonMetricsPage(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
         )
-        callers = Callers(self.router.find, self.settings.request_timeout_s_max)
+        callers = Callers(self.router.find, self.settings.request_timeout_s_max, self.gate.check_model)
         json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         return Deps(
             settings=self.settings,
@@ -213,7 +277,8 @@ class Gateway:
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
             callers=callers,
-            embed=Embeddings(callers.openai, Tokenizers(self.repository), json_limits).answer,
+            embed=Embeddings(callers.openai, self.texts, json_limits).answer,
+            texts=self.texts,
             client_memory=self.client_memory,
             receive_budget=self.receive_budget,
             http_counts=self.http_counts,
@@ -224,6 +289,7 @@ class Gateway:
             load=LoadWait(lambda: self.catalog, self.demands).load,
             traces=self.traces,
             logs=self.logs,
+            log_levels=self.log_levels,
             ready=self.readiness_probe.ready,
             answering=self.readiness_probe.answering,
             count_refusal=self.refusals.count,
@@ -232,7 +298,12 @@ class Gateway:
             stop=self.stop,
             version=VERSION,
             footprint=self._footprint,
+            decisions=self._scale_state.decisions,
+            gate=self.gate,
+            keys=self.keys,
+            audit=AuditLog(self.settings.repository_dir.absolute(), f"{socket.gethostname()}-gateway-{self._index}"),
             load_s=self.demands.load_s,
+            observer=self.observing.observer,
         )
 
 
@@ -240,6 +311,11 @@ def _redis_address(settings: Settings) -> RedisAddress:
     if settings.redis_url is None:
         raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
     return RedisAddress.parse(settings.redis_url.get_secret_value())
+
+
+def _gate(settings: Settings, registry: MetricsRegistry) -> Gate:
+    key = None if settings.admin_key is None else settings.admin_key.get_secret_value()
+    return Gate(key, lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome))
 
 
 def _segment_pool(settings: Settings, name: str, registry: MetricsRegistry) -> SegmentPool | None:
@@ -315,7 +391,8 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
         gateway.drain,
     )
     protocol.http_counts = gateway.http_counts
-    return with_cors(protocol, settings.cors_origin_list)
+    protocol.gate = gateway.gate
+    return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.observing.observer)
 
 
 def _arguments() -> argparse.Namespace:

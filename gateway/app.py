@@ -14,9 +14,13 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.admin import adapter as admin
+from millstream.gateway.connection.exchange import METHOD
+from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.protocols.http import operation
+from millstream.gateway.protocols.http.access_middleware import AccessMiddleware
 from millstream.gateway.protocols.http.adapter import Adapter, Place
-from millstream.gateway.protocols.http.count_replies import METHOD, CountReplies
+from millstream.gateway.protocols.http.auth import authorize
+from millstream.gateway.protocols.http.count_replies import CountReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
 from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, documented
@@ -31,6 +35,7 @@ from millstream.gateway.protocols.tfserving import adapter as tfserving
 from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
 from millstream.gateway.protocols.vertex.adapter import vertex_adapter
+from millstream.services.access.audit_rules import Refusals
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.
@@ -82,8 +87,11 @@ def build_app(deps: Deps) -> FastAPI:
     replies = ErrorReplies(formats)
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
+    app.add_middleware(AccessMiddleware, audit=deps.audit, refusals=Refusals())
     app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
     app.add_middleware(CountReplies, counts=deps.http_counts)
+    if deps.observer is not None:
+        app.add_middleware(ObservedApp, observer=deps.observer)
     app.add_middleware(_HeadAsGet)
     return app
 
@@ -136,7 +144,7 @@ class _App(FastAPI):
             self.include_router(
                 routes.router,
                 tags=None if routes.tag is None else [routes.tag.name],
-                dependencies=None if routes.authorize is None else [Depends(routes.authorize)],
+                dependencies=[Depends(authorize), *(() if routes.authorize is None else (Depends(routes.authorize),))],
                 responses=None if routes.authorize is None else documented(401, 403),
             )
         self.openapi_tags = [

@@ -19,6 +19,7 @@ class Code(StrEnum):
 
     INVALID = "invalid"  # the request is wrong and will be wrong again
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
+    FORBIDDEN = "forbidden"  # the key is right, and may not do this
     NOT_FOUND = "not_found"  # no such model, version, path
     METHOD = "method"  # the path exists, the method does not
     CONFLICT = "conflict"  # already there, or changed in between
@@ -39,6 +40,7 @@ class Code(StrEnum):
 HTTP_STATUS: dict[Code, int] = {
     Code.INVALID: 400,
     Code.UNAUTHENTICATED: 401,
+    Code.FORBIDDEN: 403,
     Code.NOT_FOUND: 404,
     Code.METHOD: 405,
     Code.CONFLICT: 409,
@@ -59,6 +61,7 @@ HTTP_STATUS: dict[Code, int] = {
 GRPC_STATUS: dict[Code, str] = {
     Code.INVALID: "INVALID_ARGUMENT",
     Code.UNAUTHENTICATED: "UNAUTHENTICATED",
+    Code.FORBIDDEN: "PERMISSION_DENIED",
     Code.NOT_FOUND: "NOT_FOUND",
     Code.METHOD: "UNIMPLEMENTED",
     Code.CONFLICT: "ALREADY_EXISTS",

@@ -20,6 +20,7 @@ from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.memory_share import parse_memory
 from millstream.services.secret_files import SecretFiles, file_variable
 from millstream.services.trace_settings import at_start
+from millstream.services.tracing.otel_variables import OtelVariables, read_variables
 
 ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 _ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
@@ -28,6 +29,7 @@ MIB = 1 << 20
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
 TRACE_SETTINGS = "trace-settings.json"
 LOG_SETTINGS = "log-settings.json"
+LOG_LEVELS = "log-levels.json"
 
 LogFormat = Literal["text", "json"]
 #: the variable in which platforms with twelve-factor conventions pass the port
@@ -65,6 +67,12 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(
         None, description="Bearer key of the admin API. Unset: the admin API accepts calls from this machine only."
     )
+    access_secret: SecretStr | None = Field(
+        None,
+        min_length=32,
+        description="Secret from which the secrets of API keys are derived, at least 32 characters; the same in all "
+        "gateways. Unset: a random one, in the file `access.key` of `home`.",
+    )
     endpoint: str | None = Field(
         None,
         description="Server that the command line and the Python client call: a URL, or a name in the user's "
@@ -75,7 +83,14 @@ class Settings(BaseSettings):
     pools: str = Field(
         "cpu=1",
         description="Worker pools as NAME=WORKERS, comma separated; after a pool the options of its workers: "
-        "`gpu=1,device=cuda:0,device_memory=14GiB,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`.",
+        "`gpu=1,device=cuda:0,device_memory=14GiB,threads=4,memory=16GiB,backend=onnxruntime,cpu=2`. "
+        "`cpu=1:4`: the controller decides between 1 and 4; `cpu=0:4`: none while no request comes.",
+    )
+    scale_latency_ms: float = Field(
+        200, gt=0, le=600_000, description="Time in which autoscaling has rows answered: wait and run."
+    )
+    scale_down_s: float = Field(
+        120, ge=1, le=3600, description="Seconds for which autoscaling keeps workers after they were last needed."
     )
     controller: bool = Field(
         True,
@@ -138,6 +153,17 @@ class Settings(BaseSettings):
         False,
         description="Let FastAPI record OpenTelemetry spans, metrics and logs of its routes, and export them as the "
         "variables `OTEL_…` say. Needs `fastapi[opentelemetry]`.",
+    )
+    tracing: bool = Field(
+        False,
+        description="Export traces of requests to an OpenTelemetry collector, as the variables `OTEL_…` say "
+        "(docs/tracing.md). Needs `millstream[tracing]`.",
+    )
+    tracing_slow_s: float = Field(
+        1.0,
+        ge=0,
+        description="Requests that take this many seconds are traced whatever the sampler says, and so are failed "
+        "ones; 0: neither.",
     )
     client_connections_max: int = Field(
         4096, ge=1, description="Open connections of one gateway, for HTTP and gRPC each."
@@ -219,6 +245,15 @@ class Settings(BaseSettings):
     check_memory_bytes_max: int = Field(
         8192 * MIB, ge=64 * MIB, description="Memory of the check of an uploaded model."
     )
+    import_s_max: float = Field(
+        600, gt=0, description="Seconds that the conversion of an uploaded model of another framework may take."
+    )
+    import_memory_bytes_max: int = Field(
+        16384 * MIB, ge=256 * MIB, description="Memory of the conversion of an uploaded model."
+    )
+    import_disk_bytes_max: int = Field(
+        16384 * MIB, ge=MIB, description="All files of a conversion together, the uploaded ones among them."
+    )
     live_check_one_in: int = Field(
         10_000,
         ge=0,
@@ -244,6 +279,11 @@ class Settings(BaseSettings):
     )
     log_format: LogFormat = Field(
         "text", description="Form of log lines: `text`, or `json` for one JSON object a line on standard output."
+    )
+
+    access_log: Literal["off", "file", "stdout"] = Field(
+        "off",
+        description="A line for each finished request: `file` in `logs` in `home`, with a size limit, or `stdout`.",
     )
 
     management_api: Literal["torchserve", "sagemaker"] = Field(
@@ -349,6 +389,11 @@ class Settings(BaseSettings):
         return parse_origins(self.cors_origins)
 
     @property
+    def observed(self) -> bool:
+        """Whether finished requests are recorded."""
+        return self.tracing or self.access_log != "off"
+
+    @property
     def triton_repository_dirs(self) -> list[Path]:
         """The folders of `triton_repositories`, absolute."""
         parts = (part.strip() for part in self.triton_repositories.split(","))
@@ -370,6 +415,7 @@ _SAGEMAKER_MODELS = Path("/opt/ml/models")
 SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)
 PREFIX = "MILLSTREAM_"
 ADMIN_KEY = f"{PREFIX}ADMIN_KEY"
+ACCESS_SECRET = f"{PREFIX}ACCESS_SECRET"
 #: variables that name files of secrets
 SECRET_FILES = frozenset(map(file_variable, SECRETS))
 _NAME_CHARACTERS_MAX = 128  # of an unknown variable's name in a message
@@ -449,6 +495,11 @@ def explain(error: ValidationError) -> tuple[str, str]:
     return name, problem
 
 
+def otel_variables() -> OtelVariables:
+    """Return what the variables of OpenTelemetry say. Raises Failure(INVALID) that names the variable."""
+    return read_variables(_ENVIRONMENT)
+
+
 def changed_settings(settings: Settings) -> dict[str, str]:
     """Return the settings that differ from their defaults, by field, as text. Of a secret only that it is set."""
     changed = {}
@@ -479,6 +530,11 @@ def disable_library_telemetry() -> None:
     database in ~/.cache/Microsoft. Source: onnxruntime, docs/Privacy.md and pull request 27379.
     """
     _ENVIRONMENT.setdefault(ORT_DISABLE_TELEMETRY, "1")
+
+
+def set_xla_threads(threads: int) -> None:
+    """Set the size of XLA's thread pool in this process, unless it is set. Effective before JAX is first used."""
+    _ENVIRONMENT.setdefault("NPROC", str(max(1, threads)))
 
 
 def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:

@@ -13,8 +13,21 @@ from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
-from millstream.services.model.manifest import TrialInputs
+from millstream.services.model.manifest import ImportRecord, TrialInputs
 from millstream.services.model.signature import Signature
+
+
+class UnknownInput(Failure):
+    """INVALID: a request has an input that the model has not.
+
+    Args:
+        name: the name of the input.
+        message: as in Failure.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(Code.INVALID, message)
+        self.name = name
 
 
 class InputPlans:
@@ -26,6 +39,13 @@ class InputPlans:
         rows_max: Limit on the rows of one request.
         json_limits: Limits of one JSON document with inputs.
         trial: Inputs that the model is known to run; None: none are known.
+        imported: How the version was imported; None: it was not.
+
+    Attributes:
+        columns: Names of the columns of the one input, in its order; empty: they have none.
+        columns_without_null: Those in which a caller may leave out no value.
+        texts: Plans of requests that have texts in place of token ids (gateway/texts/text_plans.py); None: the version
+            takes no texts.
     """
 
     def __init__(
@@ -35,8 +55,12 @@ class InputPlans:
         rows_max: int,
         json_limits: JsonLimits = DEFAULT_LIMITS,
         trial: TrialInputs | None = None,
+        imported: ImportRecord | None = None,
     ) -> None:
         self.trial = trial
+        self.columns = imported.columns if imported is not None else ()
+        self.columns_without_null = frozenset(imported.columns_without_null) if imported is not None else frozenset()
+        self.texts: InputPlans | None = None
         self._advice: dict[BodyWriter, Mapping[str, Any]] = {}
         self.model = model
         self.json_limits = json_limits
@@ -54,10 +78,15 @@ class InputPlans:
         return iter(self.by_name.values())
 
     def named(self, name: str) -> InputPlan:
-        """Return the input of this name. Raises Failure(INVALID) where there is none."""
+        """Return the input of this name. Raises UnknownInput."""
         plan = self.by_name.get(name)
         if plan is None:
-            raise invalid(f"unexpected inference input '{excerpt(name)}' for model '{self.model}'")
+            hint = (
+                ""
+                if self.texts is None
+                else ": it takes token ids; v2 and :predict take texts, too, as the one input 'text'"
+            )
+            raise UnknownInput(name, f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{hint}")
         return plan
 
     def advise(self, failure: Failure, write: BodyWriter) -> None:

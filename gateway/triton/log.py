@@ -7,7 +7,7 @@ Source: Triton's logging extension.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
@@ -33,9 +33,15 @@ _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.E
 class SharedLogSettings:
     """Applies the log settings to `handlers`. From verbose level 1 on, Millstream's debug messages are logged, too."""
 
-    def __init__(self, document: SharedDocument, handlers: Sequence[logging.Handler]) -> None:
+    def __init__(
+        self,
+        document: SharedDocument,
+        handlers: Sequence[logging.Handler],
+        set_verbose: Callable[[bool], None] = lambda _: None,
+    ) -> None:
         self.document = document
         self._handlers = handlers
+        self._set_verbose = set_verbose
         self._level_filter = _LevelFilter()
         for handler in handlers:
             handler.addFilter(self._level_filter)
@@ -60,7 +66,7 @@ class SharedLogSettings:
         """Apply the document after a change, by this gateway or another."""
         values = _DEFAULTS | self.document.read()
         self._level_filter.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
-        logging.getLogger("millstream").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
+        self._set_verbose(bool(values["log_verbose_level"]))
         formatter = TextFormatter(iso8601=values["log_format"] == "ISO8601")
         for handler in self._handlers:
             if not isinstance(handler.formatter, JsonFormatter):  # its times are in ISO 8601 anyway

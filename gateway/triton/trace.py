@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from millstream.gateway.access.principal import shown
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
@@ -77,7 +78,9 @@ class SharedTraceSettings:
 
     def _check(self, model: str | None) -> None:
         if model is not None and model not in self._models():
-            raise invalid(f"Request for unknown model : {name_excerpt(model)}{did_you_mean(model, self._models())}")
+            raise invalid(
+                f"Request for unknown model : {name_excerpt(model)}{did_you_mean(model, shown(self._models()))}"
+            )
 
     def _change(self, content: dict[str, Any], model: str | None, new: Mapping[str, Any]) -> None:
         models: dict[str, dict[str, Any]] = content.setdefault("models", {})

@@ -1,0 +1,59 @@
+"""text_plans: the one input `text` that a request may have in place of a model's token inputs. Pure.
+
+Every protocol reads a request with the version's own plans first. A request that these refuse since it names `text` is
+read again with the plans of texts, if the version has a tokenizer; then its texts are tokenized (texts).
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans, UnknownInput
+from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.gateway.texts.token_inputs import takes_tokens
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import Signature, TensorSpec
+
+TEXT, TEXT_PAIR = "text", "text_pair"
+TOKENIZER = "tokenizer.json"
+TEXT_SPEC = TensorSpec(name=TEXT, datatype=BYTES, shape=(-1,))
+
+
+class TextPlans(InputPlans):
+    """The plans of requests with texts: the one input TEXT, and the outputs of the version."""
+
+    def named(self, name: str) -> InputPlan:
+        plan = self.by_name.get(name)
+        if plan is None:
+            why = (
+                "pairs of texts are not tokenized here: send their token ids"
+                if name == TEXT_PAIR
+                else f"leave out '{excerpt(name)}', or send token ids in place of texts"
+            )
+            raise invalid(f"'{TEXT}' is the only input of a request with texts for model '{self.model}': {why}")
+        return plan
+
+
+def takes_texts(manifest: Manifest) -> bool:
+    """Return whether the version has a tokenizer and takes token ids, and no input of its own is called TEXT."""
+    has_tokenizer = any(PurePosixPath(file.path).name == TOKENIZER for file in manifest.files)
+    signature = manifest.signature
+    return has_tokenizer and takes_tokens(signature) and all(spec.name != TEXT for spec in signature.inputs)
+
+
+def text_plans(manifest: Manifest, rows_max: int, limits: JsonLimits = DEFAULT_LIMITS) -> TextPlans | None:
+    """Return the plans of requests with texts; None if the version takes no texts. Arguments as of InputPlans."""
+    if not takes_texts(manifest):
+        return None
+    signature = Signature(inputs=(TEXT_SPEC,), outputs=manifest.signature.outputs, batching=manifest.signature.batching)
+    return TextPlans(manifest.model, signature, rows_max, limits)
+
+
+def plans_of_texts(plans: InputPlans, failure: Failure) -> InputPlans | None:
+    """Return the plans for a second reading of a request that `plans` refused; None if it does not give texts."""
+    names_text = isinstance(failure, UnknownInput) and failure.name in {TEXT, TEXT_PAIR}
+    return plans.texts if names_text else None
