@@ -13,11 +13,14 @@ from typing import Annotated
 import typer
 
 from millstream.services.cli import failures
+from millstream.services.cli.commands.autoscale import autoscale
 from millstream.services.cli.commands.bench import bench
+from millstream.services.cli.commands.compile import compile_
 from millstream.services.cli.commands.configure import configure
 from millstream.services.cli.commands.demo import demo, installed_version, version
 from millstream.services.cli.commands.describe import describe
 from millstream.services.cli.commands.doctor import doctor
+from millstream.services.cli.commands.keys import audit, keys
 from millstream.services.cli.commands.load import load, unload
 from millstream.services.cli.commands.logs import logs
 from millstream.services.cli.commands.models import activate, models, rm
@@ -25,8 +28,10 @@ from millstream.services.cli.commands.placement import placement
 from millstream.services.cli.commands.plan import plan
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
+from millstream.services.cli.commands.race import race
 from millstream.services.cli.commands.restart import restart
 from millstream.services.cli.commands.serve import serve
+from millstream.services.cli.commands.top import top
 from millstream.services.cli.commands.up import up
 from millstream.services.cli.help import HelpCommand, HelpGroup
 from millstream.services.cli.options import Endpoint, Key, Shared
@@ -71,6 +76,7 @@ def shared(
 def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     app.command(
+        command.__name__.rstrip("_"),
         cls=HelpCommand,
         rich_help_panel=panel,
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
@@ -84,13 +90,31 @@ _add(
     "millstream up",
     "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx",
     "millstream up --memory 8GiB",
+    "millstream up --pool cpu=1:4",
     "millstream up --pool gpu=1,memory=16GiB --pool cpu=2,threads=4,memory=8GiB",
 )
+_add(
+    "Run",
+    autoscale,
+    "millstream autoscale",
+    "millstream autoscale explain cpu",
+    "millstream autoscale compose --run --watch",
+)
+_add("Run", top, "millstream top", "millstream top --sort p99 --interval 5", "millstream top --once --json")
 _add("Run", restart, "millstream restart", "millstream restart workers --json")
 _add("Run", logs, "millstream logs -f", "millstream logs gateway -n 20", "millstream logs -f digits --json")
 _add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
-_add("Run", doctor, "millstream doctor", "millstream doctor --json")
+_add("Run", doctor, "millstream doctor", "millstream doctor devices", "millstream doctor --json")
 _add("Run", version, "millstream version", "millstream version --json")
+_add(
+    "Run",
+    keys,
+    "millstream keys create ci --scope infer:digits --rate 100 --json",
+    "millstream keys list",
+    "millstream keys rotate ci --grace 1h",
+    "millstream keys revoke ci",
+)
+_add("Run", audit, "millstream audit", "millstream audit -n 100 --json")
 _add(
     "Models", push, "millstream push resnet resnet18.onnx", "millstream push resnet new.onnx --version 7 --no-activate"
 )
@@ -104,6 +128,14 @@ _add(
     "millstream configure digits --instances-min 1 --pin",
     "millstream configure digits --pools gpu,cpu --idle-s 300",
 )
+_add(
+    "Models",
+    race,
+    "millstream race resnet",
+    "millstream race resnet --samples images.npz --wait",
+    "millstream race resnet --show --json",
+)
+_add("Models", compile_, "millstream compile undo resnet")
 _add("Models", load, "millstream load resnet", """millstream load resnet --config '{"max_batch_size": 8}'""")
 _add("Models", unload, "millstream unload resnet")
 _add("Models", activate, "millstream activate resnet 7", "millstream activate resnet 6 --no-wait")

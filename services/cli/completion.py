@@ -23,13 +23,14 @@ REPLY_BYTES_MAX = 16 << 20
 #: commands whose first argument is a model's name
 MODEL_COMMANDS = frozenset(
     {
-        *("activate", "bench", "configure", "describe", "load", "logs", "placement", "predict", "push", "rm"),
+        *("activate", "bench", "configure", "describe", "load", "logs", "placement", "predict", "push", "race", "rm"),
         "unload",
     }
 )
 #: options of these commands that take a value; tests hold this to the commands themselves
 VALUE_OPTIONS = frozenset(
     {
+        "--capture-samples",
         "--config",
         "--connections",
         "--endpoint",
@@ -41,9 +42,15 @@ VALUE_OPTIONS = frozenset(
         "--key",
         "--lines",
         "--output",
+        "--pool",
         "--pools",
+        "--race-seconds",
+        "--reproduce",
         "--rows",
+        "--samples",
         "--seconds",
+        "--svg",
+        "--targets",
         "--version",
         "-c",
         "-i",

@@ -95,7 +95,8 @@ def readable(entry: Entry) -> list[str]:
     if record is None or "message" not in record:
         return [printable(line.replace("\t", "    ")) for line in entry.lines]
     at = datetime.fromtimestamp(entry.time_s) if entry.time_s != NO_TIME else None
-    request = f" (request {record['request_id']})" if record.get("request_id") else ""
+    trace = f", trace {record['trace_id']}" if record.get("trace_id") else ""
+    request = f" (request {record['request_id']}{trace})" if record.get("request_id") else ""
     when = f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03} " if at is not None else ""
     head = f"{when}{record.get('level', 'INFO')} {record.get('logger', '-')}: {record['message']}{request}"
     lines = [head, *str(record.get("exception") or "").splitlines()]

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.services.client.documents import PlacedInstance, PlacedVersion, Placement, VersionStatistics
+from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.simulation.models import MEDIAN_RUN_S, SimulatedModel
 from millstream.services.placement.views import Footprint
 
 if TYPE_CHECKING:
     from millstream.services.model.manifest import Manifest
 
-#: backend that loads a format, for versions without a measured footprint
-BACKENDS = {"onnx": "onnxruntime", "openvino": "openvino", "torch": "torch", "simulated": "simulated"}
 SERVING = frozenset({"ready", "standby", "loading", "warming", "pending", "draining"})
 
 
@@ -71,7 +70,9 @@ def models_of_server(found: Placement, statistics: Iterable[VersionStatistics]) 
         raise ValueError("the server serves no model, or no worker has said what its models take")
     serving = [worker for worker in found["workers"] if not worker["draining"]]
     rooms = [
-        max(0, worker["budget_bytes"] - _base_bytes(worker["used_bytes"], worker["instances"]))
+        # An earlier release does not say it.
+        worker.get("room_bytes")
+        or max(0, worker["budget_bytes"] - _base_bytes(worker["used_bytes"], worker["instances"]))
         for worker in serving
         if worker["budget_bytes"]
     ]
@@ -149,4 +150,4 @@ def models_of_repository(folder: Path) -> KnownModels:
 def _kind(measured: Iterable[str], manifest: Manifest) -> str:
     """Return the kind of instances to simulate: one on a CPU that was measured, else any, else the usual backend's."""
     kinds = sorted(measured, key=lambda kind: (not kind.endswith(".cpu"), kind))
-    return kinds[0] if kinds else f"{BACKENDS.get(manifest.source_format, 'onnxruntime')}.cpu"
+    return kinds[0] if kinds else f"{BACKEND_OF_FORMAT.get(manifest.source_format, 'onnxruntime')}.cpu"

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from millstream.services.cli import preload, repositories
 from millstream.services.cli.commands.demo import installed_version
+from millstream.services.cli.failures import discard_output
 from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
 from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
@@ -96,18 +97,29 @@ class StartupView:
         return contextlib.nullcontext()
 
 
+class _Output(Console):
+    """A console whose reader may go: the server serves on without it."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):  # a closed terminal, a full disk
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        """Write nothing more, as in `millstream up | head`; rich would end the process without a clean stop."""
+        self.quiet = True
+        discard_output()
+
+
 class TerminalView(StartupView):
     """Readable output; warnings of child processes appear in between, one line each."""
 
     def __init__(self, plan: PreloadPlan, key: str | None) -> None:
         super().__init__(plan, key)
-        self._console: Console = results()
+        self._console = results(_Output)
         self._served: list[ServedModel] = []
 
     def show_line(self, line: str) -> None:
-        # A closed terminal must not stop the server.
-        with contextlib.suppress(OSError):
-            self._console.print(f"[yellow]{escape(line)}[/]")
+        self._console.print(f"[yellow]{escape(line)}[/]")
 
     def ready(self, running: Running) -> None:
         console = self._console
@@ -133,9 +145,9 @@ class TerminalView(StartupView):
         console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
         if running.grpc is not None:
             console.print(f"[dim]grpc[/]       {running.grpc}")
-        for pool, workers in running.pools.items():
+        for pool, spec in running.pools.items():
             threads = "1 thread" if running.threads[pool] == 1 else f"{running.threads[pool]} threads"
-            count = "1 worker" if workers == 1 else f"{workers} workers"
+            count = "1 worker" if spec.size == "1" else f"{spec.size.replace(':', ' to ')} workers"
             console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
 
     def _show_model(self, model: ServedModel) -> None:
@@ -178,7 +190,7 @@ class JsonView(StartupView):
                 "home": str(running.home),
                 "redis": running.redis,
                 "gateways": running.gateways,
-                "pools": dict(running.pools),
+                "pools": {pool: spec.initial for pool, spec in running.pools.items()},
                 "threads": dict(running.threads),
             }
         )

@@ -62,10 +62,10 @@ def output_columns() -> int:
     return max(20, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else 80
 
 
-def results() -> Console:
+def results(kind: type[Console] | None = None) -> Console:
     """Return the console for results: standard output, without line breaks unless it is a terminal."""
     # A pipe has no width: tables are as wide as their content.
-    return _console(sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    return _console(sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS, kind=kind)
 
 
 def notices() -> Console:
@@ -73,10 +73,10 @@ def notices() -> Console:
     return _console(sys.stderr)
 
 
-def _console(stream: TextIO, width: int | None = None) -> Console:
+def _console(stream: TextIO, width: int | None = None, kind: type[Console] | None = None) -> Console:
     from rich.console import Console
 
-    return Console(
+    return (kind or Console)(
         file=stream,
         width=width,
         color_system="auto" if allows_colour(stream) else None,

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
-from millstream.services.client import inference, models
+from millstream.services.client import inference, keys, models, races
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.call import Call, Reply, Steps, T, send
 from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike, connection_to
@@ -25,6 +25,8 @@ from millstream.services.client.documents import (
     Metadata,
     Model,
     Placement,
+    PoolScale,
+    Race,
     Version,
     VersionStatistics,
 )
@@ -91,7 +93,7 @@ class AsyncClient:
     ) -> dict[str, Any]:
         return await self._run(inference.infer_json(model, version, request), timeout)
 
-    async def push(
+    async def push(  # noqa: PLR0913 - an argument for each option of the API
         self,
         model: str,
         path: PathLike,
@@ -100,10 +102,13 @@ class AsyncClient:
         config: dict[str, Any] | None = None,
         activate: bool = True,
         wait_s: float = 0,
+        allow_pickle: bool = False,
+        allow_code: bool = False,
+        inputs: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Version:
         files = await asyncio.to_thread(ModelFiles.open, Path(path))
-        options = UploadOptions(version, config, activate, wait_s)
+        options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(inputs))
         steps = push(model, files, options, progress, time.monotonic)
         return await self._transport.run(steps, Budget(None, time.monotonic))
 
@@ -157,6 +162,16 @@ class AsyncClient:
     async def server_version(self) -> str:
         return await self._run(models.server_version())
 
+    async def keys(
+        self, action: str, name: str | None = None, document: Mapping[str, Any] | None = None, *, forget: bool = False
+    ) -> dict[str, Any]:
+        """Do as Client.keys."""
+        return await self._run(keys.manage(action, name, document or {}, forget=forget))
+
+    async def audit(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Return the newest entries of the audit log, the newest last."""
+        return await self._run(keys.audit(limit))
+
     async def pools(self) -> list[dict[str, Any]]:
         return await self._run(models.pools())
 
@@ -165,6 +180,40 @@ class AsyncClient:
 
     async def placement(self, model: str | None = None) -> Placement:
         return await self._run(models.placement(model))
+
+    async def scale(self) -> list[PoolScale]:
+        return await self._run(models.scale())
+
+    async def pool_scale(self, pool: str) -> PoolScale:
+        return await self._run(models.pool_scale(pool))
+
+    async def begin_race(
+        self,
+        model: str,
+        version: int,
+        *,
+        seconds: float | None = None,
+        targets: Sequence[str] = (),
+        pool: str | None = None,
+        accept_random_samples: bool = False,
+    ) -> Race:
+        steps = races.begin(model, version, seconds, targets, pool, accept_random_samples=accept_random_samples)
+        return await self._run(steps)
+
+    async def race(self, model: str, version: int, *, pool: str | None = None) -> Race:
+        return await self._run(races.race(model, version, pool))
+
+    async def wait_race(self, model: str, version: int, *, pool: str | None = None, timeout_s: float = WAIT_S) -> Race:
+        return await self._run(races.wait(model, version, pool), timeout_s)
+
+    async def cancel_race(self, model: str, version: int, *, pool: str | None = None) -> Race:
+        return await self._run(races.cancel(model, version, pool))
+
+    async def undo_race(self, model: str, version: int, *, pool: str | None = None) -> Race:
+        return await self._run(races.undo(model, version, pool))
+
+    async def put_race_samples(self, model: str, version: int, content: bytes) -> dict[str, list[int]]:
+        return await self._run(races.put_samples(model, version, content))
 
     async def statistics(self) -> list[VersionStatistics]:
         return await self._run(models.statistics())
@@ -181,8 +230,9 @@ class AsyncClient:
         instances_max: int | None = None,
         idle_s: float | None = None,
         pin: bool | None = None,
+        capture_samples: int | None = None,
     ) -> EndpointSettings:
-        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin)
+        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin, capture_samples)
         return await self._run(models.configure(model, changes))
 
     async def metrics(self) -> Metrics:

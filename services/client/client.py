@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
-from millstream.services.client import inference, models
+from millstream.services.client import inference, keys, models, races
 from millstream.services.client.address import ServerAddress, find_server
 from millstream.services.client.call import Call, Reply, Steps, T, send
 from millstream.services.client.documents import (
@@ -26,6 +26,8 @@ from millstream.services.client.documents import (
     Metadata,
     Model,
     Placement,
+    PoolScale,
+    Race,
     Version,
     VersionStatistics,
 )
@@ -139,7 +141,7 @@ class Client:
         """Send a request document of the Open Inference Protocol, {"inputs": [...]}, and return the reply's."""
         return self._run(inference.infer_json(model, version, request), timeout)
 
-    def push(
+    def push(  # noqa: PLR0913 - an argument for each option of the API
         self,
         model: str,
         path: PathLike,
@@ -148,6 +150,9 @@ class Client:
         config: dict[str, Any] | None = None,
         activate: bool = True,
         wait_s: float = 0,
+        allow_pickle: bool = False,
+        allow_code: bool = False,
+        inputs: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Version:
         """Upload a file or folder as a new version, and return its document when the server has checked it.
@@ -156,18 +161,21 @@ class Client:
 
         Args:
             model: its name; a new one makes a new model.
-            path: ONNX file, archive, or folder with an ONNX file and its external data.
+            path: model file, archive or folder: ONNX with its external data, or a framework's model, which is imported.
             version: number of the new version; None: the next.
             config: of the version, such as {"rows_max": 32, "pools": ["cpu"]}.
             activate: whether it serves in place of the current version when it is ready.
             wait_s: longest wait until it is ready, in seconds; the document's `state` says whether it is.
+            allow_pickle: load a pickle, which can execute code: after a scan, in the server's sandbox.
+            allow_code: run code that a model's folder brings with it, in the server's sandbox.
+            inputs: that the file does not describe, as TorchScript does not: "x:FP32:-1,3,224,224".
             progress: called with the bytes sent so far and the bytes of the upload.
 
         Raises:
             VersionFailed: it cannot be loaded.
         """
         files = ModelFiles.open(Path(path))
-        options = UploadOptions(version, config, activate, wait_s)
+        options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(inputs))
         steps = push(model, files, options, progress, time.monotonic)
         return self._transport.run(steps, Budget(None, time.monotonic))
 
@@ -245,6 +253,23 @@ class Client:
         """Return the server's version of Millstream."""
         return self._run(models.server_version())
 
+    def keys(
+        self, action: str, name: str | None = None, document: Mapping[str, Any] | None = None, *, forget: bool = False
+    ) -> dict[str, Any]:
+        """Create, list, rotate or revoke API keys; return the key, or all keys.
+
+        Args:
+            action: create, list, rotate or revoke.
+            name: of the key, or its id; not for create and list.
+            document: of the new key or of the rotation, as in the admin API.
+            forget: with revoke: remove the document of a key that has ended.
+        """
+        return self._run(keys.manage(action, name, document or {}, forget=forget))
+
+    def audit(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Return the newest entries of the audit log, the newest last."""
+        return self._run(keys.audit(limit))
+
     def pools(self) -> list[dict[str, Any]]:
         """Return the pools of workers."""
         return self._run(models.pools())
@@ -256,6 +281,48 @@ class Client:
     def placement(self, model: str | None = None) -> Placement:
         """Return which worker holds which version, and why; of one model, or all. Raises ModelNotFound."""
         return self._run(models.placement(model))
+
+    def scale(self) -> list[PoolScale]:
+        """Return how many workers each pool should have, and why, by the last decisions of the controller."""
+        return self._run(models.scale())
+
+    def pool_scale(self, pool: str) -> PoolScale:
+        """Return how many workers a pool should have. Raises ServerError: no such pool, or no controller decides."""
+        return self._run(models.pool_scale(pool))
+
+    def begin_race(
+        self,
+        model: str,
+        version: int,
+        *,
+        seconds: float | None = None,
+        targets: Sequence[str] = (),
+        pool: str | None = None,
+        accept_random_samples: bool = False,
+    ) -> Race:
+        """Ask for a race of compiled forms of a version; one that waits or runs is returned as it is."""
+        steps = races.begin(model, version, seconds, targets, pool, accept_random_samples=accept_random_samples)
+        return self._run(steps)
+
+    def race(self, model: str, version: int, *, pool: str | None = None) -> Race:
+        """Return the race of a version, with its report."""
+        return self._run(races.race(model, version, pool))
+
+    def wait_race(self, model: str, version: int, *, pool: str | None = None, timeout_s: float = WAIT_S) -> Race:
+        """Wait until the race of a version is over, and return it. Raises Timeout."""
+        return self._run(races.wait(model, version, pool), timeout_s)
+
+    def cancel_race(self, model: str, version: int, *, pool: str | None = None) -> Race:
+        """Cancel the race of a version that waits or runs."""
+        return self._run(races.cancel(model, version, pool))
+
+    def undo_race(self, model: str, version: int, *, pool: str | None = None) -> Race:
+        """Serve a version by its own file again, after a compiled form won a race."""
+        return self._run(races.undo(model, version, pool))
+
+    def put_race_samples(self, model: str, version: int, content: bytes) -> dict[str, list[int]]:
+        """Upload an .npz file of inputs for the races of a version; return the shapes of its arrays."""
+        return self._run(races.put_samples(model, version, content))
 
     def statistics(self) -> list[VersionStatistics]:
         """Return what each loaded version has run, over all gateways (Triton's statistics)."""
@@ -274,6 +341,7 @@ class Client:
         instances_max: int | None = None,
         idle_s: float | None = None,
         pin: bool | None = None,
+        capture_samples: int | None = None,
     ) -> EndpointSettings:
         """Change where and how often a model is loaded; None leaves a setting as it is.
 
@@ -284,10 +352,11 @@ class Client:
             instances_max: most instances in a pool; 0: no limit.
             idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
             pin: whether a loaded instance stays, also when memory is short.
+            capture_samples: rows of live requests that are kept as samples for a race; 0: none.
 
         Returns the settings, with warnings about what keeps them from having an effect now.
         """
-        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin)
+        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin, capture_samples)
         return self._run(models.configure(model, changes))
 
     def metrics(self) -> Metrics:

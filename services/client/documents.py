@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Tensor(TypedDict):
@@ -20,6 +20,7 @@ class Instance(TypedDict):
     state: str
     reason: str | None
     profile: dict[str, float]
+    variant: NotRequired[str | None]
     size_bytes: int
 
 
@@ -44,6 +45,29 @@ class LoadFailure(TypedDict):
     failed_at: float  # seconds since the epoch
 
 
+class RaceSummary(TypedDict):
+    """What the last race of a version found on one kind of worker. `undone`: why the winner serves no longer."""
+
+    kind: str
+    state: str
+    winner: str | None
+    ratio: float
+    serving: bool
+    undone: str | None
+
+
+class ImportedModel(TypedDict):
+    """The framework whose model a version was made from, and how well the outputs of both agree."""
+
+    importer: str
+    producer: str
+    rows: int
+    output: str
+    difference: float
+    rtol: float
+    atol: float
+
+
 class _VersionState(TypedDict):
     model: str
     state: str
@@ -56,6 +80,8 @@ class _VersionState(TypedDict):
     load_failures: list[LoadFailure]
     variants: list[Variant]
     notes: list[str]
+    races: NotRequired[list[RaceSummary]]
+    imported: ImportedModel | None
     instances: list[Instance]
 
 
@@ -69,6 +95,34 @@ class Version(_VersionState):
     pools: list[str]
     batching: bool
     rows_max: int
+
+
+class Race(TypedDict):
+    """A race of a version on a kind of device. `rows`: all candidates; `report`: None before the verdict."""
+
+    model: str
+    version: int
+    pool: str
+    kind: str
+    device: str
+    state: str
+    why: str
+    requested_at: float
+    began_at: float | None
+    ended_at: float | None
+    worker: str | None
+    tries: int
+    options: dict[str, Any]
+    progress: dict[str, Any]
+    baseline: str | None
+    winner: str | None
+    ratio: float
+    table: dict[str, str]
+    rows: list[dict[str, Any]]
+    report: dict[str, Any] | None
+    serving: bool
+    undone: dict[str, Any] | None
+    past: list[dict[str, Any]]
 
 
 class ListedVersion(_VersionState):
@@ -91,6 +145,7 @@ class SettingsFields(TypedDict):
     instances_max: int
     idle_s: float
     pin: bool
+    capture_samples: int
 
 
 class EndpointSettings(TypedDict):
@@ -138,9 +193,11 @@ class PlacedWorker(TypedDict):
     budget_bytes: int | None
     used_bytes: int
     free_bytes: int | None
+    room_bytes: NotRequired[int | None]
     device_budget_bytes: int | None
     device_used_bytes: int
     device_free_bytes: int | None
+    device_room_bytes: NotRequired[int | None]
     instances_total: int
     instances: list[PlacedInstance]
 
@@ -197,6 +254,25 @@ class Placement(TypedDict):
     workers: list[PlacedWorker]
     models: list[PlacedVersion]
     next_page_token: str | None
+
+
+class PoolScale(TypedDict):
+    """How many workers a pool should have, and why. Instants are on the Redis clock, in seconds since the epoch."""
+
+    pool: str
+    wanted: int
+    ready: int
+    workers_min: int
+    workers_max: int
+    queue_rows: int
+    oldest_wait_s: float
+    arrival_rows_per_s: float
+    capacity_rows_per_s: float
+    utilisation: float
+    reason: str
+    decided_at: float
+    start_s: float
+    explanation: list[str]
 
 
 class Duration(TypedDict):

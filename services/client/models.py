@@ -13,6 +13,7 @@ from millstream.services.client.documents import (
     Metadata,
     Model,
     Placement,
+    PoolScale,
     Version,
     VersionStatistics,
 )
@@ -209,6 +210,14 @@ def _placement_page(query: dict[str, str]) -> Steps[dict[str, Any]]:
     return document_of(reply, "leader", "workers", "models", "next_page_token")
 
 
+def scale() -> Steps[list[PoolScale]]:
+    return cast("list[PoolScale]", (yield from get_json("/admin/v1/scale", "pools"))["pools"])
+
+
+def pool_scale(pool: str) -> Steps[PoolScale]:
+    return cast("PoolScale", (yield from get_json(f"/admin/v1/scale/{check_name(pool)}", "wanted", "explanation")))
+
+
 def statistics() -> Steps[list[VersionStatistics]]:
     document = yield from get_json("/v2/models/stats", "model_stats")
     return cast("list[VersionStatistics]", document["model_stats"])
@@ -224,6 +233,7 @@ def changed_settings(
     instances_max: int | None,
     idle_s: float | None,
     pin: bool | None,
+    capture_samples: int | None = None,
 ) -> dict[str, Any]:
     """Return the settings that are not None."""
     given = {
@@ -232,6 +242,7 @@ def changed_settings(
         "instances_max": instances_max,
         "idle_s": idle_s,
         "pin": pin,
+        "capture_samples": capture_samples,
     }
     return {name: value for name, value in given.items() if value is not None}
 

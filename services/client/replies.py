@@ -18,7 +18,6 @@ _EXCERPT_CHARACTERS = 80
 _MESSAGE_CHARACTERS_MAX = 2000
 #: the first code of a status; 500 is a defect, unless the server says more
 _CODES = {status: code for code, status in reversed(HTTP_STATUS.items())} | {
-    403: Code.UNAUTHENTICATED,
     500: Code.INTERNAL,
     502: Code.UNAVAILABLE,
 }
@@ -34,7 +33,7 @@ def failure_of(reply: Reply, call: Call) -> ServerError | None:
     known = message is not None
     if message is None:
         message = _foreign_message(reply, call)
-    elif code is Code.UNAUTHENTICATED:
+    elif code in {Code.UNAUTHENTICATED, Code.FORBIDDEN}:
         message += " (set its key: --key, MILLSTREAM_ADMIN_KEY, api_key in config.toml, or Client(key=...))"
     about_model = code is Code.NOT_FOUND and known and call.path.startswith(_MODEL_PATHS)
     kind = ModelNotFound if about_model else ServerError

@@ -23,10 +23,12 @@ from millstream.services.client.models import admin_path, version, wait
 from millstream.services.client.replies import document_of
 from millstream.services.client.retry import Budget
 from millstream.services.errors import invalid
-from millstream.services.ingest.file_kind import why_not_onnx
+from millstream.services.importers.base import Source
+from millstream.services.importers.registry import find_importer
+from millstream.services.ingest.file_kind import PICKLE_REFUSAL, content_head, is_pickle, why_not_onnx
 
 CHUNK_BYTES = 256 << 10
-CHECK_S_MAX = 600.0
+CHECK_S_MAX = 900.0
 REPLY_WAIT_S_MAX = 30.0  # proxies give up on a silent reply, often after 60 s; a longer wait asks again
 FILES_MAX = 10_000
 _SETTLED = {"ready", "standby", "failed", "unloaded"}
@@ -54,6 +56,7 @@ class ModelFiles:
     sha256: str
     _parts: Sequence[_Part]
     _end: bytes
+    pickled: bool = False
 
     @classmethod
     def open(cls, path: Path) -> ModelFiles:
@@ -69,7 +72,8 @@ class ModelFiles:
             size_bytes = sum(part.size_bytes + len(part.before) + len(part.after) for part in parts) + len(end)
             if size_bytes == len(end):
                 raise invalid(f"{path}: the {'folder has no files' if end else 'file is empty'}")
-            why = why_not_onnx(path)
+            foreign = find_importer(Source(path.parent, path)) is not None
+            why = None if foreign else why_not_onnx(path)
             if why is not None:
                 raise WrongFile(f"{path}: {why}")
             digest = hashlib.sha256()
@@ -79,7 +83,8 @@ class ModelFiles:
             raise invalid(f"{error.filename or path}: there is no such file") from error
         except (OSError, ValueError) as error:
             raise invalid(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-        return cls(path, size_bytes, digest.hexdigest(), parts, end)
+        pickled = foreign and not end and is_pickle(content_head(path))
+        return cls(path, size_bytes, digest.hexdigest(), parts, end, pickled)
 
     def body(self, progress: Progress | None = None) -> Body:
         """Return the body of a request; `progress` is called after each chunk that was sent."""
@@ -105,18 +110,26 @@ class UploadOptions(NamedTuple):
     config: dict[str, Any] | None = None
     activate: bool = True
     wait_s: float = 0
+    allow_pickle: bool = False
+    allow_code: bool = False
+    inputs: tuple[str, ...] = ()
 
 
 def push(
     name: str, files: ModelFiles, options: UploadOptions, progress: Progress | None, clock: Callable[[], float]
 ) -> Steps[Version]:
     """Upload a new version; wait at most `wait_s` seconds until it is ready. Raises VersionFailed if it fails then."""
-    query: dict[str, str] = {}
+    if files.pickled and not options.allow_pickle:
+        raise WrongFile(f"{files.path}: {PICKLE_REFUSAL}")
+    query: dict[str, str | list[str]] = {}
     asked_s = min(options.wait_s, REPLY_WAIT_S_MAX)
     if asked_s:
         query["wait"] = f"{asked_s:g}"
     if not options.activate:
         query["activate"] = "false"
+    query |= {option: "true" for option in ("allow_pickle", "allow_code") if getattr(options, option)}
+    if options.inputs:
+        query["input"] = list(options.inputs)
     if options.config:
         query["config"] = json.dumps(options.config)
     call = Call(

@@ -40,6 +40,12 @@ def configure(
         bool | None,
         typer.Option("--pin/--no-pin", help="Keep a loaded instance, also when memory is short.", show_default="off"),
     ] = None,
+    capture_samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Rows of live requests, users' data, that are kept for a race; default 0: none."
+        ),
+    ] = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
@@ -55,6 +61,7 @@ def configure(
         "instances_max": instances_max,
         "idle_s": idle_s,
         "pin": pin,
+        "capture_samples": capture_samples,
     }
     given = {field: value for field, value in changes.items() if value is not None}
     found = _configure(server_address(context, endpoint, key), name, given)
@@ -83,3 +90,5 @@ def _show(found: EndpointSettings) -> None:
     idle_s = settings["idle_s"]
     show_detail(console, "  idle-s          ", f"{idle_s:g}" if idle_s else "stays loaded while there is memory")
     show_detail(console, "  pin             ", "yes" if settings["pin"] else "no")
+    if settings["capture_samples"]:
+        show_detail(console, "  capture-samples ", f"{settings['capture_samples']} rows of live requests")

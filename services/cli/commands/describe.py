@@ -12,7 +12,7 @@ from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAdd
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millstream.services.client.documents import ListedVersion, Model, Tensor, Version
+    from millstream.services.client.documents import ImportedModel, ListedVersion, Model, RaceSummary, Tensor, Version
 
 
 def describe(
@@ -66,6 +66,12 @@ def batching(version: Version | ListedVersion) -> str:
     return f"up to {version['rows_max']} rows per run, {version['batching_decided']}{reason}"
 
 
+def imported(record: ImportedModel) -> str:
+    """Describe what a version was made from, and how well the outputs agree."""
+    worst = f"output {record['output']} differs most, by {record['difference']:.2g}"
+    return f"from {record['importer']} ({record['producer']}); {record['rows']} rows compared, {worst}"
+
+
 def _show(console: Console, version: ListedVersion) -> None:
     from millstream.services.cli.terminal import ago, escape, show_detail, size, state
 
@@ -85,17 +91,34 @@ def _show(console: Console, version: ListedVersion) -> None:
         used = f"not used: {variant['refused']}" if variant["refused"] else size(variant["size_bytes"])
         made = f"{variant['target']} by {variant['runtime']} in {variant['seconds']:g} s for {variant['device']}"
         show_detail(console, "  compiled  ", escape(f"{made}; {used}"))
+    for race in version.get("races", ()):
+        show_detail(console, "  raced     ", escape(_raced(race)), style="red" if race["undone"] else "")
     for failure in version["load_failures"]:
         what = f"on {failure['kind']}, {ago(failure['failed_at'])}: {failure['reason']}"
         show_detail(console, "  failed    ", escape(what), style="red")
+    if version["imported"] is not None:
+        show_detail(console, "  imported  ", escape(imported(version["imported"])))
     for note in version["notes"]:
         show_detail(console, "  note      ", escape(note), style="yellow")
     for instance in version["instances"]:
         memory = f", {size(instance['size_bytes'])}" if instance["size_bytes"] else ""
         reason = f": {escape(instance['reason'])}" if instance["reason"] else ""
-        show_detail(console, "  worker    ", f"{escape(instance['worker'])} {state(instance['state'])}{reason}{memory}")
+        served_by = instance.get("variant")
+        by = f", by {escape(served_by)}" if served_by else ""
+        text = f"{escape(instance['worker'])} {state(instance['state'])}{reason}{memory}{by}"
+        show_detail(console, "  worker    ", text)
         if instance["profile"]:
             show_detail(console, "            ", _profile(instance["profile"]))
+
+
+def _raced(race: RaceSummary) -> str:
+    """Return what a race found: openvino-bf16-1a2b3c4d on onnxruntime.cpu, 2.1 times as fast."""
+    if race["state"] != "decided":
+        return f"{race['state']} on {race['kind']}"
+    if race["winner"] is None:
+        return f"on {race['kind']}: its own file serves, nothing was faster"
+    undone = f"; undone: {race['undone']}" if race["undone"] else "" if race["serving"] else "; not serving"
+    return f"{race['winner']} on {race['kind']}, {race['ratio']:.2f} times as fast{undone}"
 
 
 def _profile(profile: dict[str, float]) -> str:

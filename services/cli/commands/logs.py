@@ -17,6 +17,7 @@ from millstream.services.cli.commands.up import Home
 from millstream.services.cli.help import nearest
 from millstream.services.cli.options import Json, complete_logs, load_settings
 from millstream.services.errors import not_found
+from millstream.services.supervisor.log_names import ACCESS_SUFFIX
 
 if TYPE_CHECKING:
     from millstream.services.cli.log_entries import Entry
@@ -37,9 +38,9 @@ def logs(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[gateway|worker|PROCESS|MODEL]",
-            help="Show only the processes of a kind, one process like cpu-0, the workers of a pool, or the entries "
-            "that name a model; default: all.",
+            metavar="[gateway|worker|access|PROCESS|MODEL]",
+            help="Show only the processes of a kind, the access logs, one process like cpu-0, the workers of a pool, "
+            "or the entries that name a model; default: all but the access logs.",
             autocompletion=complete_logs,
         ),
     ] = None,
@@ -69,7 +70,9 @@ def logs(
     entries = last_entries(opened.values(), matches, lines)
     show(entries)
     if lines and not entries and what:
-        print(f"nothing is logged about {what}{nearest(what, ['gateway', 'worker', *names])}", file=sys.stderr)
+        print(
+            f"nothing is logged about {what}{nearest(what, ['gateway', 'worker', 'access', *names])}", file=sys.stderr
+        )
     if follow:
         _follow(folder, opened, wanted, matches, show)
 
@@ -79,11 +82,13 @@ def selection(what: str | None, names: Iterable[str]) -> tuple[Wanted, Matches]:
     from millstream.services.cli.log_entries import about_model
 
     if not what:
-        return lambda _: True, lambda _: True
+        return lambda name: not _is_access(name), lambda _: True
+    if what == "access":
+        return _is_access, lambda _: True
     if what in {"gateway", "gateways"}:
         return _is_gateway, lambda _: True
     if what in {"worker", "workers"}:
-        return lambda name: not _is_gateway(name) and name not in _OTHERS, lambda _: True
+        return _is_worker, lambda _: True
     if what in names:
         return lambda name: name == what, lambda _: True
     if any(_pool(name) == what for name in names):
@@ -169,7 +174,15 @@ def _show_json(entries: list[Entry]) -> None:
 
 
 def _is_gateway(name: str) -> bool:
-    return name.startswith("gateway-")
+    return name.startswith("gateway-") and not _is_access(name)
+
+
+def _is_access(name: str) -> bool:
+    return name.endswith(ACCESS_SUFFIX)
+
+
+def _is_worker(name: str) -> bool:
+    return not (name.startswith("gateway-") or name in _OTHERS)
 
 
 def _pool(name: str) -> str:

@@ -28,7 +28,7 @@ def push(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="ONNX file, or a folder, zip, tar or tar.gz with an ONNX file and its external data.",
+            help="Model file, or a folder, zip, tar or tar.gz with a model: ONNX, or a framework's, which is imported.",
             show_default=False,
         ),
     ],
@@ -39,6 +39,22 @@ def push(
         bool, typer.Option(help="Wait until the version is ready, at most 5 minutes; exit with code 1 if it is not.")
     ] = True,
     activate: Annotated[bool, typer.Option(help="Serve the new version in place of the current one.")] = True,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option("--allow-pickle", help="Load a pickle, which can execute code: after a scan, in a sandbox."),
+    ] = False,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Run code that a model's folder brings with it, in a sandbox."),
+    ] = False,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME:TYPE:SHAPE",
+            help="An input that the file does not describe, as TorchScript does not: x:FP32:-1,3,224,224.",
+        ),
+    ] = None,
     config: Annotated[
         str | None,
         typer.Option(metavar="JSON|FILE", help='Model configuration, such as {"rows_max": 32, "pools": ["cpu"]}.'),
@@ -49,8 +65,9 @@ def push(
 ) -> None:
     """Upload a model as a new version.
 
-    The server checks the file and the workers load it. Until the new version is ready the current one keeps serving,
-    and no request fails. A version never changes: push again to create the next one.
+    A model of another framework is imported: converted, and compared with what its framework answers. The server then
+    checks the file and the workers load it. Until the new version is ready the current one keeps serving, and no
+    request fails. A version never changes: push again to create the next one.
     """
     server = server_address(context, endpoint, key)
     options = {
@@ -58,6 +75,9 @@ def push(
         "config": _config(config),
         "activate": activate,
         "wait_s": WAIT_S if wait else 0,
+        "allow_pickle": allow_pickle,
+        "allow_code": allow_code,
+        "inputs": inputs or [],
     }
     document = _push(server, name, file, options, quiet=json_output)
     if wait and document["state"] not in {"ready", "standby"}:
@@ -76,9 +96,24 @@ def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any],
     from millstream.services.client.client import Client
 
     then = "checking, loading and warming up" if options["wait_s"] else "checking"
+    importer = _importer(file)
+    if importer is not None:
+        then = f"importing a {importer} model, {then}"
     with _UploadView(file.name, then, quiet=quiet) as view, usage_of(), Client(server, retries=0) as client:
         # The client finds out itself whether it can read the file.
         return client.push(name, file, **options, progress=view.sent)
+
+
+def _importer(file: Path) -> str | None:
+    """Return the name of the framework that the file is imported from; None if it is served as it is."""
+    from millstream.services.importers.base import Source
+    from millstream.services.importers.registry import find_importer
+
+    try:
+        importer = find_importer(Source(file.parent, file))
+    except OSError:  # the client says why
+        return None
+    return importer.name if importer is not None else None
 
 
 class _UploadView:
@@ -146,7 +181,7 @@ def _config(option: str | None) -> dict[str, Any] | None:
 
 
 def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
-    from millstream.services.cli.commands.describe import batching, tensors
+    from millstream.services.cli.commands.describe import batching, imported, tensors
     from millstream.services.cli.terminal import escape, results, show_detail, size, state
 
     console = results()
@@ -158,6 +193,8 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
     show_detail(console, "  inputs   ", escape(tensors(document["inputs"])))
     show_detail(console, "  outputs  ", escape(tensors(document["outputs"])))
     show_detail(console, "  batching ", escape(batching(document)))
+    if document["imported"] is not None:
+        show_detail(console, "  imported ", escape(imported(document["imported"])))
     for note in document["notes"]:
         show_detail(console, "  note     ", escape(note), style="yellow")
     if not activate:

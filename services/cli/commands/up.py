@@ -36,6 +36,7 @@ Pools = Annotated[
     typer.Option(
         metavar="NAME=N[,OPTION=VALUE…]",
         help="Pool and its number of workers, can be repeated (MILLSTREAM_POOLS=cpu=2,gpu=1); default cpu=1. "
+        "NAME=MIN:MAX lets the controller decide (docs/autoscaling.md). "
         "Options of its workers: device=cuda:0, device_memory=14GiB, threads=4, memory=16GiB, backend=onnxruntime. The "
         "pool gpu runs on CUDA, the pool tensorrt on TensorRT, unless they name a device.",
     ),
@@ -190,13 +191,14 @@ def up(
     from millstream.services.process.private_files import create_files_private
     from millstream.services.settings import manager_environment, unknown_variables
     from millstream.services.supervisor.own_log import LineWriter
-    from millstream.services.supervisor.pool_specs import memory_of_pools, worker_counts
+    from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
     from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor
 
     for unknown in unknown_variables():
         typer.echo(f"warning: {printable(unknown)}", err=True)
     with usage_of():
+        check_device_memory(settings.pools, settings.worker_device)
         memory_text = memory_of_pools(settings.pools, settings.worker_memory)
         if warning := check_memory(memory_text, worker_counts(settings.pools), total_bytes()):
             typer.echo(f"warning: {printable(warning)}", err=True)

@@ -1,0 +1,164 @@
+"""`millstream keys`: creates, lists, rotates and revokes API keys; `millstream audit`: what was changed, by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from millstream.services.cli.failures import wrong_usage
+from millstream.services.cli.options import Endpoint, Json, Key, server_address
+from millstream.services.cli.terminal import emit, escape, results, show_rows
+
+_PATH = "/admin/v1/keys"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class KeyAction(StrEnum):
+    """What to do with keys."""
+
+    CREATE = "create"
+    LIST = "list"
+    ROTATE = "rotate"
+    REVOKE = "revoke"
+
+
+def keys(
+    context: typer.Context,
+    action: Annotated[KeyAction, typer.Argument(help="What to do.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the key, or its id.", show_default=False)
+    ] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SCOPE", help="infer:GLOB, models:read, models:write, metrics or admin; repeatable."),
+    ] = None,
+    rate: Annotated[float | None, typer.Option(metavar="N", help="Most calls a second, over all gateways.")] = None,
+    rows: Annotated[float | None, typer.Option(metavar="N", help="Most rows of inference requests a second.")] = None,
+    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Most calls at the same time.")] = None,
+    compute: Annotated[
+        float | None, typer.Option(metavar="S", help="Most seconds a minute that runs may take, as measured.")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", help="Highest priority of its requests; 1 is the highest.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Life of the key, as 90d, 12h, 30m or 45s; default: no end.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long `rotate` keeps the secret before; default 24h.")
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="With `revoke`: remove the document of a revoked or expired key.")
+    ] = False,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    """Create, list, rotate or revoke API keys. A new key is printed once; the server keeps only a hash of it.
+
+    As soon as there is a key, every call needs one. `rotate` gives a key a new secret; the one before is accepted for a
+    while. A revoked key is refused by all gateways within a second.
+    """
+    limits = {
+        "requests_per_s": rate,
+        "rows_per_s": rows,
+        "concurrency": concurrency,
+        "compute_s_per_minute": compute,
+    }
+    document: dict[str, Any] = {}
+    if action is not KeyAction.LIST and not name:
+        raise wrong_usage(f"keys {action}: name the key")
+    if action is KeyAction.CREATE:
+        if not scope:
+            raise wrong_usage("keys create: give at least one --scope, such as --scope infer:digits")
+        document = {
+            "name": name,
+            "scopes": scope,
+            "limits": {limit: value for limit, value in limits.items() if value is not None},
+            "priority_max": priority,
+            "expires_in_s": None if expires is None else _seconds("--expires", expires),
+        }
+    elif action is KeyAction.ROTATE and grace is not None:
+        document = {"grace_s": _seconds("--grace", grace)}
+    from millstream.services.client.client import Client
+
+    with Client(server_address(context, endpoint, key), retries=0) as client:
+        found = client.keys(action.value, name, document, forget=forget)
+    if json_output:
+        emit(found)
+    elif action is KeyAction.LIST:
+        _show_all(found)
+    elif "key" in found:
+        _show_new(found)
+    else:
+        results().print(f"key {escape(found['name'])} ({found['id']}) is {found['state']}")
+
+
+def audit(
+    context: typer.Context,
+    lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", min=1, max=1000, help="Most entries.")] = 20,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    """Show what was changed through the admin API: when, by whom, from where, and how it ended. The newest is last."""
+    from millstream.services.client.client import Client
+
+    with Client(server_address(context, endpoint, key)) as client:
+        entries = client.audit(lines)
+    if json_output:
+        emit({"entries": entries})
+        return
+    cells = [
+        (
+            _time(entry.get("at")),
+            escape(str(entry.get("by", ""))),
+            escape(str(entry.get("address", ""))),
+            escape("; ".join(entry.get("changes") or ()) or str(entry.get("target", ""))),
+            str(entry.get("outcome", "")),
+        )
+        for entry in entries
+    ]
+    show_rows(results(), ("TIME", "BY", "FROM", "WHAT", "OUTCOME"), cells)
+
+
+def _show_new(found: Mapping[str, Any]) -> None:
+    console = results()
+    console.print(f"key {escape(found['name'])} ({found['id']}); it is shown only now:")
+    print(found["key"])
+    console.print("clients of AWS sign with")
+    print(f"  aws_access_key_id={found['aws_access_key_id']}")
+    print(f"  aws_secret_access_key={found['aws_secret_access_key']}")
+
+
+def _show_all(found: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            escape(one["name"]),
+            one["id"],
+            one["state"],
+            escape(" ".join(one["scopes"])),
+            escape(", ".join(f"{limit} {value:g}" for limit, value in one["limits"].items() if value is not None)),
+            "-" if one["expires_at"] is None else _time(one["expires_at"]),
+        )
+        for one in found["keys"]
+    ]
+    show_rows(results(), ("NAME", "ID", "STATE", "SCOPES", "LIMITS", "EXPIRES"), rows)
+    for damaged in found["damaged"]:
+        results().print(f"the document of key {escape(damaged)} is damaged: it is refused")
+
+
+def _seconds(option: str, text: str) -> float:
+    """Return the seconds of a time such as 90d. Raises UsageFailure."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS or not number.replace(".", "", 1).isdecimal():
+        raise wrong_usage(f"{option}: {text[:20]!r} is no time: write 90d, 12h, 30m or 45s")
+    return float(number) * _UNITS[unit]
+
+
+def _time(instant: Any) -> str:
+    return datetime.fromtimestamp(float(instant or 0)).astimezone().strftime("%Y-%m-%d %H:%M:%S")

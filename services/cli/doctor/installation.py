@@ -1,0 +1,53 @@
+"""Checks of the installation that runs with this home, or that the settings name: who leads it, clocks of workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from millstream.services.cli.doctor.check import Check
+from millstream.services.cli.doctor.redis import CLOCK_S_MAX, clock_check
+from millstream.services.errors import Failure
+
+if TYPE_CHECKING:
+    from millstream.services.settings import Settings
+
+#: Longest wait for the installation that is asked who leads it.
+SERVER_S_MAX = 5.0
+
+
+def installation_checks(settings: Settings) -> list[Check]:
+    """Return the checks of the installation; nothing if there is none."""
+    from millstream.services.client.address import find_server, url_of_home
+    from millstream.services.client.client import Client
+    from millstream.services.client.errors import ConnectionFailed
+
+    if not settings.endpoint and url_of_home(settings.home) is None:
+        return []
+    try:
+        with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:
+            return [_controller(client.placement()["leader"]), *_clocks(client.workers())]
+    except ConnectionFailed:
+        if not settings.endpoint:
+            return []  # an installation that was killed left its address
+        return [Check("Controller", "warn", f"no server answers at {settings.endpoint}", "start it, or unset it")]
+    except Failure as failure:
+        return [Check("Controller", "warn", failure.message, "its admin API needs MILLSTREAM_ADMIN_KEY")]
+
+
+def _controller(leader: Any) -> Check:
+    if leader is not None:
+        return Check("Controller", "ok", f"{leader['name']} leads, with token {leader['token']}")
+    advice = "start `millstream up` without --no-controller, or python -m millstream.services.controller"
+    detail = "none leads: models are loaded at calls, and instances_min and idle_s have no effect"
+    return Check("Controller", "warn", detail, advice)
+
+
+def _clocks(workers: list[dict[str, Any]]) -> list[Check]:
+    """Check the clock of each machine that has workers."""
+    # Releases that do not publish it have no such member.
+    ahead = {one["host"]: one["clock_ahead_s"] for one in workers if one.get("clock_ahead_s") is not None}
+    names = {one["host"]: one["id"].rpartition("-")[0] for one in workers}
+    wrong = {host: seconds for host, seconds in ahead.items() if abs(seconds) > CLOCK_S_MAX}
+    if ahead and not wrong:
+        return [clock_check("Worker clocks", "all machines with workers", 0)]
+    return [clock_check("Worker clock", f"the machine of {names[host]}", seconds) for host, seconds in wrong.items()]

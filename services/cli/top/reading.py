@@ -1,0 +1,66 @@
+"""One reading of a server: the series of its metrics page that `millstream top` needs, and its workers."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from millstream.services.client.metrics_page import Metrics, Sample
+from millstream.services.client.replies import document_of
+
+if TYPE_CHECKING:
+    from millstream.services.client.client import Client
+
+REQUESTS = "millstream_requests_total"
+DURATION = "millstream_request_duration_seconds_bucket"
+ROWS, RUNS = "millstream_batch_rows_sum", "millstream_batch_rows_count"
+QUEUED = "millstream_lane_rows"
+INSTANCES = "millstream_instances_ready"
+BUSY = "millstream_worker_busy_seconds_total"
+RESIDENT = "millstream_process_resident_memory_bytes"
+IN_FLIGHT = "millstream_requests_in_flight"
+REFUSED = "millstream_requests_refused_total"
+GATEWAYS = "millstream_gateway_ready"
+REDIS_MEMORY = "millstream_redis_memory_used_bytes"
+#: A page with many models has tens of thousands of lines; only those of these series are parsed.
+_READ = (REQUESTS, DURATION, ROWS, RUNS, QUEUED, INSTANCES, BUSY, RESIDENT, IN_FLIGHT, REFUSED, GATEWAYS, REDIS_MEMORY)
+
+
+class Reading(NamedTuple):
+    """What a server said at one time.
+
+    Args:
+        at_s: when, in seconds on a clock that only grows.
+        series: samples by the name of their series.
+        workers: the workers of the placement document, each with its memory and without its instances.
+    """
+
+    at_s: float
+    series: dict[str, list[Sample]]
+    workers: list[dict[str, Any]]
+
+    def sums(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """Return the sums of a series by the values of these labels."""
+        found: dict[tuple[str, ...], float] = {}
+        for sample in self.series.get(name, ()):
+            key = tuple(sample.labels.get(label, "") for label in labels)
+            found[key] = found.get(key, 0.0) + sample.value
+        return found
+
+
+def read_server(client: Client) -> Reading:
+    """Read the metrics page and the workers of a server. Raises Failure."""
+    text = client.metrics().text
+    at_s = time.monotonic()
+    # One model is asked for: `workers` are all in any page, and the versions come from the metrics.
+    reply = client.request("GET", "/admin/v1/placement", query={"limit": "1"})
+    return reading_of(at_s, text, document_of(reply, "workers")["workers"])
+
+
+def reading_of(at_s: float, page: str, workers: list[dict[str, Any]]) -> Reading:
+    """Return the reading of a metrics page and the documents of workers."""
+    lines = [line for line in page.splitlines() if line.startswith(_READ)]
+    series: dict[str, list[Sample]] = {}
+    for sample in Metrics("\n".join(lines) + "\n").samples:
+        series.setdefault(sample.name, []).append(sample)
+    return Reading(at_s, series, workers)
