@@ -16,6 +16,8 @@ ENVIRONMENT := PYTHON="$(PYTHON)" sh deploy/environment.sh
 ARGS ?=
 MINUTES ?= 10
 JOBS ?= 4
+# In the order of the folders, which ends with the short files: sorted by the number of tests, the long ones come last.
+PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 COVERAGE := build/coverage
 FLOORS := build/floors
 # Left out: the models of the onnx package and the document that FastAPI writes, which differ between versions.
@@ -29,7 +31,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install serving check openapi coverage bench plan-study demo soak explore fuzz lock floors audit sbom wheel clean help
+.PHONY: run test test-frameworks test-tools install serving check dashboards top-picture openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -40,7 +42,11 @@ demo: serving ## send held-out digits to a running Millstream: accuracy, rate, l
 
 test: install $(VENV)/.clients $(VENV)/.audit ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
-	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile)
+	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
+
+test-frameworks: $(VENV)/.frameworks ## run the tests of other frameworks, in an environment of their own (ARGS="-k keras")
+	@if [ -d $(VENV)/frameworks ]; then PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m pytest \
+	    -p no:cacheprovider --numprocesses 2 --dist loadfile tests/frameworks $(ARGS); fi
 
 test-tools: install ## install the Debian packages that some tests need, with sudo unless run as root
 	@$(BIN)/python -m tests.kit.tools install
@@ -51,13 +57,19 @@ check: install ## lint, format, types, rules between folders
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafana reads them
+	@$(BIN)/python -m deploy.grafana.build
+
+top-picture: install ## write docs/top.svg, a picture of `millstream top` with two models under load
+	@$(BIN)/python -m tests.kit.top_picture
+
 openapi: install ## write docs/openapi.json, the description of the HTTP API
 	@$(BIN)/python -m tests.kit.openapi
 
 coverage: install $(VENV)/.clients $(VENV)/.audit ## run the tests and report which lines they ran, in all processes (ARGS="tests/unit")
 	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
 	@status=0; \
-	$(BIN)/python -m coverage run -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile) || status=$$?; \
+	$(BIN)/python -m coverage run -m pytest $(or $(ARGS),$(PARALLEL)) || status=$$?; \
 	$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet \
 	    && $(BIN)/python -m coverage report && echo "each line: $(COVERAGE)/html/index.html"; \
 	exit $$status
@@ -65,8 +77,14 @@ coverage: install $(VENV)/.clients $(VENV)/.audit ## run the tests and report wh
 bench: install ## measure throughput and latency as ratios to a bare server
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+bench-race: install ## race compiled forms of real architectures, and write the table of docs/compilers.md (ARGS="--quick")
+	@$(BIN)/python -m tests.bench.race --write $(ARGS)
+
 plan-study: install ## simulate 200 workers and 5,000 models, and write the table and plot of docs/multi-model.md
 	@$(BIN)/python -m tests.bench.placement_study $(ARGS)
+
+autoscale-study: install ## simulate a day of traffic against other autoscalers' rules, and print the table
+	@$(BIN)/python -m tests.bench.autoscaling $(ARGS)
 
 soak: install ## load with faults of all kinds and hostile models (MINUTES=10)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
@@ -85,7 +103,7 @@ serving: ## make the environment as a user needs it, nothing else
 
 lock: $(UV) ## resolve the dependencies again, into deploy/locks
 	$(COMPILE) --extra all --extra openvino --extra triton --group dev --quiet --output-file $(LOCK)
-	$(COMPILE_ROLE) --extra gateway --extra embeddings --extra cpu --quiet --output-file deploy/locks/gateway.txt
+	$(COMPILE_ROLE) --extra gateway --extra embeddings --extra tracing --extra cpu --quiet --output-file deploy/locks/gateway.txt
 	$(COMPILE_ROLE) --extra worker --extra cpu --quiet --output-file deploy/locks/worker-cpu.txt
 	$(COMPILE_ROLE) --extra worker --extra gpu --quiet --output-file deploy/locks/worker-gpu.txt
 	$(COMPILE_ROLE) --extra all --quiet --output-file deploy/locks/serving.txt
@@ -96,6 +114,13 @@ lock: $(UV) ## resolve the dependencies again, into deploy/locks
 	@for python in 3.11 3.14; do $(UV) pip install --dry-run --quiet --target build/none --python-version $$python \
 	    --only-binary :all: --require-hashes -r $(LOCK) || { echo "Python $$python lacks wheels" >&2; exit 1; }; done
 
+arm64: $(UV) ## check that the locked packages of every role have wheels for 64-bit Arm
+	@for role in gateway worker-cpu worker-gpu serving; do $(UV) pip install --dry-run --quiet --target build/none \
+	    --python-version 3.11 --python-platform aarch64-manylinux_2_35 --only-binary :all: --require-hashes \
+	    -r deploy/locks/$$role.txt || { echo "$$role lacks wheels for 64-bit Arm" >&2; exit 1; }; done
+	@$(UV) pip compile pyproject.toml --extra worker --extra cpu --extra openvino --extra triton --constraint $(LOCK) \
+	    --python-version 3.11 --python-platform aarch64-manylinux_2_35 --only-binary :all: --quiet >build/arm64.txt
+
 floors: $(UV) ## test the lowest versions that pyproject allows (ARGS="tests/unit"), in build/floors
 	@rm -rf $(FLOORS) && $(UV) venv --quiet --python $(BIN)/python $(FLOORS)
 	@$(UV) pip compile pyproject.toml --extra all --resolution lowest-direct --only-binary :all: \
@@ -103,7 +128,7 @@ floors: $(UV) ## test the lowest versions that pyproject allows (ARGS="tests/uni
 	@$(UV) pip install --quiet --python $(FLOORS)/bin/python --only-binary :all: \
 	    --requirement $(FLOORS)/lowest.txt --constraint $(FLOORS)/lowest.txt --group dev
 	@$(UV) pip install --quiet --python $(FLOORS)/bin/python --no-deps --no-build-isolation --editable .
-	@$(FLOORS)/bin/python -m pytest $(or $(ARGS),$(FLOORS_TESTS) --numprocesses $(JOBS) --dist loadfile)
+	@$(FLOORS)/bin/python -m pytest $(or $(ARGS),$(FLOORS_TESTS) $(PARALLEL))
 
 audit: $(VENV)/.audit ## look for known vulnerabilities in the packages of each role (needs pypi.org)
 	@$(VENV)/audit/bin/python deploy/supply_chain.py audit
@@ -131,6 +156,11 @@ $(VENV)/.fuzz: $(FUZZ_LOCK) | install
 $(VENV)/.clients: $(CLIENTS_LOCK) | install
 	@$(BIN)/python -m venv --clear $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(CLIENTS_LOCK)
+	@touch $@
+
+# Every framework whose models are imported, and every compiler: gigabytes, for `make test-frameworks` alone.
+$(VENV)/.frameworks: tests/frameworks/requirements.txt | install
+	@$(BIN)/python -m tests.kit.framework_environment $(VENV)/frameworks || [ $$? -eq 3 ]
 	@touch $@
 
 # Programs that look at the locks, for a release and a test.
