@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter, defaultdict
 
 import pytest
@@ -18,6 +19,10 @@ from tests.kit import tools
 # Tests use gRPC's clients in this process, whose fork handlers crash a child now and then between fork and exec. They
 # are chosen when grpc is imported. Gateways use gRPC too, but start their children by vfork, which runs no handler.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# Where this is set, every process that a test starts compiles a thousand modules anew: half a second for a gateway.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
 

@@ -101,7 +101,7 @@ def _milliseconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 def measure(folder: Path, models: int, status: Callable[[str], None], *, hot: bool) -> Iterator[Idle | Calls]:
-    """Measure an installation with `models` models that nobody calls; `hot`: then calls of HOT of them, too."""
+    """Measure an installation with `models` models without calls; `hot`: then with calls of HOT of them, too."""
     repository = write_repository(folder / f"repository-{models}", many_scales(models))
     arguments = ["--triton-repository", str(repository)]
     status(f"{models} models: registering")
@@ -255,7 +255,7 @@ def measure_cold(folder: Path, kind: str) -> Cold:
         loads: dict[str, float] = {}
         for name in standby:
             spans[name] = _call_twice(connection, name, model)
-            [loads[name]] = [one["load_s"] for one in _instances(connection, name)]
+            loads[name] = _load_s(connection, name)
     ratios = [first / (loads[name] + second) for name, (first, second) in spans.items()]
     firsts, seconds = zip(*spans.values(), strict=True)
     cold_ms, load_ms, run_ms = (statistics.median(found) * 1e3 for found in (firsts, loads.values(), seconds))
@@ -275,6 +275,20 @@ def _call_twice(connection: HTTPConnection, name: str, model: ColdModel) -> tupl
 def _on_standby(connection: HTTPConnection) -> list[str]:
     listed = orjson.loads(_get(connection, "POST", "/v2/repository/index", b"{}"))
     return [entry["name"] for entry in listed if "standby" in entry.get("reason", "")]
+
+
+def _load_s(connection: HTTPConnection, model: str) -> float:
+    """Return the seconds that a worker measured for a load, once its record says so: the first answer may come before.
+
+    Raises LoadError after READY_S_MAX.
+    """
+    deadline = time.monotonic() + READY_S_MAX
+    while time.monotonic() < deadline:
+        for one in _instances(connection, model):
+            if one["load_s"]:
+                return float(one["load_s"])
+        time.sleep(0.01)
+    raise LoadError(f"no worker says that it has loaded {model}")
 
 
 def _instances(connection: HTTPConnection, model: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -37,6 +38,12 @@ class Arrivals:
     rate: float
     seconds: float
     answers: list[Answer] = field(default_factory=list)
+    #: part of `rate` at an instant, in seconds since the beginning; None: always all of it
+    shape: Callable[[float], float] | None = None
+
+    def rate_at(self, seconds: float) -> float:
+        """Return the rate (1/s) some seconds after the beginning."""
+        return self.rate * (1.0 if self.shape is None else self.shape(seconds))
 
 
 class _Connection(asyncio.Protocol):
@@ -101,9 +108,9 @@ async def _send_all(url: str, arrivals: Arrivals, seed: int) -> None:
         waiting -= 1
 
     async with asyncio.TaskGroup() as group:
-        due = loop.time()
+        begin = due = loop.time()
         end = due + arrivals.seconds
-        while (due := due + choose.expovariate(arrivals.rate)) < end:
+        while (due := due + choose.expovariate(arrivals.rate_at(due - begin))) < end:
             await asyncio.sleep(due - loop.time())
             group.create_task(ask(due))
     for connection in free.copy():

@@ -12,7 +12,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.workers.backends import get_backend
-from millstream.workers.backends.openvino import SHAPES_MAX, OpenVino, _options
+from millstream.workers.backends.openvino import SHAPES_MAX, OpenVino, _properties
 from tests.contract.backend_cases import OPENVINO, same, signature
 from tests.kit import models
 
@@ -40,7 +40,7 @@ def test_memory_for_shapes_is_bounded(tmp_path: Path) -> None:
     """By default an MLP of 20 KB takes 250 MB after a thousand batch sizes, and goes on."""
     path = models.mlp(tmp_path / "mlp.onnx")
     instance = OpenVino().load(path, signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))]), "cpu", 1)
-    options = _options(1)
+    options = _properties(1, {})
     assert options["CPU_RUNTIME_CACHE_CAPACITY"] == SHAPES_MAX
     for rows in (1, 100, 1):  # the library accepts the option, which it does not document
         assert instance.run({"input": np.zeros((rows, 64), np.float32)})[0].shape == (rows, 10)

@@ -79,6 +79,26 @@ def test_a_run_takes_its_time_and_more_for_each_row(tmp_path: Path) -> None:
     assert waited == [7, 25]
 
 
+def test_a_load_takes_its_time_unless_its_end_is_requested(tmp_path: Path) -> None:
+    stop = Stop()
+    began = threading.Event()
+    failures: list[Failure] = []
+
+    def load_long() -> None:
+        began.set()
+        try:
+            load(tmp_path, {"load_s": 600}, stop=stop)
+        except Failure as failure:
+            failures.append(failure)
+
+    loading = threading.Thread(target=load_long)
+    loading.start()
+    began.wait()
+    stop.request("no longer wanted")
+    loading.join(60)
+    assert [failure.message for failure in failures] == ["simulated: the load was ended"]
+
+
 def test_a_load_that_is_to_fail_fails(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="the load fails"):
         load(tmp_path, {"load": "fail"})

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest import check_process
 from millstream.services.ingest.check_process import check, check_in_place
+from millstream.services.ingest.confined_process import IMPORT_ROOT
 from millstream.services.ingest.forked_check import Ended, Forker
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask
 from millstream.services.settings import Settings
@@ -29,7 +31,7 @@ CHECKS = 40  # enough for a leak of one descriptor or 64 KiB each to show
 @pytest.fixture
 def forker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forker]:
     """A fork server of this test alone, which `check` uses."""
-    forker = Forker(check_process._IMPORT_ROOT, check_process._environment())
+    forker = Forker(IMPORT_ROOT, check_process._environment())
     monkeypatch.setattr(check_process, "_forker", lambda: forker)
     yield forker
     forker.close()
@@ -223,12 +225,20 @@ def _target(descriptor: Path) -> str:
     return f"{link}:{descriptor.stat().st_ino}".replace(" ", "")
 
 
+def _open(process: Path) -> set[str]:
+    found = set()
+    for one in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.add(_target(one))
+    return found
+
+
 def _state(pid: int) -> dict[str, str]:
     process = Path(f"/proc/{pid}")
     lines = (process / "status").read_text().splitlines()
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)} | {
-        "open": " ".join({_target(one) for one in (process / "fd").iterdir()}),
+        "open": " ".join(_open(process)),
         "session": fields[3],
         "nice": fields[16],
         "oom": (process / "oom_score_adj").read_text().strip(),
@@ -238,7 +248,7 @@ def _state(pid: int) -> dict[str, str]:
 
 
 def test_a_fork_server_that_idles_ends_and_is_started_again(folder: Path) -> None:
-    forker = Forker(check_process._IMPORT_ROOT, check_process._environment(), idle_s_max=0.05)
+    forker = Forker(IMPORT_ROOT, check_process._environment(), idle_s_max=0.05)
     task = CheckTask(
         folder=folder,
         batching=None,
@@ -267,7 +277,7 @@ def test_libraries_that_start_threads_are_not_forked(
     program = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(program)
     environment = {**check_process._environment(), "PYTHONPATH": str(tmp_path / "site")}
-    forker = Forker(check_process._IMPORT_ROOT, environment)
+    forker = Forker(IMPORT_ROOT, environment)
     monkeypatch.setattr(check_process, "_forker", lambda: forker)
     assert asyncio.run(check_good(folder)).signature.batching
     assert forker.pid is None
@@ -294,7 +304,7 @@ asyncio.run(main())
 
 def test_a_killed_gateway_takes_the_fork_server_and_its_checkers_with_it(folder: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder)], cwd=check_process._IMPORT_ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-c", PROGRAM, str(folder)], cwd=IMPORT_ROOT, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
         server = int(process.stdout.readline())

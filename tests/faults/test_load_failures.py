@@ -19,6 +19,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import WorkerRecord
+from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S
 from tests.kit import v2
 from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack
@@ -104,7 +105,9 @@ def test_three_failed_loads_are_refused_until_an_operator_has_them_tried_again(s
         wait_until(partial(has_failed, stack, "broken", tries), what=f"{tries} loads failed")
         order(stack, manifest)
     wait_until(lambda: "its load failed 3 times: damaged: " in log(stack), what="it is refused")
-    assert "is not the file that was uploaded" in until(stack, "broken", 503).json()["error"]
+    refused = until(stack, "broken", 503)
+    assert "is not the file that was uploaded" in refused.json()["error"]
+    assert FAILED_RETRY_S < int(refused.headers["retry-after"]) <= FAILED_OFTEN_RETRY_S + 1, "when its worker tries it"
     assert log(stack).count("loading: broken ") == 3
 
     reply = stack.http.post("/v2/repository/models/broken/load")  # still damaged

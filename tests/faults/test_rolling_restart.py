@@ -25,12 +25,15 @@ import numpy as np
 import pytest
 
 from millstream.services.settings import child_environment
+from millstream.services.version import VERSION
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
+from tests.kit.previous_release import previous_release
 from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import Stack, children, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
+OURS = Path(__file__).parents[2] / "src"
 INFER = "/v2/models/m/infer"
 READY = "/v2/health/ready"
 #: with these, a request that had to wait for a lease to run out would fail
@@ -134,6 +137,43 @@ def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, ga
             f"{gateways} gateways, {workers} workers: {len(load.answers)} answers on {6 + closes(load)} connections, "
             f"{watch.pooled[200]} on a pool's; 0 failed, 0 refused; ready {watch.statuses[200]} times of as many"
         )
+
+
+def test_an_upgrade_from_the_previous_release_fails_no_request(tmp_path: Path) -> None:
+    """As docs/operations.md says: what is installed is replaced below a running `up`, then `millstream restart`."""
+    previous = previous_release()
+    installed = tmp_path / "installed"
+    installed.symlink_to(previous.tree)
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(
+        tmp_path,
+        gateways=2,
+        pools="cpu=2",
+        models={"m": path},
+        settings=LONG_LEASES,
+        environment={"PYTHONPATH": str(installed)},
+    ) as stack:
+        before = stack.pids()
+        assert releases(stack) == {previous.version}
+        with constant_load(stack.port, INFER, BODIES, callers=6) as load, watching(stack):
+            load.more(50)
+            (tmp_path / "new").symlink_to(OURS)
+            (tmp_path / "new").rename(installed)
+            replaced = restarted(stack)
+            load.more(50)
+        check_answers(load)
+        assert [one["process"] for one in replaced] == ["cpu-0", "cpu-1", "gateway-0", "gateway-1"]
+        assert not set(before.values()) & {one["pid"] for one in replaced}
+        assert releases(stack) == {VERSION}
+        assert stack.metrics().value("millstream_batches_reclaimed_total") == 0
+        assert stack.metrics().value("millstream_batches_unreadable_total") == 0
+
+
+def releases(stack: Stack) -> set[str]:
+    """The releases of the processes that run, as they say."""
+    return {
+        one.labels["version"] for one in stack.metrics().samples if one.name == "millstream_build_info" and one.value
+    }
 
 
 def test_a_hangup_signal_asks_for_the_same_and_a_second_restart_waits_for_the_first(tmp_path: Path) -> None:

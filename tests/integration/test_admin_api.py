@@ -73,10 +73,13 @@ async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versio
                 "reason": None,
                 "profile": {"1": 0.001, "2": 0.0015},
                 "size_bytes": 1234,
+                "variant": None,
             }
         ],
         "load_failures": [],
         "variants": [],
+        "races": [],
+        "imported": None,
     }
 
 
@@ -162,7 +165,7 @@ async def test_activating_a_failed_version_is_refused(
 ) -> None:
     reply = await client.post(f"{ADMIN}/models/m/versions/3/activate")
     assert reply.status_code == 409
-    assert "no such operator" in reply.json()["error"]
+    assert "no such operator; `millstream load m` (POST /v2/repository/models/m/load) tries" in reply.json()["error"]
     assert application.repository.endpoint("m").active == 1
 
 
@@ -274,6 +277,7 @@ async def test_workers_say_what_they_hold_and_when_they_were_heard(
         "pid": 4711,
         "host": "here",
         "started": 1.0,
+        "clock_ahead_s": None,
         "hardware": None,
         "packages": {},
         "instances": [

@@ -393,7 +393,7 @@ def test_failures_are_one_line(millstream, arguments, says):
         (["push", "x", DIGITS / "digits.onnx", "--config", "{"], "not JSON"),
         (["push", "x"], "missing argument 'FILE' (see `millstream push --help`)"),
         (["push", "x", "y", "--version", "0"], "'--version': it must be greater than or equal to 1"),
-        (["nope"], "there is no command 'nope'; the commands are up, restart"),
+        (["nope"], "there is no command 'nope'; the commands are up, autoscale"),
         (["modles"], "there is no command 'modles': did you mean models?"),
         (["desc"], "there is no command 'desc': did you mean describe?"),
         (["x" * 100_000], "there is no command 'xxx"),

@@ -115,6 +115,22 @@ def test_a_thousand_first_calls_through_two_gateways_cause_one_load(gateways):
     assert len(worker.orders + other.orders) == 1
 
 
+def test_a_first_call_is_answered_before_any_record_says_that_its_version_is_ready(gateways):
+    worker = gateways.worker()
+    manifest = gateways.publish()
+    gateways.state(manifest, "standby")
+    with ThreadPoolExecutor(1) as callers:
+        call = callers.submit(infer, gateways.http[0], manifest.model)
+        worker.until_ordered()
+        worker.serve_unpublished(manifest)
+        check(call.result())
+    check(infer(gateways.http[0], manifest.model, 2.0), 2.0)
+    assert _counts(gateways.http[0], manifest, "cold_requests_total", 1)
+    assert _counts(gateways.http[0], manifest, "load_wait_seconds_count", 1)
+    assert _counts(gateways.http[0], manifest, "model_cache_misses_total", 1)
+    assert _counts(gateways.http[0], manifest, "model_cache_hits_total", 1)
+
+
 def test_a_version_on_standby_is_shown_as_one_that_answers(gateways):
     gateways.worker()
     manifest = gateways.publish()

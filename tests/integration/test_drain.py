@@ -16,8 +16,8 @@ import millstream.gateway.connection.server
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.server import Server
 from tests.kit.handlers import HeldRequest
-from tests.kit.servers import Front, fronting, until
-from tests.kit.wire import Wire, WireReply, post, request
+from tests.kit.servers import Front, fronting
+from tests.kit.wire import Wire, WireReply, post, request, until
 
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"

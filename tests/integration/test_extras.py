@@ -20,15 +20,28 @@ from tests.kit.role_environment import PROJECT, ROOT, build_wheel, install, lock
 
 GATEWAY_ALONE = {"fastapi", "grpcio", "tokenizers"}
 #: modules that are used where they are installed, and which no image has: of further backends of a worker, and of the
-#: check of programs
-OPTIONAL = {"gateway": {"torch"}, "worker": {"openvino", "torch", "tritonclient", "grpc"}}
-#: extras whose packages the tests' environment has; torch is in no lock file
-INSTALLED = [extra for extra in EXTRAS if extra != "torch"]
+#: check of programs and of imported models
+IMPORTERS = {
+    *("sklearn", "skl2onnx", "skops", "joblib", "pandas", "xgboost", "lightgbm", "catboost", "onnxmltools"),
+    *("yaml", "onnxscript", "transformers", "safetensors", "keras", "h5py"),
+}
+OPTIONAL = {
+    "gateway": {"torch", "jax", "jaxlib", "openvino", "tensorflow", "tf2onnx", "nncf", "iree", "tvm"} | IMPORTERS,
+    "worker": {"openvino", "torch", "tritonclient", "grpc", "jax", "jaxlib", "nncf", "iree", "onnx", "tvm"},
+}
+#: extras whose packages the tests' environment has; the others are in no lock file
+HEAVY = {
+    *("nncf", "torch", "jax", "iree", "tvm", "tensorflow", "scikit-learn", "xgboost", "lightgbm", "catboost"),
+    *("pytorch", "huggingface", "keras"),
+}
+#: modules whose first part several distributions share
+SHARED = {"google.protobuf": "protobuf", "opentelemetry.proto": "opentelemetry-proto"}
+INSTALLED = [extra for extra in EXTRAS if extra not in HEAVY]
 LOCKS = {
-    "gateway": ("gateway", "embeddings", "cpu"),
+    "gateway": ("gateway", "embeddings", "tracing", "cpu"),
     "worker-cpu": ("worker", "cpu"),
     "worker-gpu": ("worker", "gpu"),
-    "serving": ("gateway", "worker", "cli", "embedded", "embeddings", "cpu"),
+    "serving": ("gateway", "worker", "cli", "embedded", "embeddings", "tracing", "cpu"),
 }
 
 
@@ -136,7 +149,7 @@ def test_text_without_a_tokenizer_library_names_the_extra(tmp_path: Path, wheel:
     code = (
         "from types import SimpleNamespace as S\n"
         "from millstream.services.errors import Failure\n"
-        "from millstream.gateway.protocols.openai.tokenizers import Tokenizers\n"
+        "from millstream.gateway.texts.tokenizers import Tokenizers\n"
         "import pathlib; pathlib.Path('tokenizer.json').touch()\n"
         "manifest = S(model='m', version=1, served='model.onnx', content_id='c')\n"
         "try: Tokenizers(S(local_path=lambda *_: pathlib.Path('.'))).encode(manifest, ['text'])\n"
@@ -235,5 +248,5 @@ def test_a_role_imports_nothing_outside_of_its_lock(role: str, packages: tuple[s
 
 
 def names_of(module: str, distributions: Mapping[str, list[str]]) -> list[str]:
-    """Distributions that bring a module; several share the namespace of google.protobuf's first part."""
-    return ["protobuf"] if module.startswith("google") else list(set(distributions[module]))
+    """Distributions that bring a module; several share the first part of some modules."""
+    return [SHARED[module]] if module in SHARED else list(set(distributions[module]))

@@ -15,8 +15,8 @@ from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.handlers import Held
-from tests.kit.servers import Front, fronting, until
-from tests.kit.wire import Wire, post, request, serving
+from tests.kit.servers import Front, fronting
+from tests.kit.wire import Wire, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"
@@ -156,8 +156,11 @@ async def trickle(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("part", [b"P", post(PATH, b"x" * 1000)[:-900]], ids=["head", "body"])
-async def test_a_client_that_trickles_is_let_go_in_the_end(tmp_path: Path, part: bytes) -> None:
+async def test_a_client_that_trickles_is_let_go_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: bytes
+) -> None:
     """Each byte would begin the time of an idle connection anew."""
+    monkeypatch.setattr(millstream.gateway.connection.reply_order, "LINGER_S", SOON_S)
     async with fronting(tmp_path, client_stall_s_max=SOON_S * 4) as front:
         async with await Wire.connect(front.port) as wire:
             await wire.send(part)
@@ -210,8 +213,9 @@ async def test_a_client_that_says_nothing_is_let_go(front: Front, monkeypatch: p
     ],
     ids=["letter", "body", "chunks", "third request", "body behind a post", "body behind a get"],
 )
-async def test_a_stuck_client_is_let_go(front: Front, part: bytes) -> None:
+async def test_a_stuck_client_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
     """Else a few of them would hold all connections, or all bytes that may be received at once."""
+    monkeypatch.setattr(millstream.gateway.connection.reply_order, "LINGER_S", SOON_S)
     async with hurried(front) as wire:
         await wire.send(part)
         said = await wire.rest()

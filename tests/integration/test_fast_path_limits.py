@@ -16,8 +16,8 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_head import HEAD_BYTES_MAX
 from tests.kit.handlers import Held
-from tests.kit.servers import Front, fronting, until
-from tests.kit.wire import PATIENCE_S, Wire, chunked, post, request, serving
+from tests.kit.servers import Front, fronting
+from tests.kit.wire import PATIENCE_S, Wire, chunked, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"

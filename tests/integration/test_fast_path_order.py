@@ -15,8 +15,8 @@ from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.reply_order import PIPELINE_MAX
-from tests.kit.servers import Front, fronting, until
-from tests.kit.wire import Wire, post, request, serving
+from tests.kit.servers import Front, fronting
+from tests.kit.wire import Wire, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"

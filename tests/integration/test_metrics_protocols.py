@@ -254,7 +254,10 @@ _RARE = {
     f"millstream_{name}"
     for name in (
         *("batch_checks", "batching_off", "batches_reclaimed", "runs_out_of_memory", "runs_terminated"),
-        *("worker_deaths", "version_refused", "worker_memory_limit_bytes"),
+        *("races_ended", "races_waiting", "race_duration_seconds", "variants_swapped", "variants_undone"),
+        *("readiness_probes_unanswered", "worker_deaths", "version_refused", "worker_memory_limit_bytes"),
+        *("trace_spans_exported", "traced_requests_dropped", "access_log_lines_dropped"),
+        "key_expiry_timestamp_seconds",
         *("worker_device_memory_used_bytes", "worker_device_memory_budget_bytes"),
         *(
             "cold_requests",
@@ -267,6 +270,8 @@ _RARE = {
         # of the controller, which this stack does not have
         *("controller_leads", "controller_orders", "controller_order_outcomes", "controller_orders_in_flight"),
         *("controller_instances", "controller_round_duration_seconds"),
+        *("workers_wanted", "workers_ready", "pool_queue_rows", "pool_oldest_wait_seconds", "pool_utilisation_ratio"),
+        *("pool_arrival_rows_per_second", "pool_capacity_rows_per_second"),
     )
 }
 

@@ -14,6 +14,7 @@ from tests.kit.stack import Stack, assert_quiet, running_stack
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 DOUBLED = (2 * X).tolist()
+WITHOUT_NAN = ("INT64", "BYTES", "BOOL")
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
@@ -25,6 +26,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.push("m", models.scale(folder / "m.onnx"))
         stack.push("two", models.add_sub(folder / "two.onnx"))
         stack.push("lookup", models.lookup(folder / "lookup.onnx"))
+        for datatype in WITHOUT_NAN:
+            stack.push(datatype.lower(), models.identity(folder / f"{datatype}.onnx", datatype, ("N", 1)))
         yield stack
 
 
@@ -47,7 +50,8 @@ def invoke(stack: Stack, body: Any, model: str = "m") -> Any:
     "body",
     [
         {"dataframe_split": {"index": [0, 1, 2], "columns": ["x1", "x2"], "data": X.tolist()}},
-        {"dataframe_split": {"columns": ["x1", "x2"], "data": X.tolist()}, "params": {"temperature": 0.5}},
+        {"dataframe_split": {"columns": ["x1", "x2"], "data": X.tolist()}, "params": {}},
+        {"instances": X.tolist(), "params": None},
         {"dataframe_split": {"columns": [0, 1], "data": X.tolist()}},
         {"dataframe_split": {"data": X.tolist()}},
         {"dataframe_split": {"columns": ["x"], "data": [[row] for row in X.tolist()]}},
@@ -128,6 +132,25 @@ def test_a_long_dataframe(stack: Stack, names: list[str]) -> None:
 )
 def test_a_wrong_dataframe_is_refused_with_what_is_wrong(stack: Stack, body: Any, error: str) -> None:
     assert invoke(stack, body) == (400, error)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"dataframe_split": {"data": X.tolist()}}, {"instances": X.tolist()}, {"inputs": X.tolist()}],
+)
+def test_params_are_refused_and_not_dropped(stack: Stack, body: Any) -> None:
+    expected = "the model takes no params (temperature, top_k): leave them out of the body"
+    assert invoke(stack, {**body, "params": {"temperature": 0.5, "top_k": 3}}) == (400, expected)
+    assert invoke(stack, {**body, "params": [1]}) == (400, expected.replace("temperature, top_k", "no object"))
+
+
+def test_a_null_is_refused_in_columns_without_nan(stack: Stack) -> None:
+    """MLflow refuses them, too: integer columns cannot represent missing values."""
+    for datatype in WITHOUT_NAN:
+        model = datatype.lower()
+        body = {"dataframe_split": {"columns": ["x"], "data": [[None]]}}
+        status, error = invoke(stack, body, model)
+        assert (status, "null" in error) == (400, True), error
 
 
 def test_columns_that_do_not_fit_the_model_are_named(stack: Stack) -> None:

@@ -27,6 +27,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from millstream.services.wire.records import State
 from tests.kit import models
+from tests.kit.wait import PAUSE_S
 
 
 @pytest.fixture
@@ -298,7 +299,7 @@ def test_a_killed_checker_rejects_the_model(repository: FolderRepository, tmp_pa
         running = asyncio.ensure_future(upload(repository, endless, on_state=saw))
         await checking.wait()
         while not (found := checkers(root)):
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE_S)
         os.kill(found[0], 9)
         with pytest.raises(Failure) as caught:
             await running
@@ -318,7 +319,7 @@ def test_cancelling_an_upload_ends_the_checker_and_removes_the_files(
     async def go_away() -> None:
         running = asyncio.ensure_future(upload(repository, endless))
         while not checkers(root):
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE_S)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -384,19 +385,19 @@ def test_concurrent_uploads_get_distinct_numbers_and_one_wins_an_explicit_number
     most = 0
 
     async def all_at_once() -> list[Manifest | BaseException]:
-        check = check_process.check
+        examine = check_process.examine
 
         async def counted(*arguments: object) -> object:
             nonlocal checking, most
             checking += 1
             most = max(most, checking)
             try:
-                return await check(*arguments)  # type: ignore[arg-type]
+                return await examine(*arguments)  # type: ignore[arg-type]
             finally:
                 checking -= 1
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("millstream.services.ingest.upload.check", counted)
+            patch.setattr("millstream.services.ingest.upload.examine", counted)
             uploads = [upload(repository, content, version=version) for version in (None, None, None, 9, 9)]
             return await asyncio.gather(*uploads, return_exceptions=True)
 
@@ -427,7 +428,7 @@ def test_the_checker_does_not_inherit_secrets(
     async def look() -> bytes:
         running = asyncio.ensure_future(upload(repository, endless))
         while not (found := checkers(tmp_path / "repository")):
-            await asyncio.sleep(0)
+            await asyncio.sleep(PAUSE_S)
         environment = Path(f"/proc/{found[0]}/environ").read_bytes()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

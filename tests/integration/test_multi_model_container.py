@@ -75,7 +75,7 @@ def test_models_take_turns_in_the_memory(stack: Stack) -> None:
 
     # A call loads it again, if it was unloaded.
     wait_until(lambda: answer(stack, "one").status_code == 200, what="it answers")
-    assert "one" in held(stack)
+    wait_until(lambda: "one" in held(stack), what="the gateway knows the worker that answered")
     assert stack.http.delete("/models/two").status_code == 200
     assert stack.http.delete("/models/one").status_code == 200
     assert held(stack) == set()

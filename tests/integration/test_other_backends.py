@@ -79,7 +79,7 @@ def test_openvino_says_what_it_does_not_serve(stack: Stack, tmp_path: Path) -> N
 
 def test_a_backend_refuses_a_format_that_it_does_not_load(stack: Stack) -> None:
     publish(stack, "remote-on-ov", json.dumps({}).encode(), "triton", MLP, "openvino")
-    assert "the backend openvino loads onnx, and this version is triton" in failure(stack, "remote-on-ov")
+    assert "the backend openvino loads onnx and openvino, and this version is triton" in failure(stack, "remote-on-ov")
 
 
 @pytest.mark.needs("torch")
@@ -98,5 +98,5 @@ def test_workers_publish_what_they_load(stack: Stack) -> None:
     ]
     assert {(one.pool, one.backend, one.formats) for one in records if one.pool in {"cpu", "openvino"}} == {
         ("cpu", "onnxruntime", ("onnx",)),
-        ("openvino", "openvino", ("onnx",)),
+        ("openvino", "openvino", ("onnx", "openvino")),
     }

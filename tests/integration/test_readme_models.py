@@ -16,13 +16,13 @@ from tests.kit.stack import running_stack
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-PROGRAMS = {found[0]: block for block in BLOCKS if (found := re.findall(r'"(\w+\.onnx)"', block))}
+PROGRAMS = {found[0]: block for block in BLOCKS if (found := re.findall(r'"(\w+\.(?:onnx|joblib))"', block))}
 #: PyTorch is not in the tests' environment, since it is larger than all of that; where it is, its program runs, too
-RUN = ["iris.onnx", *(["net.onnx"] if find_spec("torch") and find_spec("onnxscript") else [])]
+RUN = ["iris.joblib", *(["net.onnx"] if find_spec("torch") and find_spec("onnxscript") else [])]
 
 
 def test_every_program_is_python() -> None:
-    assert PROGRAMS.keys() == {"iris.onnx", "net.onnx"}
+    assert PROGRAMS.keys() == {"iris.joblib", "net.onnx"}
     for name, program in PROGRAMS.items():
         compile(program, name, "exec")
 
@@ -36,7 +36,8 @@ def test_a_model_becomes_a_file_that_serves_in_batches(name: str, tmp_path: Path
     with running_stack(tmp_path / "home") as stack:
         command = [sys.executable, "-P", "-m", "millstream.services.cli", "--endpoint", stack.url]
         environment = child_environment({"NO_COLOR": "1"})
-        subprocess.run([*command, "push", "m", tmp_path / name], env=environment, check=True, timeout=240)
+        allowed = ["--allow-pickle"] if name == "iris.joblib" else []
+        subprocess.run([*command, "push", "m", tmp_path / name, *allowed], env=environment, check=True, timeout=240)
         document = stack.http.get("/admin/v1/models/m/versions/1").json()
         assert (document["state"], document["batching"]) == ("ready", True)
         rows = "[[5.1, 3.5, 1.4, 0.2], [6.7, 3.0, 5.2, 2.3]]"
@@ -44,5 +45,5 @@ def test_a_model_becomes_a_file_that_serves_in_batches(name: str, tmp_path: Path
         answer = subprocess.run(predict, env=environment, input=rows, stdout=subprocess.PIPE, text=True, check=True)
         outputs = json.loads(answer.stdout)["outputs"]
         assert {output["shape"][0] for output in outputs} == {2}
-        if name == "iris.onnx":
+        if name == "iris.joblib":
             assert outputs[0]["data"] == [0, 2]

@@ -39,7 +39,10 @@ def test_a_field_of_the_configuration(stack: Stack, config: object, says: str) -
 
 @pytest.mark.parametrize(
     ("parameter", "says"),
-    [("actvate", "did you mean 'activate'? valid: activate, config, wait"), ("x", "valid: config, wait, activate")],
+    [
+        ("actvate", "did you mean 'activate'? valid: activate, config, wait, allow_pickle, allow_code, input"),
+        ("x", "valid: config, wait, activate, allow_pickle, allow_code, input"),
+    ],
 )
 def test_a_parameter_of_an_upload(stack: Stack, parameter: str, says: str) -> None:
     for method, path in (("POST", "versions"), ("PUT", "versions/1")):

@@ -15,7 +15,7 @@ from tests.kit.stack import ROOT, Stack
 from tests.kit.wrong_files import WRONG_FILES
 
 #: one for each way through the code
-UPLOADED = ("empty", "scikit", "html", "lfs", "torchscript", "saved-model-tar", "pickle-in-tar", "zip", "gzip", "half")
+UPLOADED = ("empty", "pickle", "html", "lfs", "torch", "saved-model-tar", "pickle-in-tar", "zip", "gzip", "half")
 
 
 @pytest.mark.parametrize("name", UPLOADED)
@@ -39,7 +39,7 @@ def test_a_load_with_files_is_refused_with_what_to_do(stack: Stack, name: str) -
     assert says in reply.json()["error"]
 
 
-@pytest.mark.parametrize("name", ["scikit", "html", "lfs", "keras", "half", "empty"])
+@pytest.mark.parametrize("name", ["pickle", "html", "lfs", "gguf", "half", "empty"])
 def test_push_refuses_it_before_it_calls_the_server(tmp_path: Path, name: str) -> None:
     content, says = WRONG_FILES[name]
     file = tmp_path / "model.onnx"

@@ -12,7 +12,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.key_watch import KeyWatch
+from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
+from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
@@ -22,23 +26,26 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
-from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.triton.loader import RepositoryLoader
 from millstream.gateway.triton.log import SharedLogSettings
 from millstream.gateway.triton.model_config import VersionConfigurations
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.services.access.audit_log import AuditLog
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
@@ -110,6 +117,7 @@ class Inbox:
         body: bytes,
         done: Callable[[HttpReply], None],
         request_id: bytes = b"",
+        principal: Principal | None = None,
     ) -> Submission:
         submission = Submission(model, version, headers, body, done)
         self._arrived.put_nowait(submission)
@@ -139,7 +147,10 @@ class Application:
         self.registry = MetricsRegistry(None, "gateway")
         self.accepts: list[str | None] = []
         self.events: list[str] = []
-        callers = Callers(self._find, 600)
+        self.gate = Gate()
+        cluster_state = ClusterState(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test"))
+        callers = Callers(self._find, 600, self.gate.check_model)
+        texts = Texts(Tokenizers(self.repository))
         limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         self.app: FastAPI = build_app(
             Deps(
@@ -147,11 +158,12 @@ class Application:
                 registry=self.registry,
                 repository=self.repository,
                 catalog=self.catalog,
-                cluster_state=ClusterState(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test")),
+                cluster_state=cluster_state,
                 upload_slots=UploadSlots(self.catalog),
                 infer=self.inbox,
                 callers=callers,
-                embed=Embeddings(callers.openai, Tokenizers(self.repository), limits).answer,
+                embed=Embeddings(callers.openai, texts, limits).answer,
+                texts=texts,
                 statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
@@ -168,6 +180,7 @@ class Application:
                     {},
                 ),
                 logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
+                log_levels=SharedLogLevels(SharedDocument(home / "log-levels.json"), lambda: None),
                 ready=self._ready,
                 answering=lambda _: self._ready(),
                 count_refusal=lambda _: None,
@@ -175,9 +188,24 @@ class Application:
                 start=self._start,
                 stop=self._stop,
                 version="1.2.3",
+                gate=self.gate,
+                keys=KeyWatch(
+                    "gateway",
+                    self.gate,
+                    AccessKeys(self.settings.repository_dir),
+                    cluster_state,
+                    self.settings,
+                    self.registry,
+                ),
+                audit=AuditLog(self.settings.repository_dir, "gateway"),
                 footprint=lambda manifest, worker: self.repository.footprints.of(manifest, worker.backend),
             )
         )
+
+    def audit_text(self) -> str:
+        """Return the audit log."""
+        folder = self.settings.repository_dir / "audit"
+        return "".join(path.read_text() for path in sorted(folder.glob("*.jsonl")))
 
     def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL) -> httpx2.AsyncClient:
         """Return an in-process client whose calls seem to come from `address`."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.services.settings import child_environment
+from tests.kit import command_server
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
@@ -38,15 +39,13 @@ class Millstream:
 
     def run(self, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command and return the completed process."""
-        return subprocess.run(
-            [sys.executable, "-m", "millstream.services.cli", *map(str, arguments)],
+        return command_server.run(
+            "millstream.services.cli",
+            [*map(str, arguments)],
             cwd=ROOT,
             env=self.environment(),
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
+            stdin=stdin or "",
+            timeout_s=WAIT_S,
         )
 
     def ok(self, *arguments: object, stdin: str | None = None) -> str:

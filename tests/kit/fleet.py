@@ -39,27 +39,29 @@ class Fleet:
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._clients: list[httpx2.Client] = []
 
-    def gateway(self, ahead_s: float = 0.0, *, newer: bool = False) -> httpx2.Client:
+    def gateway(self, ahead_s: float = 0.0, *, newer: bool = False, tree: Path | None = None) -> httpx2.Client:
         """Start a gateway whose clock is `ahead_s` seconds ahead; return a client once it answers.
 
-        With `newer` it is of a release that has one more format (programs/newer.py).
+        With `newer` it is of a release that has one more format (programs/newer.py). `tree`: the source that it runs.
         """
         listener = socket.create_server(("127.0.0.1", 0))
         port, fd = listener.getsockname()[1], listener.fileno()
         words = ("millstream.gateway", "--fd", str(fd), "--index", str(len(self._started)))
-        self._start(ahead_s, newer, words, fd)
+        self._start(ahead_s, newer, words, fd, tree)
         listener.close()
         http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
         self._clients.append(http)
         assert http.get("/v2/health/live").status_code == 200
         return http
 
-    def worker(self, ahead_s: float = 0.0, *, index: str = "host", newer: bool = False) -> subprocess.Popen[bytes]:
-        """Start a worker of the pool cpu."""
-        return self._start(ahead_s, newer, ("millstream.workers", "--pool", "cpu", "--index", index))
+    def worker(
+        self, ahead_s: float = 0.0, *, index: str = "host", newer: bool = False, tree: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker of the pool cpu. `tree`: the source that it runs."""
+        return self._start(ahead_s, newer, ("millstream.workers", "--pool", "cpu", "--index", index), tree=tree)
 
     def _start(
-        self, ahead_s: float, newer: bool, words: tuple[str, ...], fd: int | None = None
+        self, ahead_s: float, newer: bool, words: tuple[str, ...], fd: int | None = None, tree: Path | None = None
     ) -> subprocess.Popen[bytes]:
         self.folder.mkdir(exist_ok=True)
         log = self.folder / f"{words[0]}-{len(self._started)}.log"
@@ -67,7 +69,9 @@ class Fleet:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", *launch, *words],
-                env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLSTREAM_WORKER_THREADS": "1"},
+                env=os.environ
+                | self._environment
+                | {"PYTHONPATH": str(tree or self._tree), "MILLSTREAM_WORKER_THREADS": "1"},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

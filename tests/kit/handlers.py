@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import orjson
 
+from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
 
@@ -33,6 +34,7 @@ class Echo:
         body: bytes,
         done: Done,
         request_id: bytes = b"",
+        principal: Principal | None = None,
     ) -> _Nothing:
         text = [None if value is None else value.decode("latin-1") for value in headers]
         echo = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
@@ -84,6 +86,7 @@ class Held:
         body: bytes,
         done: Done,
         request_id: bytes = b"",
+        principal: Principal | None = None,
     ) -> HeldRequest:
         held = HeldRequest(model, version, headers, body, done)
         self.taken += 1

@@ -53,7 +53,8 @@ class HeldLink(LoopbackLink):
 class LaneBench:
     """A lane with its clock, timers and event loop turns under the test's control.
 
-    `profile` gives the seconds of a run by its rows; `put` lists the rows of each batch sent and not answered.
+    `profile` gives the seconds of a run by its rows; `put` lists the rows of each batch sent and not answered. `early`:
+    whether the pool has workers that read the newest batch format, so that cold lanes have a request ahead.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LaneBench:
         rows_waiting_max: int = ROWS_WAITING_MAX,
         segments: SegmentPool | None = None,
         config: ModelConfig | None = None,
+        early: bool = False,
     ) -> None:
         self.now = 0.0
         tally = MetricsRegistry(None, "gateway")
@@ -89,6 +91,7 @@ class LaneBench:
             lambda seconds, call, number: self.timers.append((self.now + seconds, call, number)),
             lambda: self.now,
             batch_bytes_max=BYTES_MAX // 2,
+            reads_newest=lambda: early,
         )
         self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
         self.tally = tally

@@ -20,6 +20,8 @@ from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.router import Router
+from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -119,7 +121,11 @@ class Loopback:
         self.lanes.demands = Demands(lambda: Snapshot({}, ()), self.lanes.lane_of, lambda *_: Footprint(0))
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(
-            self.lanes, self.receive_budget, self.settings.request_bytes_max, self.settings.request_timeout_s_max
+            self.lanes,
+            self.receive_budget,
+            self.settings.request_bytes_max,
+            self.settings.request_timeout_s_max,
+            Texts(Tokenizers(self.repository)),
         )
 
     async def open(self) -> None:

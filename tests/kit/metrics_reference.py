@@ -21,7 +21,7 @@ This page is written from `services/metrics/catalogue.py` by `python -m tests.ki
 format, or in OpenMetrics for clients that accept it. Counts include processes that ended, so a restart resets none. A
 worker that runs alone, in a container or on a machine of its own, has a page of its own
 (`MILLSTREAM_WORKER_METRICS_PORT`), with the names that Prometheus' clients give a single process (`process_…`), too.
-`deploy/prometheus` has a configuration with alerts, `deploy/grafana` a dashboard.
+`deploy/prometheus` has a configuration with alerts, `deploy/grafana` has dashboards.
 
 Names follow [Prometheus' guide](https://prometheus.io/docs/practices/naming/): base units (seconds, bytes), `_total` on
 counters only, `_info` on gauges that are 1 and carry their facts in labels.
@@ -39,13 +39,15 @@ LABELS = {
     "outcome": (
         f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
         "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "
-        "Of orders: `done`, `refused`, `failed`, `lost`."
+        "Of orders: `done`, `refused`, `failed`, `lost`. "
+        "Of calls with API keys: `allowed`, `forbidden`, `limited`, `unauthenticated`."
     ),
     "reason": (
         "Of refused requests: `gateway_full`, `receiving_full`, `unread_full`, `lane_full`, `deadline`, `quarantined`. "
         "Of refused replies: `too_large`, `redis`. "
         f"Of orders: {', '.join(f'`{reason}`' for reason in OrderReason)}."
     ),
+    "key": "Name of an API key; `admin` for the admin key, `none` for calls without a right key.",
     "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
     "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
     "device": "Device of a worker: `cpu`, `cuda:0`, …",

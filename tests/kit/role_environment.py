@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,20 @@ def locked(lock: str) -> set[str]:
     }
 
 
-def make_environment(folder: Path, packages: set[str]) -> Path:
-    """Create a virtual environment in `folder` with these packages, without pip; return its Python."""
+def make_environment(folder: Path, packages: set[str], *, compiled: bool = False) -> Path:
+    """Create a virtual environment in `folder` with these packages, without pip; return its Python.
+
+    Args:
+        compiled: whether the packages come with their compiled code, as far as this environment has it.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin/python"
     site = next(folder.glob("lib/python*/site-packages"))
     for name in packages:
         found = _distribution(name)
         for entry in _entries(found):
-            _link(Path(str(found.locate_file(entry))), site / entry)
+            (site / entry).parent.mkdir(exist_ok=True)
+            _link(Path(str(found.locate_file(entry))), site / entry, None if compiled else _CACHES)
     return python
 
 
@@ -93,10 +98,13 @@ def _distribution(name: str) -> Distribution:
         return distribution(STAND_INS[name])
 
 
-def _link(source: Path, target: Path) -> None:
+_CACHES = shutil.ignore_patterns("__pycache__")
+
+
+def _link(source: Path, target: Path, ignore: Callable[[str, list[str]], set[str]] | None) -> None:
     """Create hard links; symbolic ones would lead out of the folders that the sandbox of a check may read."""
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=_link_file, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, target, copy_function=_link_file, ignore=ignore)
     else:
         _link_file(str(source), str(target))
 
@@ -109,5 +117,9 @@ def _link_file(source: str, target: str) -> None:
 
 
 def _entries(found: Distribution) -> Iterator[str]:
-    """Yield the top-level files and folders of a distribution in site-packages."""
-    yield from sorted({file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")})
+    """Yield the files and folders of a distribution in site-packages: the topmost that it shares with no other."""
+    files = [file for file in found.files or () if file.parts[0] not in ("..", "__pycache__")]
+    packages = {file.parts[0] for file in files if len(file.parts) == 1 or file.parts[1] == "__init__.py"}
+    metadata = {file.parts[0] for file in files if file.parts[0].endswith((".dist-info", ".data", ".libs"))}
+    alone = packages | metadata
+    yield from sorted({"/".join(file.parts[: 1 if file.parts[0] in alone else 2]) for file in files})

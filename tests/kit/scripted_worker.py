@@ -83,10 +83,14 @@ class ScriptedWorker:
         self.loads.append(manifest.content_id)
         self._set(manifest, State.LOADING, why="a call")
 
-    def serve(self, manifest: Manifest) -> None:
-        """Publish the version as READY, and serve its lane."""
+    def serve_unpublished(self, manifest: Manifest) -> None:
+        """Serve the version's lane; no record says so."""
         with self._changing:
             self._beats.add_lanes([manifest.content_id])
+
+    def serve(self, manifest: Manifest) -> None:
+        """Publish the version as READY, and serve its lane."""
+        self.serve_unpublished(manifest)
         self._set(manifest, State.READY, loaded_at=time.time(), resident_bytes=1 << 20, load_s=0.1)
         self._end_demand(manifest.content_id)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.handlers import Held
-from tests.kit.wire import PATIENCE_S, Served, serving
+from tests.kit.wire import Served, serving
 
 
 class Front(NamedTuple):
@@ -69,10 +68,3 @@ async def fronting(
         assert not served.server.server_state.tasks
         assert receive_budget.bytes == reply_budget.bytes == 0
         assert held.empty
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait until `true` holds; the server in the same event loop runs in between."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not true():
-            await asyncio.sleep(0)

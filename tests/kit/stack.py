@@ -314,8 +314,9 @@ def assert_nothing_left(stack: Stack) -> None:
         assert_quiet(stack)
         pids = descendants(stack.process.pid)
         assert stack.stop() == 0, stack.lines
-        # Some end when they find that their parent has ended, a moment later.
+        # Some end when they find that their parent has ended, a moment later; a race may just have started one.
         wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], what="no process is left")
+        wait_for_none(lambda: _of_home(stack.named_home), 10)
     assert _of_home(stack.named_home) == []
     assert list(stack.shm_dir.glob(f"{stack.shm_prefix}*")) == []
     assert not stack.socket.exists()
@@ -329,7 +330,7 @@ def assert_nothing_left(stack: Stack) -> None:
 #: keys that a stack without requests has
 _LASTING = {
     *("idle", "lanes", "workers", "record", "instances", "pools", "epoch", "gateways", "blamed", "counted"),
-    *("leader", "leader_token", "fence"),
+    *("leader", "leader_token", "fence", "loads", "scale"),
 }
 
 

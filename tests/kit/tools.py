@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kit import disk, torch_library
+from tests.kit.containers.namespaces import available as containers_available
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,12 @@ KSERVE_PYTHON_MAX = (3, 14)
 TOOLS = {
     tool.name: tool
     for tool in (
+        Tool(
+            "containers",
+            advice="run the tests as root, where namespaces are allowed",
+            works=containers_available,
+            obtainable=os.geteuid() == 0,
+        ),
         Tool("curl", "curl"),
         Tool("gcc", "build-essential"),  # compiles a driver library of GPUs
         Tool(

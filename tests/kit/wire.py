@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple, Self
 import uvicorn
 
 PATIENCE_S = 30.0  # a test that waits this long has failed
+_BUSY_POLLS = 1000  # without a pause, so that short-lived states are seen; a longer wait leaves the processor to others
+_PAUSE_S = 0.001
 #: lines that differ from reply to reply: the date, and an id that the server made
 _DIFFERING = re.compile(rb"\r\n(?:date: [^\r]+|x-request-id: [0-9a-f]{12}-[0-9a-f]+(?=\r))")
 
@@ -124,9 +127,16 @@ class Served(NamedTuple):
 
     async def settled(self, connections: int) -> None:
         """Wait until exactly this many connections are open."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.connections) != connections:
-                await asyncio.sleep(0)
+        await until(lambda: len(self.connections) == connections)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait until `true` holds; the server in the same event loop runs in between."""
+    async with asyncio.timeout(PATIENCE_S):
+        for polls in itertools.count():
+            if true():
+                return
+            await asyncio.sleep(0 if polls < _BUSY_POLLS else _PAUSE_S)
 
 
 @asynccontextmanager

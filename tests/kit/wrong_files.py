@@ -104,7 +104,7 @@ WRONG_FILES: dict[str, tuple[bytes, str]] = {
     "torch-1.5": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.", "a PyTorch file (torch.save)"),
     "torchscript": (zipped({**_TORCH, "net/constants.pkl": b"", "net/code/a.py": b""}), "a TorchScript file"),
     "keras": (zipped({"metadata.json": b"{}", "config.json": b"{}", "model.weights.h5": b""}), "format='onnx'"),
-    "saved-model-zip": (zipped({"saved_model/saved_model.pb": b"", "saved_model/variables/x": b""}), "SavedModel"),
+    "saved-model-zip": (zipped({"a/saved_model/saved_model.pb": b"", "a/saved_model/variables/x": b""}), "SavedModel"),
     "saved-model-tar": (tarred({"saved_model.pb": b"\x08\x01"}), "SavedModel"),
     "pickle-in-tar": (tarred({"model.pkl": pickle.dumps(1)}, "w:gz"), "a pickle"),
     "mar": (zipped({"MAR-INF/MANIFEST.json": b"{}", "net.pt": b""}), "a TorchServe archive"),

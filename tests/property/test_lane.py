@@ -70,10 +70,10 @@ class LaneMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
 
-    @initialize(first=PROFILES, second=PROFILES, instances=st.integers(0, 2))
-    def begin(self, first: dict[int, float], second: dict[int, float], instances: int) -> None:
+    @initialize(first=PROFILES, second=PROFILES, instances=st.integers(0, 2), early=st.booleans())
+    def begin(self, first: dict[int, float], second: dict[int, float], instances: int, early: bool) -> None:
         self.bench = LaneBench(
-            Path(self.folder.name), first, instances, permits=PERMITS, rows_waiting_max=ROWS_WAITING_MAX
+            Path(self.folder.name), first, instances, permits=PERMITS, rows_waiting_max=ROWS_WAITING_MAX, early=early
         )
         self.lanes = [self.bench.lane, self.bench.another("n", second, instances)]
         self.instances = [instances, instances]
@@ -148,6 +148,12 @@ class LaneMachine(RuleBasedStateMachine):
     def place(self, at: int, instances: int, profile: dict[int, float]) -> None:
         self.instances[at] = instances
         self.lanes[at].update_instances(instances, Profile(profile), max(profile), same_host=False, failed=None)
+
+    @precondition(lambda self: 0 in self.instances)
+    @rule(at=LANES)
+    def refuse_the_load(self, at: int) -> None:
+        if not self.instances[at]:
+            self.lanes[at].refuse_cold(Failure(Code.UNAVAILABLE, "no room", retry_after_s=1))
 
     # Redis, time, operators.
 

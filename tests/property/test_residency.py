@@ -19,6 +19,7 @@ from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
+from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
 from millstream.workers.memory_budget import MemoryBudget
@@ -60,11 +61,11 @@ class Loads:
 
     kind = "onnxruntime.cpu"
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, clock: Clock) -> None:
         self.memory = memory
+        self.failed = FailedLoads(lambda: clock.seconds, lambda: 0.0)
         self.queue: list[LoadRequest] = []
         self.running: dict[str, LoadRequest] = {}
-        self.failures: dict[str, int] = {}
         self.admit: Callable[[LoadRequest], bool] = lambda _: True
         self.on_end: Callable[[str], None] = lambda _: None
         self.on_out_of_memory: Callable[[LoadRequest], bool] = lambda _: False
@@ -99,14 +100,9 @@ class Loads:
         assert request.content_id not in self.active(), "one load of a version at a time"
         self.queue = [request, *(other for other in self.queue if other.content_id != request.content_id)]
 
-    def failures_of(self, content_id: str) -> tuple[int, float]:
-        return self.failures.get(content_id, 0), 0.0
-
-    def begin_retry(self, content_id: str) -> bool:
-        return False
-
-    def forget_failures(self, content_id: str) -> None:
-        self.failures.pop(content_id, None)
+    def fail(self, content_id: str) -> None:
+        """Note that a load failed."""
+        self.failed.note(content_id, self.failed.next(content_id, "it fails", passing=False, final=False))
 
 
 class Redis:
@@ -158,7 +154,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.redis = Redis()
         self.models = LoadedModels()
         self.memory = Memory(self.needs)
-        self.loads = Loads(self.memory)
+        self.loads = Loads(self.memory, self.clock)
         self.open: set[str] = set()  # content ids of orders that have not ended
         connect = cast("Any", lambda: self.redis)
         metrics = Mock()
@@ -282,7 +278,7 @@ class WorkerMachine(RuleBasedStateMachine):
             budget.begin_unload(content_id)
             budget.freed(content_id)
             if how == "failed" or too_large or not self.loads.on_out_of_memory(request):
-                self.loads.failures[content_id] = self.loads.failures.get(content_id, 0) + 1
+                self.loads.fail(content_id)
                 self.models.set(LoadedModel(request.manifest, State.FAILED, "it fails"))
         del self.loads.running[content_id]
         self.loads.on_end(content_id)
@@ -394,3 +390,44 @@ def test_a_load_that_found_no_free_memory_twice_is_refused_for_a_moment_and_did_
     assert refusal is not None
     assert refusal.kind == "nothing_evictable"
     assert "less memory than the 350 bytes that it takes" in refusal.reason
+
+
+def test_the_second_try_of_a_load_that_found_no_memory_serves() -> None:
+    worker = WorkerMachine()
+    worker.begin([300] * 6)
+    [*_, one] = worker.wanted.values()
+    order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    for settles in (False, True):
+        [request] = [request for request in worker.loads.queue if request.content_id == one.content_id]
+        worker.loads.queue.remove(request)
+        if settles:
+            worker.memory.budget.settle(one.content_id, worker.needs[one.content_id])
+            worker.models.set(LoadedModel(request.manifest, State.READY, footprint=worker.needs[one.content_id]))
+        else:
+            worker.memory.budget.begin_unload(one.content_id)
+            worker.memory.budget.freed(one.content_id)
+            assert worker.loads.on_out_of_memory(request)
+        worker.loads.on_end(one.content_id)
+        worker.step()
+    assert worker.residency.refusals.of(one.content_id) is None
+    worker.models.remove(one.content_id)
+    assert worker.loads.on_out_of_memory(request), "a later load has two tries of its own"
+    assert worker.residency.refusals.of(one.content_id) is None
+
+
+def test_a_version_that_failed_often_is_tried_again_by_orders_and_by_itself_after_five_minutes() -> None:
+    worker = WorkerMachine()
+    worker.begin([100] * 6)
+    [*_, one] = worker.wanted.values()
+    order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
+    for _ in range(FAILURES_MAX):
+        worker.loads.fail(one.content_id)
+    worker.models.set(LoadedModel(one.manifest, State.FAILED, "it fails"))
+    worker.residency.load(order, cast("Any", worker.redis))
+    refusal = worker.residency.refusals.of(one.content_id)
+    assert refusal is not None
+    assert refusal.until == worker.clock.seconds + FAILED_OFTEN_RETRY_S
+    worker.clock.seconds += FAILED_OFTEN_RETRY_S
+    worker.residency.load(order, cast("Any", worker.redis))
+    assert one.content_id in worker.loads.active()

@@ -17,6 +17,8 @@ from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.versioned import versioned
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import HTTP, Row
 from millstream.services.errors import Code, Failure, invalid
 from tests.kit.application import Application
 
@@ -60,6 +62,8 @@ def echo_adapter() -> Adapter:
 
 async def test_a_protocol_is_added_by_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "ADAPTERS", (*application.ADAPTERS, echo_adapter()))
+    for method in ("GET", "DELETE"):
+        monkeypatch.setitem(HTTP, (method, "/echo/{word}"), Row(Need.READ))
     parts = Application(tmp_path)
     async with parts.client() as client:
         assert (await client.get("/echo/hello")).json() == {"echo": "hello"}

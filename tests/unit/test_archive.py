@@ -8,7 +8,7 @@ import struct
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest import archive
 from millstream.services.ingest.archive import unpack
+from millstream.services.torch_export.archive import is_program
 
 LIMIT = 1 << 20
 Entry = tuple[str, bytes]
@@ -98,11 +99,32 @@ def test_model_onnx_is_served_among_several(upload: Path, source: Path, pack: Pa
 
 
 @PACKS
+@pytest.mark.parametrize("beside", [[], [("__MACOSX/._net", b""), (".DS_Store", b"")]])
+def test_the_model_may_be_in_the_one_folder_of_an_archive(
+    upload: Path, source: Path, pack: Pack, beside: list[Entry]
+) -> None:
+    upload.write_bytes(pack([("net/model.onnx", b"m"), ("net/data/weights.bin", b"w"), *beside]))
+    assert unpack(upload, source, LIMIT) == source / "net" / "model.onnx"
+
+
+@PACKS
+def test_the_one_folder_of_an_archive_may_be_another_frameworks(upload: Path, source: Path, pack: Pack) -> None:
+    upload.write_bytes(pack([("model/MLmodel", b"flavors"), ("model/model.pkl", b"w")]))
+    assert unpack(upload, source, LIMIT, lambda path: (path / "MLmodel").is_file()) == source / "model"
+
+
+@PACKS
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
         ([("readme", b"")], "no .onnx file at its top"),
-        ([("net/model.onnx", b"")], "net/model.onnx is in a folder"),
+        ([("a/net/model.onnx", b"")], "a/net/model.onnx is in a folder"),
+        ([("a/model.onnx", b""), ("b/model.onnx", b"")], "a/model.onnx is in a folder"),
+        ([("net/a.onnx", b""), ("net/b.onnx", b"")], "name the one to serve model.onnx"),
+        ([("config.pbtxt", b""), ("1/model.onnx", b"")], "--triton-repository"),
+        ([("digits/config.pbtxt", b""), ("digits/1/model.onnx", b"")], "--triton-repository"),
+        ([("a/config.pbtxt", b""), ("b/config.pbtxt", b"")], "a Triton repository of 2 models (a, b)"),
+        ([("r/a/config.pbtxt", b""), ("r/b/config.pbtxt", b"")], "a Triton repository of 2 models (a, b)"),
         ([("a.onnx", b""), ("b.onnx", b"")], "name the one to serve model.onnx"),
         ([("../model.onnx", b"x")], "leads out of the archive"),
         ([("a/../../model.onnx", b"x")], "leads out of the archive"),
@@ -180,6 +202,19 @@ def test_a_zip_that_lies_about_its_sizes_is_refused(upload: Path, source: Path) 
 def test_too_many_members_are_refused(upload: Path, source: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "ENTRIES_MAX", 10)
     refused(upload, source, pack([(f"{n}.onnx", b"") for n in range(11)]), "more than 10 members")
+
+
+def test_the_kind_of_a_zip_is_found_in_few_passes_over_its_members() -> None:
+    class Counted(list[str]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.passes += 1
+            return super().__iter__()
+
+    names = Counted(f"folder{number}/file" for number in range(100))
+    assert not is_program(names)
+    assert names.passes <= 2
 
 
 @PACKS

@@ -28,7 +28,7 @@ def test_each_status_has_the_code_that_the_server_meant():
         assert failure is not None
         assert failure.code is code or code in {Code.INTERNAL, Code.MODEL, Code.MEMORY}, status
     for status, code in (
-        (403, Code.UNAUTHENTICATED),
+        (403, Code.FORBIDDEN),
         (500, Code.INTERNAL),
         (502, Code.UNAVAILABLE),
         (418, Code.INVALID),

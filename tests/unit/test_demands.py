@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from millstream.gateway.placement.decision import NO_WORKER_S
+from millstream.gateway.placement.decision import FAILED_RETRY_S, NO_WORKER_S, RETRY_S_MIN
 from millstream.gateway.placement.demands import RETRIED_WITHIN_S, Demands
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import EndpointPlacement, Manifest
@@ -457,5 +457,18 @@ def test_a_version_in_use_is_loaded_in_its_preferred_pool_in_the_background(tmp_
         bench.now += RETRIED_WITHIN_S + 1
         bench.demands.repeat()
         assert bench.demands.count == 0  # it is not used any more
+
+    run(test, tmp_path)
+
+
+@pytest.mark.parametrize(("retry_in_s", "told_s"), [(45.0, 45.0), (-3.0, RETRY_S_MIN), (0.0, FAILED_RETRY_S)])
+def test_a_failed_load_is_refused_until_its_worker_tries_again(tmp_path, retry_in_s, told_s):
+    async def test(bench: Bench) -> None:
+        retry_at = bench.now + retry_in_s if retry_in_s else 0.0
+        failed = bench.instance(State.FAILED, reason="no such operator", retry_at=retry_at)
+        bench.set_workers(bench.worker("w1", failed), state=State.FAILED)
+        with pytest.raises(Failure, match="no such operator") as refused:
+            bench.call()
+        assert refused.value.retry_after_s == told_s
 
     run(test, tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_GLOBS = ("*.md", "docs/*.md", "deploy/*.md", "examples/*/*.md")
+_GLOBS = ("*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md", "examples/*/*.md")
 PAGES = [path for glob in _GLOBS for path in sorted(ROOT.glob(glob)) if path.name != "CHANGELOG.md"]
 TESTS = {path.relative_to(ROOT / "tests").as_posix() for path in ROOT.glob("tests/**/test_*.py")}
 

@@ -10,6 +10,7 @@ import pytest
 from millstream.gateway.scheduling.batch_size import TURN_S
 from millstream.gateway.scheduling.contention import IN_USE_S
 from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S
+from millstream.gateway.scheduling.lane import CANNOT_SERVE_RETRY_S, RETRY_S_MIN
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
@@ -300,3 +301,14 @@ def test_a_deadline_that_a_worker_takes_for_passed_too_early_is_the_gateways_to_
     bench.pass_time(1 - DOUBT_S / 2)
     bench.answer(failures={0: [Code.EXPIRED.value, "too late"]})
     assert (bench.put, failed) == ([], [Code.EXPIRED])  # nothing to doubt
+
+
+@pytest.mark.parametrize(("retry_in_s", "told_s"), [(45.0, 45.0), (-3.0, RETRY_S_MIN), (None, CANNOT_SERVE_RETRY_S)])
+def test_callers_of_a_failed_version_are_told_when_a_worker_tries_it_again(tmp_path, monkeypatch, retry_in_s, told_s):
+    bench = bench_of(tmp_path, 0.01, instances=1)
+    monkeypatch.setattr(bench.link.clock, "now_ms", lambda: 1_000_000.0)
+    bench.lane.retry_at = 1000.0 + retry_in_s if retry_in_s else 0.0
+    bench.lane.update_instances(0, Profile({}), 1, same_host=False, failed="damaged")
+    with pytest.raises(Failure, match="damaged") as refused:
+        bench.add_requests(1)
+    assert refused.value.retry_after_s == told_s

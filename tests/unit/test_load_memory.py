@@ -32,6 +32,12 @@ class Worker:
             self.repository, LoadEnvironment(get_backend("simulated"), "simulated", "cpu", 1, self.budget)
         )
 
+    def loaded(self, version: Manifest, measurement: Measurement, seconds: float) -> Footprint:
+        """What a load does when it has succeeded."""
+        found, kept = self.memory.loaded(version, measurement, seconds)
+        self.memory.keep(version, kept)
+        return found
+
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Worker:
@@ -95,7 +101,7 @@ def test_a_load_that_found_too_little_reserves_all_that_was_free_the_next_time(w
     worker.memory.failed(small, Failure(Code.MODEL, "another error"))
     assert worker.memory.need(small).load_bytes == needed
     worker.memory.reserve(small)
-    assert worker.memory.loaded(small, Measurement(2 * MIB, MIB, disturbed=False), 0.5) == Footprint(
+    assert worker.loaded(small, Measurement(2 * MIB, MIB, disturbed=False), 0.5) == Footprint(
         2 * MIB, MIB, 0.5, measured=True
     )
     assert worker.memory.need(small).load_bytes == 3 * MIB
@@ -112,21 +118,21 @@ def test_a_measurement_beside_another_load_or_unload_is_not_kept(worker: Worker)
     small = version(MIB)
     need = worker.memory.need(small)
     worker.memory.reserve(small)
-    found = worker.memory.loaded(small, Measurement(0, 0, disturbed=False, alone=False), 0.5)
+    found = worker.loaded(small, Measurement(0, 0, disturbed=False, alone=False), 0.5)
     assert (found.resident_bytes, found.measured) == (need.resident_bytes, False)
     assert not worker.memory.need(small).measured
-    found = worker.memory.loaded(small, Measurement(90 * MIB, 0, disturbed=False, alone=False), 0.5)
+    found = worker.loaded(small, Measurement(90 * MIB, 0, disturbed=False, alone=False), 0.5)
     assert found.resident_bytes == 90 * MIB
 
 
 def test_a_load_that_ran_one_row_keeps_the_bytes_that_were_measured_and_notes_how_long_it_took(worker: Worker) -> None:
     small = version(MIB)
     worker.memory.reserve(small)
-    worker.memory.loaded(small, Measurement(2 * MIB, 30 * MIB, disturbed=False), 0.5)
+    worker.loaded(small, Measurement(2 * MIB, 30 * MIB, disturbed=False), 0.5)
     worker.budget.begin_unload(small.content_id)
     worker.budget.freed(small.content_id)
     worker.memory.reserve(small)
-    found = worker.memory.loaded(small, Measurement(MIB, 0, disturbed=False, whole=False), 0.1)
+    found = worker.loaded(small, Measurement(MIB, 0, disturbed=False, whole=False), 0.1)
     assert found == Footprint(2 * MIB, 30 * MIB, 0.1, measured=True)
     assert worker.memory.need(small) == found
 

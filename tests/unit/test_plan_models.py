@@ -94,3 +94,9 @@ def test_a_repository_tells_what_was_measured_and_predicts_the_rest(tmp_path):
         assert second.footprint.resident_bytes > 0
         assert (known.measured, known.workers, second.footprint.measured) == (1, 0, False)
     assert repository.footprints.kinds(repository.manifest("b", 1)) == []
+
+
+def test_the_room_that_a_worker_tells_is_its_memory_for_models():
+    """What it uses now, with a load in progress or an unload that is not free yet, does not say it."""
+    workers = [_worker(_instance("a"), room_bytes=320 * MB), _worker(room_bytes=None, budget_bytes=None)]
+    assert _read(workers, [_version("a")]).memory_bytes == 320 * MB

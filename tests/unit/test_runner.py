@@ -423,7 +423,7 @@ def test_requests_of_a_version_that_batches_no_more_run_one_by_one(simulated):
     kept: list[int] = []
     run([lease([1], [2])], simulated(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
     run([lease([1])], simulated(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
-    assert kept == [2]
+    assert kept == [2, 1]
 
 
 def test_a_run_that_fails_leaves_nothing_for_the_garbage_collector(simulated):

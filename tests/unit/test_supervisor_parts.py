@@ -15,9 +15,25 @@ from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.plan import EntryCommands
-from millstream.services.supervisor.pool_specs import PoolSpec, device_budget, memory_of_pools, parse_pools
+from millstream.services.supervisor.pool_specs import (
+    PoolSpec,
+    check_device_memory,
+    device_budget,
+    memory_of_pools,
+    parse_pools,
+    worker_counts,
+)
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.supervisor.supervisor import check_exposure
+
+
+def test_pools_that_nothing_sizes_are_warned_of():
+    def warning(pools: str, *, controller: bool = False) -> str:
+        return plan.unsized_pools(Settings(pools=pools, controller=controller))
+
+    assert "cpu=1:4,sim=0:2" in warning("cpu=1:4,fixed=2,sim=0:2")
+    assert "fixed" not in warning("cpu=1:4,fixed=2,sim=0:2")
+    assert warning("cpu=2") == warning("cpu=1:4", controller=True) == ""
 
 
 def test_pools():
@@ -32,6 +48,23 @@ def test_pools():
 
 
 @pytest.mark.parametrize(
+    ("text", "least", "most", "initial", "elastic"),
+    [("cpu=3", 3, 3, 3, False), ("cpu=1:4", 1, 4, 1, True), ("cpu=0:4", 0, 4, 1, True), ("cpu=2:2", 2, 2, 2, True)],
+)
+def test_pools_whose_size_the_controller_decides(text, least, most, initial, elastic):
+    spec = parse_pools(f"{text},threads=2")["cpu"]
+    assert (spec.least, spec.workers, spec.initial, spec.elastic) == (least, most, initial, elastic)
+    assert f"cpu={spec.size}" == text
+    assert worker_counts(text) == {"cpu": most}
+
+
+@pytest.mark.parametrize("wrong", ["cpu=4:1", "cpu=-1:4", "cpu=0:0", "cpu=1:", "cpu=:4", "cpu=1:2:3", "cpu=1:9999"])
+def test_sizes_that_are_wrong(wrong):
+    with pytest.raises(Failure, match="--pool"):
+        parse_pools(wrong)
+
+
+@pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ("threads=4", "an option follows its pool, like gpu=1,threads=4"),
@@ -41,7 +74,7 @@ def test_pools():
         ("a=1,memory=much", "--pool a=1,memory=much: write a size like 8GiB"),
         ("cpu=1,threds=2", "did you mean the option threads=2"),
         ("a=1,memory=1MiB", "too small for one worker"),
-        ("a=1,backend=onnx", "backends are onnxruntime, openvino,"),
+        ("a=1,backend=onnx", "did you mean 'onnxruntime'"),
         ("a=1,threads=2,threads=3", "threads is given twice"),
         ("a=1,thread=cpu", "did you mean 'threads'?"),
         ("controller=1", "a pool cannot be named controller"),
@@ -241,6 +274,38 @@ def test_workers_on_one_device_share_its_memory(pools: str, pool: str, device: s
         assert device_budget(pools, pool, device, 0) == 0, "what is not known is no limit"
 
 
+@pytest.mark.parametrize("pools", ["cpu=1,device_memory=8GiB", "gpu=1,device=cpu,device_memory=8GiB"])
+def test_a_device_memory_of_a_cpu_is_wrong_usage(pools: str) -> None:
+    with pytest.raises(Failure, match=r"device_memory=8GiB: the pool runs on the CPU, .*; memory=8GiB limits"):
+        check_device_memory(pools, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("pools", "device"), [("cpu=1,device_memory=8GiB", "cuda:1"), ("cpu=1", "cpu"), ("gpu=1", "cpu")]
+)
+def test_a_device_memory_of_an_accelerator_is_taken(pools: str, device: str) -> None:
+    check_device_memory(pools, device)
+
+
 def test_a_device_memory_that_is_no_size_is_wrong_usage() -> None:
     with pytest.raises(Failure, match="device_memory=much: write a size like 8GiB"):
         parse_pools("gpu=1,device_memory=much")
+
+
+def test_a_log_file_that_another_program_moves_is_opened_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("millstream.services.supervisor.log.MOVED_S", 0.0)
+    file = LogFile(tmp_path / "a.log")
+    file.write(b"1\n")
+    (tmp_path / "a.log").rename(tmp_path / "moved")
+    file.write(b"2\n")
+    (tmp_path / "a.log").unlink()
+    file.write(b"3\n")
+    assert (tmp_path / "moved").read_bytes() == b"1\n"
+    assert (tmp_path / "a.log").read_bytes() == b"3\n"
+    (tmp_path / "a.log").rename(tmp_path / "moved")
+    tmp_path.rename(tmp_path.with_name("gone"))
+    file.write(b"lost\n")
+    tmp_path.mkdir()
+    file.write(b"4\n")
+    assert (tmp_path / "a.log").read_bytes() == b"(1 lines before this one could not be written)\n4\n"
+    file.close()

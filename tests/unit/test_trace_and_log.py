@@ -33,6 +33,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import encode_elements
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
+from millstream.services.process.log_level import LogLevel
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.trace_settings import at_start
 from millstream.services.wire.batch import ReplyHeader
@@ -368,7 +369,8 @@ def test_a_lane_traces_only_while_something_is_traced(tmp_path: Path) -> None:
 
 def test_levels_are_shown_as_set(tmp_path: Path) -> None:
     handler = logging.Handler()
-    settings = SharedLogSettings(SharedDocument(tmp_path / "l.json"), [handler])
+    level = LogLevel("gateway", tmp_path / "levels.json")
+    settings = SharedLogSettings(SharedDocument(tmp_path / "l.json"), [handler], level.set_verbose)
 
     def shown() -> list[str]:
         levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

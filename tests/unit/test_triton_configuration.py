@@ -14,7 +14,7 @@ from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedCon
 from millstream.services.triton_config.effective_config import effective_config
 from millstream.services.triton_config.to_model_config import TranslatedConfig, to_model_config
 from millstream.services.triton_config.to_signature import client_signature, requested_batching
-from millstream.services.triton_config.unsupported_fields import check_supported
+from millstream.services.triton_config.unsupported_fields import REASONS_MAX, refuse, unsupported
 from millstream.services.triton_config.version_policy import served_versions
 
 SIGNATURE = Signature(
@@ -44,7 +44,7 @@ WARM_UP = """
 
 def serve(text: str, found: Signature = SIGNATURE) -> TranslatedConfig:
     given = from_text(text)
-    check_supported(given.message)
+    refuse(unsupported(given.message))
     return to_model_config(given, client_signature(given, found, ("Requests run one at a time: it said so.",)))
 
 
@@ -449,3 +449,47 @@ def test_effective_config_returns_uploaded_values_as_numbers():
     assert document["instance_group"][0]["count"] == 2
     assert document["model_warmup"][0]["inputs"]["x"] == {"data_type": "TYPE_FP32", "dims": [4], "zero_data": True}
     assert from_json(json.dumps(document)).message.max_batch_size == 8
+
+
+EVERYTHING = """
+    backend: "python"
+    platform: "tensorrt_plan"
+    max_batch_size: 4
+    input { name: "x" data_type: TYPE_FP32 dims: [4] allow_ragged_batch: true }
+    sequence_batching { }
+    model_transaction_policy { decoupled: true }
+    instance_group { passive: true }
+    batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" }
+    batch_output { target_name: "y" }
+    model_operations { op_library_filename: "ops.so" }
+    model_repository_agents { agents { name: "checksum" } }
+"""
+
+
+NAMED = [
+    "platform",
+    "backend 'python'",
+    "sequence_batching",
+    "model_transaction_policy.decoupled",
+    "instance_group",
+    "input 'x': allow_ragged_batch",
+    "batch_input",
+    "batch_output",
+    "model_operations",
+    "model_repository_agents",
+]
+
+
+def test_every_field_that_cannot_be_served_is_named_at_once() -> None:
+    message = refused(EVERYTHING)
+    assert message.startswith(
+        "the configuration asks for 10 things that cannot be served: (1) platform 'tensorrt_plan'"
+    )
+    for number, what in enumerate(NAMED, 1):
+        assert f"({number}) {what}" in message
+
+
+def test_reasons_beyond_a_limit_are_counted() -> None:
+    inputs = "".join(f'input {{ name: "x{at}" allow_ragged_batch: true }} ' for at in range(REASONS_MAX + 5))
+    message = refused(inputs)
+    assert message.endswith(f"({REASONS_MAX + 1}) and 5 more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,22 +11,22 @@ from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
-from millstream.workers import version_loads
 from millstream.workers.backends import get_backend
+from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModels
 from millstream.workers.loader import Limits, LoadRequest
 from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.version_loads import FAILURES_MAX, LoadGuard, VersionLoads
+from millstream.workers.version_loads import LoadGuard, VersionLoads
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 
 
 def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_three_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(version_loads, "FAILED_RETRY_S", 0.0)
+    now = [1000.0]
     repository = FolderRepository(tmp_path / "repository")
     manifest = publish_simulated(repository, "m", {})
     file = repository.folder_of(manifest) / manifest.served
@@ -38,7 +39,8 @@ def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_thr
         models,
         WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
         LoadGuard(LoadMarks(tmp_path, "sim-0-1"), Limits(60.0, 60.0), lambda: None),
-        lambda: 0.0,
+        lambda: 5.0,
+        FailedLoads(lambda: now[0], lambda: 0.0),
     )
     loads.start()
     content_id = manifest.content_id
@@ -47,17 +49,27 @@ def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_thr
         model = models.get(content_id)
         return model is not None and model.state is wanted and not loads.pending
 
+    caplog.set_level(logging.INFO)
     for failures in range(1, FAILURES_MAX + 1):
         loads.want([LoadRequest(manifest)], ())
         wait_until(lambda: ends_as(State.FAILED), what="it failed")
-        assert loads.failures_of(content_id)[0] == failures
-        assert loads.any_retry_due == loads.begin_retry(content_id) == (failures < FAILURES_MAX)
-        assert not loads.begin_retry(content_id), "once"
+        pause_s = (FAILED_RETRY_S if failures < FAILURES_MAX else FAILED_OFTEN_RETRY_S) / 2
+        [record] = models.records()
+        assert record.retry_at == 5.0 + pause_s
+        assert loads.failed.of(content_id) == (failures, 0.0)
+        now[0] += pause_s - 1.0
+        assert not loads.failed.any_due()
+        now[0] += 1.0
+        assert loads.failed.any_due()
+        assert loads.failed.take_due(content_id)
+        assert not loads.failed.take_due(content_id), "once"
         models.remove(content_id)
     file.write_bytes(content)
     loads.want([LoadRequest(manifest)], ())
     wait_until(lambda: ends_as(State.READY), what="it is ready")
-    assert loads.failures_of(content_id)[0] == 0
+    assert loads.failed.of(content_id)[0] == 0
+    levels = [record.levelname for record in caplog.records if record.message.startswith("failed: ")]
+    assert levels == ["ERROR", "INFO", "INFO"], "the same failure again is no news"
     loads.stop()
 
 
@@ -93,6 +105,6 @@ def test_a_load_whose_reserved_memory_was_taken_by_others_did_not_fail(tmp_path:
     model = models.get(manifest.content_id)
     assert model is not None
     assert model.state is State.LOADING, "who tries it again says what it becomes"
-    assert not loads.any_retry_due
+    assert not loads.failed.any_due()
     taken[0] = 100 << 20
     assert budget.used_bytes == 100 << 20

@@ -32,7 +32,7 @@ class Lines:
         path = socket_path(running.home / "run")
         address = RedisAddress.parse(url.get_secret_value()) if url else RedisAddress.unix(str(path))
         async with async_client(address) as redis:
-            for _ in range(running.gateways + sum(running.pools.values())):
+            for _ in range(running.gateways + sum(spec.initial for spec in running.pools.values())):
                 # A wait without end would count as a dead connection.
                 while (started := await redis.blpop(["test:started"], timeout=5)) is None:
                     pass

@@ -1,0 +1,1 @@
+"""The study of docs/autoscaling.md: day-long traces under a virtual clock, against the rules of other systems."""

@@ -1,0 +1,137 @@
+"""make bench-race: race real architectures on this machine, and write the table of docs/compilers.md, losers included.
+
+python -m tests.bench.race [--quick] [--seconds 120] [--only NAME …] [--threads N] [--write]
+Ratios only, against the version as it is served without a race. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from millstream.services.compiler.race.markdown import size_text
+from millstream.services.compiler.race.plot import plot_of
+from millstream.services.compiler.race.report import RaceReport, RaceTask, Row, variant_for
+from millstream.services.compiler.race.samples import write_samples
+from millstream.services.process.device import find_device
+from millstream.workers.backends import get_backend
+from millstream.workers.race.driver import run_race
+from tests.bench.race_models import Array, Raced, all_models
+from tests.kit.races import race_task
+
+ROOT = Path(__file__).parents[2]
+PAGE, PLOT = ROOT / "docs/compilers.md", ROOT / "docs/race.svg"
+BEGIN, END = "<!-- race: begin -->", "<!-- race: end -->"
+HEADS = ("model", "candidate", "verdict", "times as fast (95 %)", "cosine", "arg-max", "compile s", "size", "why")
+WHY_CHARACTERS_MAX = 90
+
+
+def race_of(
+    raced: Raced, folder: Path, seconds: float, threads: int, targets: Sequence[str]
+) -> tuple[RaceTask, RaceReport]:
+    """Race one model, with its samples sent as a user would send them."""
+    folder.mkdir()
+    samples = folder / "samples.npz"
+    write_samples(samples, raced.samples)
+    content = raced.model.SerializeToString()
+    task = race_task(
+        folder, content, raced.signature, seconds=seconds, threads=threads, targets=tuple(targets),
+        rows=dict(raced.rows), samples=samples,
+    )  # fmt: skip
+    return task, run_race(task, lambda _: None)
+
+
+def lines_of(raced: Raced, report: RaceReport) -> list[str]:
+    """Return the lines of one model in Markdown."""
+    lines = []
+    for row in report.rows:
+        interval = "" if row.ratio is None else f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
+        cells = [raced.name, row.candidate, row.verdict, interval, _figure(row.cosine_min), _figure(row.agreement_min)]
+        cells += [f"{row.compile_s:.1f}", size_text(row.size_bytes) if row.size_bytes else "", _why(row)]
+        if row.verdict != "unavailable":
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def accuracy_of(task: RaceTask, report: RaceReport, raced: Raced) -> str:
+    """Return the accuracy on the held-out part, of the baseline and of what won."""
+    assert raced.held_out is not None
+    inputs, labels = raced.held_out
+    row = report.row(variant_for(report.table, 1))
+    before = _share(task, None, inputs, labels)
+    after = before if row is None else _share(task, row, inputs, labels)
+    return f"{raced.name}: accuracy on the held-out part {before:.2%} before, {after:.2%} after the race"
+
+
+def _share(task: RaceTask, row: Row | None, inputs: Array, labels: Array) -> float:
+    """Return the share of right labels."""
+    path, backend, options = task.folder / task.manifest.served, task.backend, {}
+    if row is not None and row.compiled is not None:
+        backend, options = row.compiled.backend, dict(row.compiled.options)
+        path = task.cache / row.folder / row.compiled.files[0] if row.compiled.files else path
+    instance = get_backend(backend).load(path, task.manifest.signature, "cpu", task.threads, options=options)
+    try:
+        [scores] = instance.run({"x": inputs})
+        return float(np.mean(scores.argmax(axis=1) == labels))
+    finally:
+        instance.close()
+
+
+def _figure(number: float | None) -> str:
+    return "" if number is None else f"{number:.4f}"
+
+
+def _why(row: Row) -> str:
+    text = " ".join(row.why.split()).replace("|", "\\|")
+    return text if len(text) <= WHY_CHARACTERS_MAX else text[:WHY_CHARACTERS_MAX] + "…"
+
+
+def main() -> None:
+    """Race all models, print the table, and write it if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.race", description="Race real architectures here.")
+    parser.add_argument("--quick", action="store_true", help="60 s for each model instead of 120")
+    parser.add_argument("--seconds", type=float, help="budget of each race")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", nargs="+", default=(), help="models whose name contains one of these")
+    parser.add_argument("--targets", nargs="+", default=())
+    parser.add_argument("--write", action="store_true", help="write docs/compilers.md and its plot")
+    options = parser.parse_args()
+    seconds = options.seconds or (60.0 if options.quick else 120.0)
+    lines, summary = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [
+            raced
+            for raced in all_models(quick=options.quick).values()
+            if not options.only or any(word.lower() in raced.name.lower() for word in options.only)
+        ]
+        for at, raced in enumerate(chosen):
+            task, report = race_of(raced, Path(folder, str(at)), seconds, options.threads, options.targets)
+            lines += lines_of(raced, report)
+            wanted = f"(wanted on a CPU with VNNI: {raced.wanted:g})"
+            used = f"{report.seconds / report.seconds_max:.0%} of the budget"
+            summary.append(
+                f"- {raced.name}: {report.ratio:.2f} times as fast {wanted}, {report.winner or 'unchanged'}; {used}"
+            )
+            if raced.held_out is not None:
+                summary.append(f"- {accuracy_of(task, report, raced)}")
+            print(summary[-1], flush=True)
+            if options.write and at == 0:
+                PLOT.write_text(plot_of(report))
+                summary.append(f"- [plot](race.svg) of {raced.name}: latency against accuracy, the Pareto front marked")
+    device = find_device("cpu")
+    table = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS), *lines]
+    head = f"{device.name}, {', '.join(device.features)}; {options.threads} thread, {seconds:g} s for each race:"
+    text = "\n".join([head, "", *summary, "", *table])
+    print(text)
+    if options.write:
+        page = PAGE.read_text()
+        before, rest = page.split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Races whose worker or process is killed, or whose version is deleted, go on or are gone; the version serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit import models, v2
+from tests.kit.load import constant_load
+from tests.kit.races import raise_priorities
+from tests.kit.stack import Stack, descendants, running_stack
+from tests.kit.wait import wait_until
+
+RACE = "/admin/v1/models/m/versions/1/race"
+OPTIONS = {"seconds": 600, "accept_random_samples": True}  # with all targets: each test ends its race
+BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)})
+
+
+ANY = {"starting", "compiling", "judging", "measuring"}
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    with running_stack(tmp_path, models={"m": models.squeezenet(tmp_path / "m.onnx")}) as stack:
+        yield stack
+
+
+def race(stack: Stack) -> dict[str, Any]:
+    raise_priorities(stack)
+    document: dict[str, Any] = stack.http.get(RACE).json()
+    return document
+
+
+def begin(stack: Stack) -> None:
+    reply = stack.http.post(RACE, json=OPTIONS)
+    assert reply.status_code == 202, reply.text
+
+
+def goes_on(stack: Stack, tries: int) -> None:
+    """Wait until the race measures again, which `tries` workers began; then cancel it."""
+    wait_until(lambda: race(stack)["tries"] == tries, 60, what=f"try {tries}")
+    until(stack, ANY)
+    assert race(stack)["tries"] == tries
+    answers(stack)
+    assert stack.http.delete(RACE).json()["state"] == "cancelled"
+    wait_until(lambda: not processes(stack), 30)
+
+
+def processes(stack: Stack) -> list[int]:
+    """Return the processes of races."""
+    found = []
+    for pid in descendants(stack.process.pid):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"millstream.workers.race" in command:
+            found.append(pid)
+    return found
+
+
+def until(stack: Stack, stages: set[str]) -> None:
+    """Wait until the race reported one of some stages."""
+
+    def reached() -> bool:
+        found = race(stack)
+        assert found["state"] in {"waiting", "queued", "running"}, found
+        return bool(found["state"] == "running" and found["progress"].get("stage") in stages)
+
+    wait_until(reached, 120, what=f"the race is at {stages}")
+
+
+def answers(stack: Stack) -> None:
+    reply = stack.http.post("/v2/models/m/infer", content=BODY[0], headers=BODY[1])
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("stages", [{"starting"}, {"compiling", "judging", "measuring"}])
+def test_a_race_whose_worker_is_killed_goes_on(stack: Stack, stages: set[str]) -> None:
+    begin(stack)
+    until(stack, stages)
+    worker = stack.pids()["cpu-0"]
+    with constant_load(stack.port, "/v2/models/m/infer", [BODY], callers=2) as load:
+        load.more(5)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: stack.pids().get("cpu-0", worker) != worker)
+        load.more(20)
+    assert all(answer.status == 200 for answer in load.answers)
+    goes_on(stack, 2)
+
+
+def test_a_race_whose_process_is_killed_goes_on(stack: Stack) -> None:
+    begin(stack)
+    until(stack, ANY)
+    for pid in processes(stack):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: race(stack)["state"] == "queued", 30)
+    assert "SIGKILL" in race(stack)["why"]
+    goes_on(stack, 2)
+
+
+def test_a_race_that_is_cancelled_ends_at_once(stack: Stack) -> None:
+    begin(stack)
+    until(stack, ANY)
+    assert stack.http.delete(RACE).status_code == 200
+    wait_until(lambda: not processes(stack), 30)
+    assert race(stack)["state"] == "cancelled"
+    answers(stack)
+
+
+def test_a_version_that_is_deleted_ends_its_race(stack: Stack) -> None:
+    begin(stack)
+    until(stack, ANY)
+    assert stack.http.delete("/admin/v1/models/m").status_code == 204
+    wait_until(lambda: not processes(stack), 30)
+    assert not list((stack.home / "repository" / "races").glob("m@*.json"))
+    assert not (stack.home / "repository" / "models" / "m").exists()
+
+
+def test_a_race_goes_on_when_everything_was_stopped_and_started_again(tmp_path: Path) -> None:
+    with running_stack(tmp_path, models={"m": models.squeezenet(tmp_path / "m.onnx")}) as stack:
+        begin(stack)
+        until(stack, ANY)
+    with running_stack(tmp_path) as stack:
+        answers(stack)  # it was on standby: the call loads it
+        until(stack, ANY)
+        assert stack.http.delete(RACE).json()["state"] == "cancelled"
+        wait_until(lambda: not processes(stack), 30)
+
+
+def test_two_workers_run_one_race(tmp_path: Path) -> None:
+    with running_stack(tmp_path, pools="cpu=2", models={"m": models.squeezenet(tmp_path / "m.onnx")}) as stack:
+        begin(stack)
+        until(stack, ANY)
+        workers = {stack.pids()["cpu-0"], stack.pids()["cpu-1"]}
+        racing = [pid for pid in workers if set(descendants(pid)) & set(processes(stack))]
+        assert len(racing) == 1
+        goes_on(stack, 1)
+
+
+def test_a_race_without_memory_waits_and_says_so(tmp_path: Path) -> None:
+    path = models.squeezenet(tmp_path / "m.onnx")
+    with running_stack(tmp_path, models={"m": path}, settings={"worker_memory": "600MiB"}) as stack:
+        begin(stack)
+        wait_until(lambda: "it waits for memory" in race(stack)["why"], 30)
+        assert race(stack)["state"] == "queued"
+        assert "--memory" in race(stack)["why"]
+        assert not processes(stack)
+        answers(stack)
+
+
+def test_a_race_waits_for_a_version_that_is_being_loaded(tmp_path: Path) -> None:
+    path = models.squeezenet(tmp_path / "m.onnx")
+    with running_stack(tmp_path, settings={"queue_lease_s": 120}) as stack:
+        worker = stack.pids()["cpu-0"]
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            assert stack.http.post("/admin/v1/models/m/versions", content=path.read_bytes()).status_code in {201, 202}
+            wait_until(lambda: stack.http.get("/admin/v1/models/m/versions/1").status_code == 200, 60)
+            wait_until(lambda: stack.http.post(RACE, json=OPTIONS).status_code != 404, 60)
+            found = race(stack)
+            assert (found["state"], found["why"]) == ("waiting", "the version is being loaded")
+            assert stack.http.delete(RACE).json()["state"] == "cancelled"
+            assert stack.http.post(RACE, json=OPTIONS).json()["state"] == "waiting"
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        goes_on(stack, 1)
+
+
+def test_a_race_that_found_no_time_is_unfinished_and_begins_again(stack: Stack) -> None:
+    assert stack.http.post(RACE, json={"seconds": 0.1}).status_code == 202
+    wait_until(lambda: race(stack)["state"] == "unfinished", 120, what="it is unfinished")
+    found = race(stack)
+    assert "--race-seconds" in found["why"] or "budget" in found["why"]
+    assert found["report"] is None
+    answers(stack)
+    assert stack.http.delete(RACE).json()["state"] == "cancelled"
+    begin(stack)
+    goes_on(stack, 1)

@@ -1,0 +1,32 @@
+"""A race between XLA and IREE for a function of JAX, in a running product."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.services.client.client import Client
+from tests.kit import jax_models
+from tests.kit.command_line import Millstream
+from tests.kit.stack import running_stack
+
+pytestmark = pytest.mark.frameworks
+
+
+def test_a_race_measures_iree_and_settings_of_xla(tmp_path: Path) -> None:
+    from jax import export
+
+    path = jax_models.cnn(tmp_path / "cnn.jax")
+    x = np.random.default_rng(5).standard_normal((3, 16, 16, 3)).astype(np.float32)
+    wanted = np.asarray(export.deserialize(bytearray(path.read_bytes())).call(x))
+    with running_stack(tmp_path, pools="jax=1,backend=jax") as stack, Client(stack.url) as client:
+        command = Millstream(stack.home)
+        command.ok("push", "cnn", path, "--config", '{"batching": true}')
+        command.ok("race", "cnn", "--targets", "iree", "--race-seconds", "110", "--accept-random-samples", "--wait")
+        report = command.json("race", "cnn", "--show")
+        rows = {(row["target"], row["verdict"]) for row in report["rows"]}
+        assert {target for target, _ in rows} >= {"iree"}
+        assert {verdict for target, verdict in rows if target == "iree"} & {"won", "lost"}, report
+        np.testing.assert_allclose(client.predict("cnn", {"x": x})["output_0"], wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,424 @@
+"""API keys against the running product, with real clients: two gateways, revocation, limits, signatures, audit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import boto3
+import grpc
+import httpx2
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from openai import AuthenticationError, OpenAI, PermissionDeniedError
+from tritonclient.utils import InferenceServerException
+
+from tests.kit import models
+from tests.kit.command_line import Millstream
+from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.wait import wait_until
+
+ADMIN = "the-admin-key-of-this-test"
+ROWS = np.ones((2, 4), np.float32)
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": ROWS.tolist()}]}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("access")
+    with running_stack(folder, gateways=2, settings={"admin_key": ADMIN}) as stack:
+        for name, factor in (("one", 2.0), ("two", 3.0)):
+            stack.push(name, models.scale(folder / f"{name}.onnx", factor, 4))
+        create(stack, "first", ["infer:nothing"])  # from now on every call needs a key
+        yield stack
+
+
+@pytest.fixture
+def stack(served: Stack) -> Iterator[Stack]:
+    yield served
+    assert_quiet(served)
+
+
+def create(stack: Stack, name: str, scopes: list[str], **more: Any) -> dict[str, Any]:
+    reply = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes, **more})
+    assert reply.status_code == 201, reply.text
+    document: dict[str, Any] = reply.json()
+    return document
+
+
+def infer(client: httpx2.Client, key: str | None, model: str = "one", **headers: str) -> httpx2.Response:
+    given = headers if key is None else {"Authorization": f"Bearer {key}", **headers}
+    return client.post(f"/v2/models/{model}/infer", json=BODY, headers=given)
+
+
+def refused(client: httpx2.Client, key: str) -> bool:
+    return infer(client, key).status_code == 401
+
+
+@pytest.fixture
+def bare(stack: Stack) -> Iterator[httpx2.Client]:
+    """A client without the admin key."""
+    with httpx2.Client(base_url=stack.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def test_a_key_infers_what_its_scope_names_and_nothing_else(stack: Stack, bare: httpx2.Client) -> None:
+    key = create(stack, "scoped", ["infer:on*"])["key"]
+    for _ in range(3):  # the second time the head is cached, the third time it comes from the cache
+        assert infer(bare, key).status_code == 200
+    assert bare.post("/v2/models/one/infer", json=BODY, headers={"X-API-Key": key}).status_code == 200
+    other = infer(bare, key, "two")
+    assert other.status_code == 403
+    assert "lacks the scope 'infer:two'" in other.json()["error"]
+    assert infer(bare, key, "unknown").status_code == 403  # which models there are stays unknown
+    missing = infer(bare, None)
+    assert (missing.status_code, missing.headers["www-authenticate"]) == (401, "Bearer")
+    assert infer(bare, key[:-1] + ("A" if key[-1] != "A" else "B")).status_code == 401
+    assert bare.get("/v2/models/one", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert bare.get("/v2/models/two", headers={"Authorization": f"Bearer {key}"}).status_code == 403
+    assert bare.get("/admin/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 403
+    for path in ("/metrics", "/v2/models", "/admin/v1/models", "/admin/v1/keys"):
+        assert bare.get(path).status_code == 401, path
+    for path in ("/v2/health/live", "/v2/health/ready", "/ping", "/docs", "/openapi.json"):
+        assert bare.get(path).status_code == 200, path
+    page = bare.get("/", headers={"Accept": "text/html"}).text
+    assert ">one<" not in page
+
+
+def test_curl(stack: Stack) -> None:
+    key = create(stack, "curl", ["infer:one", "metrics"])["key"]
+
+    def curl(*arguments: str) -> tuple[int, str]:
+        command = ["curl", "-s", "-o", "-", "-w", "\n%{http_code}", *arguments]
+        text, _, status = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rpartition("\n")
+        return int(status), text
+
+    body = json.dumps(BODY)
+    assert curl(f"{stack.url}/v2/models/one/infer", "-d", body, "-H", f"Authorization: Bearer {key}")[0] == 200
+    assert curl(f"{stack.url}/v2/models/one/infer", "-d", body, "-H", f"x-api-key: {key}")[0] == 200
+    assert curl(f"{stack.url}/v2/models/one/infer", "-d", body)[0] == 401
+    status, page = curl(f"{stack.url}/metrics", "-H", f"Authorization: Bearer {key}")
+    assert status == 200
+    assert 'millstream_key_requests_total{key="curl",outcome="allowed"' in page.replace(" ", "") or "curl" in page
+
+
+def test_tritonclient_over_http_and_grpc(stack: Stack) -> None:
+    key = create(stack, "triton", ["infer:one"])["key"]
+    headers = {"authorization": f"Bearer {key}"}
+    with triton_http.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+        tensor = triton_http.InferInput("x", [2, 4], "FP32").set_data_from_numpy(ROWS)
+        result = client.infer("one", [tensor], headers=dict(headers)).as_numpy("y")
+        np.testing.assert_allclose(result, ROWS * 2)
+        with pytest.raises(InferenceServerException, match="send a key"):
+            client.infer("one", [tensor])
+    with triton_grpc.InferenceServerClient(stack.grpc) as client:
+        tensor = triton_grpc.InferInput("x", [2, 4], "FP32")
+        tensor.set_data_from_numpy(ROWS)
+        np.testing.assert_allclose(client.infer("one", [tensor], headers=headers).as_numpy("y"), ROWS * 2)
+        assert client.infer("one", [tensor], headers={"x-api-key": key}) is not None
+        with pytest.raises(InferenceServerException) as missing:
+            client.infer("one", [tensor])
+        assert missing.value.status() == "StatusCode.UNAUTHENTICATED"
+        for call in (
+            lambda: client.infer("two", [tensor], headers=headers),
+            lambda: client.get_model_metadata("two", headers=headers),
+            lambda: client.load_model("one", headers=headers),
+            lambda: client.get_model_repository_index(headers=headers),
+            lambda: client.get_inference_statistics(headers=headers),
+        ):
+            with pytest.raises(InferenceServerException) as refused:
+                call()
+            assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
+        assert client.get_model_metadata("one", headers=headers).name == "one"
+        assert client.is_server_live()
+
+
+def test_a_stream_ends_to_work_when_its_key_is_revoked(stack: Stack) -> None:
+    created = create(stack, "stream", ["infer:one"])
+    answers: list[Any] = []
+    with triton_grpc.InferenceServerClient(stack.grpc) as client:
+        tensor = triton_grpc.InferInput("x", [2, 4], "FP32")
+        tensor.set_data_from_numpy(ROWS)
+        client.start_stream(
+            lambda result, error: answers.append(error or result), headers={"authorization": f"Bearer {created['key']}"}
+        )
+        client.async_stream_infer("one", [tensor])
+        wait_until(lambda: len(answers) == 1, what="the first answer")
+        assert not isinstance(answers[0], Exception)
+        assert stack.http.delete(f"/admin/v1/keys/{created['id']}").status_code == 200
+
+        def stopped() -> bool:
+            seen = len(answers)
+            client.async_stream_infer("one", [tensor])
+            wait_until(lambda: len(answers) > seen, what="an answer")
+            return isinstance(answers[-1], Exception)
+
+        wait_until(stopped, what="the stream is refused")
+        assert "revoked" in str(answers[-1])
+        client.stop_stream()
+
+
+def test_openai(stack: Stack) -> None:
+    key = create(stack, "openai", ["infer:one"])["key"]
+    wrong = OpenAI(base_url=f"{stack.url}/v1", api_key="mr_wrong", max_retries=0)
+    with pytest.raises(AuthenticationError, match="not a key"):
+        wrong.embeddings.create(model="one", input="x")
+    client = OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=0)
+    with pytest.raises(PermissionDeniedError, match="infer:two"):
+        client.embeddings.create(model="two", input="x")
+
+
+def runtime(stack: Stack, document: dict[str, Any], **changed: str) -> Any:
+    names = {name: document[name] for name in ("aws_access_key_id", "aws_secret_access_key")} | changed
+    config = Config(retries={"total_max_attempts": 1})
+    return boto3.client("sagemaker-runtime", endpoint_url=stack.url, region_name="eu-west-1", config=config, **names)
+
+
+def test_boto3_signs_as_it_always_does(stack: Stack) -> None:
+    document = create(stack, "boto", ["infer:one"])
+    call: dict[str, Any] = {
+        "ContentType": "application/json",
+        "Body": json.dumps({"instances": ROWS.tolist()}),
+    }
+    client = runtime(stack, document)
+    for endpoint in ("one", "one"):
+        reply = client.invoke_endpoint(EndpointName=endpoint, **call)
+        np.testing.assert_allclose(json.loads(reply["Body"].read())["predictions"], ROWS * 2)
+    for refused, words in (
+        (runtime(stack, document, aws_secret_access_key="A" * 43), "signature is wrong"),
+        (runtime(stack, document, aws_access_key_id="mr_0123456789abcdef"), "access key id"),
+    ):
+        with pytest.raises(ClientError, match=words) as error:
+            refused.invoke_endpoint(EndpointName="one", **call)
+        assert error.value.response["Error"]["Code"] == "AccessDeniedException"
+    with pytest.raises(ClientError, match="infer:two"):
+        client.invoke_endpoint(EndpointName="two", **call)
+
+
+def signed(stack: Stack, document: dict[str, Any], path: str, body: bytes, at: datetime) -> dict[str, str]:
+    """Return the headers of a request that botocore signs at another time."""
+    request = AWSRequest("POST", stack.url + path, data=body, headers={"Content-Type": "application/json"})
+    signer = SigV4Auth(
+        Credentials(document["aws_access_key_id"], document["aws_secret_access_key"]), "sagemaker", "eu-west-1"
+    )
+    request.context["timestamp"] = at.strftime("%Y%m%dT%H%M%SZ")
+    request.headers["X-Amz-Date"] = request.context["timestamp"]
+    signer._inject_signature_to_request(
+        request, signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+    )
+    return dict(request.headers.items())
+
+
+def test_a_signature_ends_after_15_minutes_and_covers_the_body(stack: Stack, bare: httpx2.Client) -> None:
+    document = create(stack, "clock", ["infer:one"])
+    path, body = "/endpoints/one/invocations", json.dumps({"instances": ROWS.tolist()}).encode()
+    now = datetime.now(UTC)
+    for minutes, status in ((0, 200), (-14, 200), (14, 200), (-16, 403), (16, 403)):
+        headers = signed(stack, document, path, body, now + timedelta(minutes=minutes))
+        reply = bare.post(path, content=body, headers=headers)
+        assert reply.status_code == status, (minutes, reply.text)
+        if status == 403:
+            assert "clock" in reply.text
+    headers = signed(stack, document, path, body, now)
+    assert bare.post(path, content=body + b" ", headers=headers).status_code == 403
+    assert bare.post("/endpoints/two/invocations", content=body, headers=headers).status_code == 403
+    # The fast path takes no signatures, and says so.
+    assert "takes no AWS signature" in bare.post("/v2/models/one/infer", content=body, headers=headers).text
+
+
+def test_a_revoked_key_is_refused_by_both_gateways_within_a_second(stack: Stack) -> None:
+    document = create(stack, "leaked", ["infer:one"])
+    key = document["key"]
+    connections = [httpx2.Client(base_url=stack.url, timeout=60, trust_env=False) for _ in range(12)]
+    try:
+        wait_until(lambda: all(infer(one, key).status_code == 200 for one in connections), what="both know the key")
+        assert stack.http.delete(f"/admin/v1/keys/{document['id']}").json()["state"] == "revoked"
+        began = time.monotonic()
+        wait_until(lambda: all(infer(one, key).status_code == 401 for one in connections), what="both refuse the key")
+        print(f"refused on 12 connections after {time.monotonic() - began:.3f} s")
+        assert "revoked" in infer(connections[0], key).json()["error"]
+    finally:
+        for one in connections:
+            one.close()
+    stored = json.loads(next((stack.home / "repository" / "keys").glob(f"{document['id']}.json")).read_text())
+    assert stored["secrets"] == []
+
+
+def test_a_rotated_key_has_two_secrets_for_a_while(stack: Stack, bare: httpx2.Client) -> None:
+    first = create(stack, "rotating", ["infer:one"])
+    assert infer(bare, first["key"]).status_code == 200
+    second = stack.http.post("/admin/v1/keys/rotating/rotate", json={"grace_s": 3600}).json()
+    wait_until(lambda: infer(bare, second["key"]).status_code == 200, what="the new secret is known")
+    assert infer(bare, first["key"]).status_code == 200
+    third = stack.http.post("/admin/v1/keys/rotating/rotate", json={"grace_s": 0}).json()
+    wait_until(lambda: infer(bare, third["key"]).status_code == 200, what="the third secret is known")
+    for old in (first["key"], second["key"]):
+        wait_until(partial(refused, bare, old), what="the old secret is refused")
+    assert len(stack.http.get("/admin/v1/keys/rotating").json()["secrets"]) == 1
+
+
+def test_an_expired_key_is_refused(stack: Stack, bare: httpx2.Client) -> None:
+    key = create(stack, "short", ["infer:one"], expires_in_s=1.5)["key"]
+    assert infer(bare, key).status_code == 200
+    wait_until(lambda: infer(bare, key).status_code == 401, what="the key expires")
+    assert "expired" in infer(bare, key).json()["error"]
+
+
+def test_a_limit_holds_over_two_gateways(stack: Stack) -> None:
+    rate = 20.0
+    key = create(stack, "limited", ["infer:one"], limits={"requests_per_s": rate})["key"]
+    connections = [httpx2.Client(base_url=stack.url, timeout=60, trust_env=False) for _ in range(8)]
+    began = time.monotonic()
+    seconds = 4.0
+
+    def flood(client: httpx2.Client) -> list[httpx2.Response]:
+        found = []
+        while time.monotonic() - began < seconds:
+            found.append(infer(client, key))
+        return found
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            replies = [reply for part in pool.map(flood, connections) for reply in part]
+    finally:
+        for one in connections:
+            one.close()
+    lasted = time.monotonic() - began
+    allowed = sum(reply.status_code == 200 for reply in replies)
+    refused = [reply for reply in replies if reply.status_code == 429]
+    assert len(refused) + allowed == len(replies)
+    # Each gateway begins with a full bucket and learns of the other's use some tenths of a second late.
+    assert allowed <= rate * (lasted + 2 * 2 + 2), (allowed, lasted)
+    assert refused[-1].headers["retry-after"] == "1"
+    assert refused[-1].headers["ratelimit-policy"] == '"requests";q=20;w=1'
+    assert refused[-1].headers["ratelimit"].startswith('"requests";r=0;t=')
+
+
+def test_limits_on_rows_concurrency_and_compute(stack: Stack, bare: httpx2.Client) -> None:
+    rows = create(stack, "rows", ["infer:one"], limits={"rows_per_s": 0.5})["key"]
+    assert infer(bare, rows).status_code == 200
+    wait_until(lambda: infer(bare, rows).status_code == 429, what="the rows are used up")
+    reply = infer(bare, rows)
+    if reply.status_code == 429:
+        assert "rows/s" in reply.json()["error"]
+    compute = create(stack, "compute", ["infer:one"], limits={"compute_s_per_minute": 1e-6})["key"]
+    wait_until(lambda: infer(bare, compute).status_code == 429, what="the measured time of runs is used up")
+    alone = create(stack, "alone", ["infer:one"], limits={"concurrency": 1})["key"]
+    for _ in range(5):  # each call ends before the next begins, whatever its outcome
+        assert infer(bare, alone).status_code == 200
+        assert (
+            bare.post("/v2/models/one/infer", content=b"{", headers={"Authorization": f"Bearer {alone}"}).status_code
+            == 400
+        )
+        assert bare.get("/v2/models/one", headers={"Authorization": f"Bearer {alone}"}).status_code == 200
+
+
+def test_grpc_limits_say_when_to_try_again(stack: Stack) -> None:
+    key = create(stack, "grpc-limited", ["infer:one"], limits={"requests_per_s": 0.01})["key"]
+    with grpc.insecure_channel(stack.grpc) as channel:
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
+        with pytest.raises(grpc.RpcError) as refused:
+            for _ in range(20):
+                ready(b"\x0a\x03one", metadata=(("authorization", f"Bearer {key}"),))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert {"retry-after", "ratelimit", "ratelimit-policy", "grpc-retry-pushback-ms"} <= {
+        name for name, _ in refused.value.trailing_metadata() or ()
+    }
+
+
+def test_wrong_keys_take_no_memory_and_no_key_is_in_a_log(stack: Stack, bare: httpx2.Client) -> None:
+    document = create(stack, "quiet", ["infer:one"])
+    for number in range(300):
+        assert infer(bare, f"mr_{number:016x}_{'a' * 43}").status_code == 401
+        if number % 100 == 0:
+            assert infer(bare, document["key"]).status_code == 200
+    stack.http.post("/admin/v1/keys/quiet/rotate")
+    secret = document["aws_secret_access_key"]
+    audit = stack.http.get("/admin/v1/audit", params={"limit": 1000}).text
+    texts = [audit, "\n".join(stack.lines), stack.logs()]
+    texts += [path.read_text() for path in (stack.home / "repository" / "audit").glob("*.jsonl")]
+    texts += [path.read_text() for path in (stack.home / "repository" / "keys").glob("*.json")]
+    texts += [path.read_text(errors="replace") for path in (stack.home / "logs").rglob("*") if path.is_file()]
+    assert not any(secret in text or ADMIN in text for text in texts)
+
+
+def test_the_audit_log_says_who_changed_what(stack: Stack, bare: httpx2.Client) -> None:
+    writer = create(stack, "writer", ["models:write"])
+    headers = {"Authorization": f"Bearer {writer['key']}"}
+    assert bare.delete("/admin/v1/models/nothing", headers=headers).status_code == 404
+    assert bare.post("/admin/v1/keys", json={"name": "x", "scopes": ["admin"]}, headers=headers).status_code == 403
+    entries = stack.http.get("/admin/v1/audit", params={"limit": 1000}).json()["entries"]
+    mine = [entry for entry in entries if entry["key"] == writer["id"]]
+    assert [(entry["what"], entry["target"], entry["outcome"]) for entry in mine] == [
+        ("delete_model", "DELETE /admin/v1/models/nothing", 404),
+        ("create_key", "POST /admin/v1/keys", 403),
+    ]
+    assert all("writer" in entry["by"] and entry["address"] == "127.0.0.1" for entry in mine)
+    made = [entry for entry in entries if any("writer" in change for change in entry["changes"])]
+    assert [(entry["what"], entry["by"], entry["outcome"]) for entry in made] == [("create_key", "admin key", 201)]
+
+
+def test_local_operators_need_no_key_until_there_is_an_admin_key(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        path = models.scale(tmp_path / "one.onnx", 2.0, 4)
+        stack.push("one", path)
+        assert infer(stack.http, None).status_code == 200
+        first = create(stack, "team", ["infer:one"])
+        wait_until(lambda: infer(stack.http, None).status_code == 401, what="calls need a key")
+        assert infer(stack.http, first["key"]).status_code == 200
+        assert stack.http.get("/admin/v1/models").status_code == 200
+        proxied = stack.http.get("/admin/v1/models", headers={"X-Forwarded-For": "192.0.2.1"})
+        assert proxied.status_code == 401
+        admin = create(stack, "root", ["admin"])
+        wait_until(lambda: stack.http.get("/admin/v1/models").status_code == 401, what="the admin API needs a key")
+        headers = {"Authorization": f"Bearer {admin['key']}"}
+        assert stack.http.get("/admin/v1/models", headers=headers).status_code == 200
+        stack.headers |= headers
+        stack.reconnect()
+
+
+def test_the_command_line(stack: Stack, bare: httpx2.Client) -> None:
+    cli = Millstream(stack.named_home, ADMIN)
+    created = cli.json("keys", "create", "cli", "--scope", "infer:one", "--rate", "100", "--expires", "1h")
+    assert created["key"] == f"mr_{created['id']}_{created['aws_secret_access_key']}"
+    assert created["limits"]["requests_per_s"] == 100
+    assert 3500 < created["expires_at"] - created["created_at"] < 3700
+    assert infer(bare, created["key"]).status_code == 200
+    assert "infer:one" in cli.ok("keys", "list")
+    page = stack.metrics()
+    assert page.value("millstream_key_expiry_timestamp_seconds", key="cli") == pytest.approx(created["expires_at"])
+    assert page.value("millstream_key_requests_total", key="cli", outcome="allowed") >= 1
+    rotated = cli.ok("keys", "rotate", "cli", "--grace", "0s")
+    assert created["key"] not in rotated
+    wait_until(partial(refused, bare, created["key"]), what="the old secret is refused")
+    assert "revoked" in cli.ok("keys", "revoke", "cli")
+    assert "there is a key" not in cli.fails("keys", "revoke", "nobody")
+    assert "revoked" in cli.ok("keys", "revoke", "cli", "--forget")
+    assert "key forgotten" in cli.ok("audit", "-n", "50")
+    assert "cli" not in {key["name"] for key in cli.json("keys", "list")["keys"]}
+
+
+def test_changes_over_grpc_are_in_the_audit_log(stack: Stack) -> None:
+    with triton_grpc.InferenceServerClient(stack.grpc) as client:
+        with pytest.raises(InferenceServerException):
+            client.load_model("nothing", headers={"authorization": f"Bearer {ADMIN}"})
+        with pytest.raises(InferenceServerException, match="send a key"):
+            client.unload_model("one")
+    entries = stack.http.get("/admin/v1/audit", params={"limit": 1000}).json()["entries"]
+    mine = [entry for entry in entries if entry["what"].startswith("RepositoryModel")]
+    assert [(entry["what"], entry["by"]) for entry in mine] == [("RepositoryModelLoad", "admin key")]
+    assert mine[0]["outcome"] != "OK"

@@ -1,0 +1,127 @@
+"""Pools that scale themselves: workers come with the load and go without it, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.repository.folder import FolderRepository
+from tests.kit import v2
+from tests.kit.command_line import Millstream
+from tests.kit.load import constant_load
+from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import publish_simulated
+from tests.kit.wait import wait_until
+
+LIMIT_S = 120.0
+PATH = "/v2/models/slow/infer"
+ROW = np.ones((1, 4), np.float32)
+#: a run takes 20 ms of a device, one row at a time: a worker answers 50 rows a second
+SLOW = {"run_s": 0.02}
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A pool of 0 to 3 workers with simulated devices, whose workers go 5 s after they were last needed."""
+    settings = {"scale_down_s": 5, "scale_latency_ms": 500}
+    folder = tmp_path_factory.mktemp("scaled")
+    with running_stack(folder, pools="sim=0:3,backend=simulated", controller=True, settings=settings) as stack:
+        repository = FolderRepository(stack.home / "repository")
+        publish_simulated(repository, "slow", SLOW, config=ModelConfig(rows_max=1))
+        yield stack
+
+
+def decision(stack: Stack) -> dict[str, Any]:
+    stored: Any = stack.redis.hget(InstallationKeys(stack.installation).scale.decode(), "sim")
+    return {} if stored is None else json.loads(stored)
+
+
+def asleep(stack: Stack) -> bool:
+    """Whether the pool has no worker, and the gateway knows that it needs none."""
+    found = decision(stack)
+    model = stack.http.get("/v2/models/slow/ready").status_code
+    return bool(found) and found["wanted"] == 0 == found["ready"] and model == 200
+
+
+def answers(stack: Stack) -> bool:
+    with suppress(httpx2.HTTPError):
+        return bool(stack.http.get("/v2/models/slow/ready").status_code == 200)
+    return False
+
+
+def infer(stack: Stack, parameters: dict[str, object] | None = None) -> Any:
+    body, headers = v2.request({"x": ROW}, parameters=parameters)
+    return stack.http.post(PATH, content=body, headers=headers)
+
+
+def sizes(stack: Stack) -> list[int]:
+    """Return the sizes that the supervisor gave the pool so far."""
+    return [int(line.split()[2]) for line in stack.lines if line.startswith("pool sim: ")]
+
+
+def test_a_request_wakes_a_pool_that_sleeps_and_waits_for_its_worker(scaled):
+    wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
+    assert scaled.http.get("/v2/health/ready").status_code == 200
+    answer = infer(scaled)
+    assert answer.status_code == 200, answer.text
+    assert sizes(scaled)[-1] >= 1
+
+
+def test_a_request_that_cannot_wait_for_the_start_is_refused_and_wakes_the_pool_all_the_same(scaled):
+    wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
+    answer = infer(scaled, {"timeout": 50_000})
+    assert answer.status_code == 429, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    wait_until(lambda: decision(scaled)["ready"] > 0, LIMIT_S, "a worker serves")
+
+
+def test_workers_come_with_the_load_and_go_without_it_and_nothing_is_lost(scaled):
+    before = len(sizes(scaled))
+    with constant_load(scaled.port, PATH, [v2.request({"x": ROW})], callers=12) as load:
+        wait_until(lambda: decision(scaled)["ready"] == 3, LIMIT_S, "three workers serve")
+        load.more(200)
+    statuses = Counter(answer.status for answer in load.answers)
+    assert set(statuses) == {200}, statuses
+    wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
+    changes = sizes(scaled)[before:]
+    top = changes.index(3)
+    assert changes[: top + 1] == sorted(changes[: top + 1]), changes
+    assert changes[top:] == sorted(changes[top:], reverse=True), changes
+
+
+def test_a_new_gateway_knows_the_models_of_a_pool_that_sleeps(scaled):
+    """It has never seen a worker of the pool, and the models name none."""
+    wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
+    os.kill(scaled.pids()["gateway-0"], signal.SIGKILL)
+    scaled.reconnect()
+    wait_until(lambda: answers(scaled), LIMIT_S, "the new gateway is ready")
+    assert infer(scaled).status_code == 200
+
+
+def test_a_killed_controller_changes_nothing_and_the_next_one_goes_on(scaled):
+    assert infer(scaled).status_code == 200
+    before = decision(scaled)["decided_at"]
+    os.kill(scaled.pids()["controller"], signal.SIGKILL)
+    wait_until(lambda: decision(scaled)["decided_at"] > before + 5, LIMIT_S, "the next controller decides")
+    wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
+
+
+def test_a_rolling_restart_replaces_what_there_is(scaled):
+    assert infer(scaled).status_code == 200
+    wait_until(lambda: decision(scaled)["ready"] > 0, LIMIT_S, "a worker serves")
+    with constant_load(scaled.port, PATH, [v2.request({"x": ROW})], callers=2) as load:
+        load.more(20)
+        Millstream(scaled.home).ok("restart", "workers")
+        load.more(20)
+    assert {answer.status for answer in load.answers} == {200}

@@ -1,0 +1,277 @@
+"""The overlays of deploy/kubernetes without a cluster: Kubernetes' schemas, the rules of restricted pods, and what the
+product itself says of ports, paths, settings, images and times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from millstream.services.settings import SECRET_FILES, Settings
+from millstream.services.version import VERSION
+from tests.kit.containers import kubernetes
+from tests.kit.containers.dockerfile import ROOT, stage
+from tests.kit.containers.kubernetes import FOLDER, KUBECTL, OVERLAYS, of_kind, variables
+
+SCHEMAS = Path(__file__).parent / "schemas"
+VERSIONS = ("1.31", "1.37")  # the oldest and the newest Kubernetes that the manifests are held against
+OF_OTHERS = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor"}
+IMAGES = {"millstream-gateway": "gateway", "millstream-worker-cpu": "worker-cpu", "millstream-worker-gpu": "worker-gpu"}
+#: seconds that a process takes to end after it has drained
+END_S = 5
+
+pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="there is no kubectl for this system")
+
+
+@cache
+def built(overlay: str) -> list[dict[str, Any]]:
+    return kubernetes.build(overlay)
+
+
+def pods(overlay: str) -> dict[str, dict[str, Any]]:
+    """The pod templates of an overlay by the name of their Deployment."""
+    return {item["metadata"]["name"]: item["spec"]["template"] for item in of_kind(built(overlay), "Deployment")}
+
+
+def containers(overlay: str) -> dict[str, dict[str, Any]]:
+    """The only container of each pod."""
+    found = {}
+    for name, pod in pods(overlay).items():
+        (found[name],) = pod["spec"]["containers"]
+    return found
+
+
+def of_product(overlay: str) -> dict[str, dict[str, Any]]:
+    return {name: one for name, one in containers(overlay).items() if one["image"].startswith("millstream-")}
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    wanted = selector.get("matchLabels", {}).items() <= labels.items()
+    return wanted and all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
+
+
+def test_there_is_an_overlay_for_each_purpose() -> None:
+    assert OVERLAYS == ["cpu", "external-redis", "gpu", "hpa", "keda", "monitoring", "one-node"]
+    components = {path.parent.name for path in FOLDER.glob("components/*/kustomization.yaml")}
+    used = {part for overlay in OVERLAYS for part in re.findall(r"components/([\w-]+)", text_of(overlay))}
+    assert components == used
+
+
+def text_of(overlay: str) -> str:
+    return (FOLDER / "overlays" / overlay / "kustomization.yaml").read_text()
+
+
+def test_objects_follow_the_schemas() -> None:
+    """Each distinct object once: the schemas are large."""
+    distinct = {json.dumps(item, sort_keys=True): item for overlay in OVERLAYS for item in built(overlay)}
+    for item in distinct.values():
+        if item["kind"] in OF_OTHERS:
+            jsonschema.validate(item, json.loads((SCHEMAS / f"{item['kind']}.json").read_text()))
+        else:
+            for version in VERSIONS:
+                kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    gateway = next(item for item in of_kind(built("cpu"), "Deployment"))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**gateway, "spec": {**gateway["spec"], "replica": 1}}, VERSIONS[-1], strict=True)
+    (monitor,) = of_kind(built("monitoring"), "ServiceMonitor")
+    with pytest.raises(jsonschema.ValidationError):
+        schema = json.loads((SCHEMAS / "ServiceMonitor.json").read_text())
+        jsonschema.validate({**monitor, "spec": {**monitor["spec"], "endpoint": []}}, schema)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_all_objects_are_of_one_namespace_and_carry_labels(overlay: str) -> None:
+    for item in built(overlay):
+        if item["kind"] != "Namespace":
+            assert item["metadata"]["namespace"] == "millstream"
+    for pod in pods(overlay).values():
+        assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == "millstream"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_are_restricted(overlay: str) -> None:
+    """Source: Kubernetes, Pod Security Standards, "Restricted"."""
+    (namespace,) = of_kind(built(overlay), "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for name, pod in pods(overlay).items():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        kinds = {kind for volume in spec["volumes"] for kind in volume.keys() - {"name"}}
+        assert kinds <= {"emptyDir", "secret", "persistentVolumeClaim"}
+        rights = containers(overlay)[name]["securityContext"]
+        assert rights == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_are_those_of_this_release(overlay: str) -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for one in containers(overlay).values():
+        name, _, tag = one["image"].partition(":")
+        assert (name in IMAGES and tag == VERSION) or one["image"] == compose["redis"]["image"]
+    if redis := containers(overlay).get("millstream-redis"):
+        assert redis["args"] == compose["redis"]["command"]
+        assert pods(overlay)["millstream-redis"]["spec"]["securityContext"]["runAsUser"] == 999
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_settings_of_pods_are_settings(overlay: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("redis://of-a-secret")
+    for one in of_product(overlay).values():
+        with monkeypatch.context() as patch:
+            of_image = stage(IMAGES[one["image"].partition(":")[0]]).environment
+            for name, value in (of_image | variables(built(overlay), one)).items():
+                if name in SECRET_FILES:
+                    assert any(value.startswith(mount["mountPath"]) for mount in one["volumeMounts"]), name
+                    patch.setenv(name, str(tmp_path / "secret"))
+                elif name.startswith("MILLSTREAM_"):
+                    assert name.removeprefix("MILLSTREAM_").lower() in Settings.model_fields, name
+                    patch.setenv(name, value)
+            settings = Settings()
+        assert settings.redis_url is not None
+        assert str(settings.home) in {mount["mountPath"] for mount in one["volumeMounts"]}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_secrets_are_named_and_never_contained(overlay: str) -> None:
+    assert not of_kind(built(overlay), "Secret")
+    readme = (FOLDER / "README.md").read_text()
+    for pod in pods(overlay).values():
+        for volume in pod["spec"]["volumes"]:
+            if secret := volume.get("secret"):
+                assert f"create secret generic {secret['secretName']}" in readme
+                assert all(f"--from-literal={item['key']}=" in readme for item in secret["items"])
+
+
+def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:
+    """The ports at which the settings let a process listen, by the names that containers give them."""
+    of_image = stage(IMAGES[one["image"].partition(":")[0]]).environment
+    given = of_image | variables(built(overlay), one)
+    fields = {name.removeprefix("MILLSTREAM_").lower(): value for name, value in given.items()}
+    settings = Settings.model_validate({name: value for name, value in fields.items() if name in Settings.model_fields})
+    if one["name"] == "gateway":
+        return {"http": settings.http_port, "grpc": settings.grpc_port}
+    return {"metrics": settings.controller_metrics_port or settings.worker_metrics_port}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ports_and_paths_are_served(overlay: str) -> None:
+    served = {"/metrics", *json.loads((ROOT / "docs/openapi.json").read_text())["paths"]}
+    for one in of_product(overlay).values():
+        ports = {item["name"]: item["containerPort"] for item in one["ports"]}
+        assert ports == ports_that_are_served(one, overlay)
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert one[kind]["httpGet"]["port"] in ports
+            assert one[kind]["httpGet"]["path"] in served
+    for item in of_kind(built(overlay), "ServiceMonitor", "PodMonitor"):
+        for endpoint in item["spec"].get("endpoints", []) + item["spec"].get("podMetricsEndpoints", []):
+            assert endpoint["path"] in served
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_selector_finds_pods_and_their_ports(overlay: str) -> None:
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(overlay).items()}
+
+    def found(selector: dict[str, Any]) -> list[dict[str, Any]]:
+        names = [name for name, own in labels.items() if selects(selector, own)]
+        assert names, selector
+        return [containers(overlay)[name] for name in names]
+
+    for item in of_kind(built(overlay), "Service"):
+        for one in found({"matchLabels": item["spec"]["selector"]}):
+            assert {port["targetPort"] for port in item["spec"]["ports"]} <= {port["name"] for port in one["ports"]}
+    for item in of_kind(built(overlay), "PodDisruptionBudget"):
+        assert len(found(item["spec"]["selector"])) == 1
+    for item in of_kind(built(overlay), "NetworkPolicy"):
+        chosen = found(item["spec"]["podSelector"])
+        open_ports = {port["port"] for rule in item["spec"].get("ingress", []) for port in rule["ports"]}
+        assert open_ports <= {port["containerPort"] for one in chosen for port in one["ports"]}
+        for rule in item["spec"].get("ingress", []):
+            for peer in rule.get("from", []):
+                assert "namespaceSelector" in peer or found(peer["podSelector"])
+    for item in of_kind(built(overlay), "PodMonitor"):
+        for one in found(item["spec"]["selector"]):
+            assert item["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in one["ports"]}
+    for item in of_kind(built(overlay), "ServiceMonitor"):
+        services = of_kind(built(overlay), "Service")
+        services = [one for one in services if selects(item["spec"]["selector"], one["metadata"]["labels"])]
+        assert [one["metadata"]["name"] for one in services] == ["millstream"]
+        assert item["spec"]["endpoints"][0]["port"] in {port["name"] for port in services[0]["spec"]["ports"]}
+
+
+def seconds(command: list[str]) -> float:
+    assert command[0] == "sleep"
+    return float(command[1])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_was_accepted_is_answered_before_a_pod_is_killed(overlay: str) -> None:
+    for name, one in of_product(overlay).items():
+        stop = one.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
+        before = seconds(stop) if stop else 0
+        drain_s = float(variables(built(overlay), one).get("MILLSTREAM_DRAIN_S", 0))
+        assert (drain_s > 0) == (one["name"] != "controller")
+        assert pods(overlay)[name]["spec"]["terminationGracePeriodSeconds"] >= before + drain_s + END_S
+        assert (stop is not None) == (one["name"] == "gateway"), "only a gateway has connections to wait for"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_part_survives_the_loss_of_a_node(overlay: str) -> None:
+    budgets = of_kind(built(overlay), "PodDisruptionBudget")
+    for item in of_kind(built(overlay), "Deployment"):
+        template = item["spec"]["template"]
+        own = [one for one in budgets if selects(one["spec"]["selector"], template["metadata"]["labels"])]
+        assert len(own) == (item["metadata"]["name"] != "millstream-redis")
+        for spread in template["spec"].get("topologySpreadConstraints", []):
+            assert selects(spread["labelSelector"], template["metadata"]["labels"])
+        assert ("topologySpreadConstraints" in template["spec"]) == bool(own)
+
+
+def test_the_readmes_own_folder_builds(tmp_path: Path) -> None:
+    """The kustomization that deploy/kubernetes/README.md tells to write."""
+    block = re.search(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    assert block
+    text = textwrap.dedent(block[1])
+    assert "../millstream/deploy/kubernetes" in text
+    text = text.replace("../millstream/deploy/kubernetes", os.path.relpath(FOLDER, tmp_path))
+    (tmp_path / "kustomization.yaml").write_text(text)
+    objects = kubernetes.build_folder(tmp_path)
+    (claim,) = of_kind(objects, "PersistentVolumeClaim")
+    assert claim["spec"]["storageClassName"] == "a-class-with-ReadWriteMany"
+    images = {
+        one["image"]
+        for item in of_kind(objects, "Deployment")
+        for one in item["spec"]["template"]["spec"]["containers"]
+        if item["metadata"]["name"] != "millstream-redis"
+    }
+    assert images == {f"registry.example/millstream-{name}:{VERSION}" for name in ("gateway", "worker-cpu")}
+    pushed = re.findall(r"registry\.example/millstream-\$target:([\d.]+)", (FOLDER / "README.md").read_text())
+    assert set(pushed) == {VERSION}
+
+
+def test_the_readme_names_every_folder() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    for kind in ("components", "overlays"):
+        (row,) = re.findall(rf"^\| `{kind}/` \|(.*)\|$", readme, re.MULTILINE)
+        assert sorted(re.findall(r"`([\w-]+)`", row)) == sorted(one.name for one in (FOLDER / kind).iterdir())

@@ -1,0 +1,159 @@
+"""Runs the pods of deploy/kubernetes without a cluster: commands, environments, users, read-only roots, volumes,
+secrets and probes, as processes with the folders that the images would have. Pods have no memory in common.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from tests.kit import models
+from tests.kit.containers.documented import run_calls
+from tests.kit.containers.host import Host, Running
+from tests.kit.containers.image import product_image, valkey_image
+from tests.kit.containers.kubernetes import build, container, of_kind, probe
+from tests.kit.metrics import Page
+from tests.kit.stack import ROOT
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.needs("containers")
+
+URL = "http://127.0.0.1:8000"
+KEY = "a-key-of-the-secret"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+DIGITS = ROOT / "examples/digits"
+
+
+class Pods:
+    """The pods of an overlay, each started when those before it are ready."""
+
+    def __init__(self, folder: Path, overlay: str) -> None:
+        self.objects = build(overlay)
+        names = tuple(item["metadata"]["name"] for item in of_kind(self.objects, "Service"))
+        self.host = Host(folder, names)
+        secret = self.host.volume("secret-millstream-admin-key", "0:0")
+        (secret / "admin_key").write_text(KEY)
+        gateway = product_image("gateway", folder / "gateway")
+        self.images = {
+            "millstream-redis": valkey_image(folder / "valkey"),
+            "millstream-gateway": gateway,
+            "millstream-controller": gateway,
+            "millstream-worker-cpu": product_image("worker-cpu", folder / "worker"),
+        }
+
+    def start(self, name: str) -> Running:
+        running = self.host.start(container(self.host, self.objects, name, self.images[name]))
+        self.wait(name, "startupProbe")
+        self.wait(name, "readinessProbe")
+        return running
+
+    def spec(self, name: str) -> dict[str, object]:
+        item = next(one for one in of_kind(self.objects, "Deployment") if one["metadata"]["name"] == name)
+        spec: dict[str, object] = item["spec"]["template"]["spec"]
+        return spec
+
+    def wait(self, name: str, kind: str) -> None:
+        found = self.spec(name)["containers"]
+        assert isinstance(found, list)
+        running, command = self.host.running[name], probe(found[0], kind)
+
+        def succeeds() -> bool:
+            assert running.process.poll() is None, self.output()
+            return running.run(*command).returncode == 0
+
+        wait_until(succeeds, 90, f"{kind} of {name}")
+
+    def infer(self, request: object) -> tuple[int, str]:
+        """Return the status and body of an inference, in a thread of its own."""
+        with self.host.network():
+            answer = httpx2.post(f"{URL}/v2/models/digits/infer", json=request, timeout=120, trust_env=False)
+            return answer.status_code, answer.text
+
+    def output(self) -> str:
+        return "\n".join(f"{name}: {line}" for name, one in self.host.running.items() for line in one.output)
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    pods = Pods(tmp_path_factory.mktemp("kubernetes"), "keda")
+    try:
+        for name in ("millstream-redis", "millstream-gateway", "millstream-controller"):
+            pods.start(name)
+        yield pods
+    except BaseException:
+        print(pods.output())
+        raise
+    finally:
+        pods.host.close()
+
+
+@pytest.fixture
+def client(pods: Pods) -> Iterator[httpx2.Client]:
+    with pods.host.network(), httpx2.Client(base_url=URL, timeout=120, trust_env=False) as client:
+        yield client
+
+
+def test_a_gateway_without_workers_is_ready_and_takes_models(pods: Pods, client: httpx2.Client) -> None:
+    """So that a pool that was scaled to none can be asked, and a first model be uploaded."""
+    pods.wait("millstream-gateway", "readinessProbe")
+    model = (DIGITS / "digits.onnx").read_bytes()
+    assert client.put("/admin/v1/models/digits/versions/1", content=model).status_code == 401
+    uploaded = client.put("/admin/v1/models/digits/versions/1", content=model, headers=HEADERS)
+    assert uploaded.status_code in (201, 202), uploaded.text
+
+
+def asked_by_keda(pods: Pods, client: httpx2.Client) -> int:
+    """What KEDA's trigger reads, with the key that it takes from the Secret."""
+    (scaled,) = of_kind(pods.objects, "ScaledObject")
+    (authentication,) = of_kind(pods.objects, "TriggerAuthentication")
+    (secret,) = authentication["spec"]["secretTargetRef"]
+    token = (pods.host.volume(f"secret-{secret['name']}", "0:0") / secret["key"]).read_text()
+    asked = scaled["spec"]["triggers"][0]["metadata"]
+    answer = client.get(urlsplit(asked["url"]).path, headers={"Authorization": f"Bearer {token}"})
+    return int(answer.json()[asked["valueLocation"]]) if answer.status_code == 200 else 0
+
+
+def test_a_request_waits_while_its_pool_is_started_from_none(pods: Pods, client: httpx2.Client) -> None:
+    request = json.loads((DIGITS / "request.json").read_text())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pods.infer, request)
+        wait_until(lambda: asked_by_keda(pods, client) == 1, 60, "the waiting request wants a worker")
+        assert not waiting.done(), waiting.result()
+        pods.start("millstream-worker-cpu")
+        status, body = waiting.result(120)
+        assert status == 200, body
+
+
+@pytest.mark.needs("curl")
+def test_the_calls_of_the_readme_upload_a_model_and_infer(pods: Pods, client: httpx2.Client) -> None:
+    assert client.delete("/admin/v1/models/digits", headers=HEADERS).status_code < 300
+    uploaded, answer = run_calls(pods.host, ROOT / "deploy/kubernetes/README.md", KEY)
+    assert json.loads(uploaded)["state"] == "ready"
+    assert json.loads(answer)["outputs"]
+
+
+def test_large_tensors_travel_through_redis(pods: Pods, client: httpx2.Client, tmp_path: Path) -> None:
+    columns = 1 << 16
+    model = models.scale(tmp_path / "scale.onnx", columns=columns).read_bytes()
+    uploaded = client.put("/admin/v1/models/scale/versions/1?wait=60", content=model, headers=HEADERS)
+    assert uploaded.json()["state"] == "ready", uploaded.text
+    tensor = {"name": "x", "shape": [1, columns], "datatype": "FP32", "data": [1.0] * columns}
+    answer = client.post("/v2/models/scale/infer", json={"inputs": [tensor]})
+    assert set(answer.json()["outputs"][0]["data"]) == {2.0}
+    assert Page(client.get("/metrics").text).value("millstream_segment_bytes_total") == 0
+
+
+def test_pods_drain_and_end(pods: Pods) -> None:
+    """Last: SIGTERM, as a node sends it after `preStop`."""
+    for name in ("millstream-worker-cpu", "millstream-gateway", "millstream-controller"):
+        running, limit_s = pods.host.running[name], pods.spec(name)["terminationGracePeriodSeconds"]
+        assert isinstance(limit_s, int)
+        assert running.stop(limit_s) in (0, -signal.SIGTERM), pods.output()
+    assert any("drained" in line for line in pods.host.running["millstream-worker-cpu"].output)

@@ -1,0 +1,87 @@
+"""Which races of a real repository a worker can begin: after a load, a lack of time, a pause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.races import UNFINISHED_MAX, Race, RaceState, new_race
+from millstream.services.wire.records import State
+from millstream.workers.backends import get_backend
+from millstream.workers.load_version import LoadEnvironment
+from millstream.workers.loaded_models import LoadedModel
+from millstream.workers.race_queue import RaceQueue, Racer
+from tests.kit.versions import publish
+
+HERE = "0123456789abcdef"
+
+
+class Queue:
+    """A queue of one worker, on a machine that is idle or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository = FolderRepository(folder / "repository")
+        self.manifest: Manifest = publish(self.repository, "m", 1)
+        self.idle = True
+        at = LoadEnvironment(get_backend("onnxruntime", folder), "onnxruntime", "cpu", 1, None)
+        self.queue = RaceQueue(Racer("cpu-0", "cpu", "host", HERE, lambda: self.idle), self.repository, at)
+
+    def asked(self, state: RaceState, **more: object) -> Race:
+        one = new_race(self.manifest, "onnxruntime.cpu", HERE, "cpu", 1.0).model_copy(update={"state": state, **more})
+        self.repository.races.change(one.key, lambda _: one)
+        return one
+
+    def ready(self, state: State = State.READY, reason: str | None = None) -> list[Race]:
+        model = LoadedModel(self.manifest, state, reason)
+        return [race for race, _ in self.queue.ready(self.repository.races.all(), [model])]
+
+    def stored(self) -> Race:
+        [found] = self.repository.races.all()
+        return found
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue(tmp_path)
+
+
+def test_a_race_waits_until_its_version_is_ready(queue: Queue) -> None:
+    queue.asked(RaceState.WAITING, why="the version is being loaded")
+    assert queue.ready(State.LOADING) == []
+    assert queue.stored().why == "the version is being loaded"
+    assert queue.ready(State.FAILED, "no such operator") == []
+    assert queue.stored().state is RaceState.WAITING
+    assert queue.stored().why == "the version cannot be loaded: no such operator"
+    [race] = queue.ready()
+    assert (race.state, race.why) == (RaceState.QUEUED, "")
+    assert queue.stored() == race
+
+
+def test_an_unfinished_race_begins_again_when_the_machine_is_idle(queue: Queue) -> None:
+    before = queue.asked(RaceState.UNFINISHED, unfinished=2, why="no time", ended_at=5.0)
+    queue.idle = False
+    assert queue.ready() == []
+    queue.idle = True
+    queue.queue.postpone(before, 3600.0)
+    assert queue.ready() == []
+    assert queue.stored() == before
+    queue.asked(RaceState.QUEUED, requested_at=2.0)
+    assert len(queue.ready()) == 1, "it was asked for again"
+    queue.asked(RaceState.UNFINISHED, unfinished=2, why="no time", ended_at=5.0)
+    queue.queue.postpone(before, 0.0)
+    [race] = queue.ready()
+    assert (race.state, race.unfinished, race.why) == (RaceState.QUEUED, 2, "no time")
+    assert race.options == before.options
+
+
+@pytest.mark.parametrize(
+    ("state", "unfinished"),
+    [(RaceState.UNFINISHED, UNFINISHED_MAX), (RaceState.CANCELLED, 1), (RaceState.FAILED, 0), (RaceState.DECIDED, 0)],
+)
+def test_a_race_that_is_over_does_not_begin_again(queue: Queue, state: RaceState, unfinished: int) -> None:
+    before = queue.asked(state, unfinished=unfinished)
+    assert queue.ready() == []
+    assert queue.stored() == before

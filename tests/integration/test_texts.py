@@ -1,0 +1,190 @@
+"""Models that take token ids, called with texts over v2 REST, TensorFlow Serving's REST and gRPC."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import tokenizers
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+from tests.kit import models
+from tests.kit.stack import Stack
+
+VOCABULARY = {word: index for index, word in enumerate(["[UNK]", "[PAD]", "the", "mill", "turns", "stream", "drives"])}
+TEXTS = ["the mill turns", "stream", "the unknown drives the mill"]
+IDS = [[2, 3, 4], [5], [2, 0, 6, 2, 3]]
+
+
+def tokenizer() -> Any:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return made
+
+
+def archive(model: Path, content: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.write(model, "model.onnx")
+        packed.writestr("tokenizer.json", content)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.embeddings(tmp_path_factory.mktemp("models") / "tokens.onnx", pooled=True, types=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _served(shared_stack: Stack, model: Path) -> None:
+    for name, content in (("tx-words", tokenizer().to_str()), ("tx-broken", "{}")):
+        path = model.with_name(f"{name}.zip")
+        path.write_bytes(archive(model, content))
+        shared_stack.push(name, path)
+    shared_stack.push("tx-plain", model)
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(stack.grpc) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> Any:
+    """The output of each text alone, by ONNX Runtime."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    rows = []
+    for ids in IDS:
+        given = np.array([ids], np.int64)
+        fed = {"input_ids": given, "attention_mask": np.ones_like(given), "token_type_ids": np.zeros_like(given)}
+        rows.append(session.run(None, fed)[0][0])
+    return np.array(rows)
+
+
+def v2(texts: list[str], **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}], **more}
+
+
+def test_v2_rest(stack: Stack, expected: Any) -> None:
+    for repeated in range(2):  # the second request has a known envelope
+        reply = stack.http.post("/v2/models/tx-words/infer", json=v2(TEXTS, id=f"r{repeated}"))
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["id"] == f"r{repeated}"
+        (output,) = reply.json()["outputs"]
+        np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), expected, rtol=1e-4, atol=1e-5)
+    reply = stack.http.post("/v2/models/tx-words/versions/1/infer", json=v2(TEXTS[:1]))
+    np.testing.assert_allclose(reply.json()["outputs"][0]["data"], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_token_ids_are_taken_as_before(stack: Stack, expected: Any) -> None:
+    given = {"input_ids": IDS[0], "attention_mask": [1] * 3, "token_type_ids": [0] * 3}
+    inputs = [{"name": name, "datatype": "INT64", "shape": [1, 3], "data": data} for name, data in given.items()]
+    reply = stack.http.post("/v2/models/tx-words/infer", json={"inputs": inputs})
+    np.testing.assert_allclose(reply.json()["outputs"][0]["data"], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_large_and_binary_bodies(stack: Stack, expected: Any) -> None:
+    padded = [text + " " * 100_000 for text in TEXTS]  # decoded in a thread
+    reply = stack.http.post("/v2/models/tx-words/infer", json=v2(padded))
+    assert reply.status_code == 200, reply.text
+    np.testing.assert_allclose(reply.json()["outputs"][0]["data"], expected.ravel(), rtol=1e-4, atol=1e-5)
+    with triton_http.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+        given = triton_http.InferInput("text", [3], "BYTES")
+        given.set_data_from_numpy(np.array([text.encode() for text in TEXTS], np.object_))
+        answered = client.infer("tx-words", [given]).as_numpy("embedding")
+        np.testing.assert_allclose(answered, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "member"),
+    [
+        ({"instances": [{"text": text} for text in TEXTS]}, "predictions"),
+        ({"instances": TEXTS}, "predictions"),
+        ({"inputs": {"text": TEXTS}}, "outputs"),
+        ({"inputs": TEXTS}, "outputs"),
+    ],
+)
+def test_v1(stack: Stack, expected: Any, body: Any, member: str) -> None:
+    reply = stack.http.post("/v1/models/tx-words:predict", json=body)
+    assert reply.status_code == 200, reply.text
+    np.testing.assert_allclose(reply.json()[member], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_v1_classify(stack: Stack, expected: Any) -> None:
+    body = {"examples": [{"text": text} for text in TEXTS]}
+    result = stack.http.post("/v1/models/tx-words:classify", json=body).json()["result"]
+    scores = [[score for _, score in row] for row in result]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def grpc_text(texts: list[str]) -> Any:
+    given = triton.InferInput("text", [len(texts)], "BYTES")
+    given.set_data_from_numpy(np.array([text.encode() for text in texts], np.object_))
+    return given
+
+
+def test_grpc(client: Any, expected: Any) -> None:
+    for _ in range(2):
+        reply = client.infer("tx-words", [grpc_text(TEXTS)], request_id="7", client_timeout=60)
+        np.testing.assert_allclose(reply.as_numpy("embedding"), expected, rtol=1e-4, atol=1e-5)
+        assert reply.get_response().id == "7"
+
+
+def test_metadata_keeps_the_inputs_and_names_the_text(stack: Stack, client: Any) -> None:
+    document = stack.http.get("/v2/models/tx-words").json()
+    assert document["parameters"] == {"text_input": "text"}
+    assert [spec["name"] for spec in document["inputs"]] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert "parameters" not in stack.http.get("/v2/models/tx-plain").json()
+    assert [spec.name for spec in client.get_model_metadata("tx-words").inputs] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
+
+
+MISTAKES = [
+    ("tx-plain", ["a"], "unexpected inference input 'text' for model 'tx-plain'"),
+    ("tx-broken", ["a"], "tokenizer.json of model 'tx-broken' cannot be read"),
+    ("tx-words", [" "], "'text[0]' has no token"),
+    ("tx-words", ["a"] * 65, "batch-size must be <= 64"),
+    ("tx-words", ["the " * 9000], "has 9000 tokens: at most 8192"),
+]
+
+
+@pytest.mark.parametrize(("name", "texts", "error"), MISTAKES)
+def test_mistakes_in_each_protocols_form(stack: Stack, client: Any, name: str, texts: list[str], error: str) -> None:
+    reply = stack.http.post(f"/v2/models/{name}/infer", json=v2(texts))
+    assert (reply.status_code, error in reply.json()["error"]) == (400, True), reply.text
+    rows = [{"text": text} for text in texts]
+    reply = stack.http.post(f"/v1/models/{name}:predict", json={"instances": rows})
+    assert (reply.status_code, error in reply.json()["error"]) == (400, True), reply.text
+    with pytest.raises(InferenceServerException) as refusal:
+        client.infer(name, [grpc_text(texts)])
+    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert error in refusal.value.message()
+
+
+def test_pairs_are_refused(stack: Stack, client: Any) -> None:
+    pair = [{**v2(["a"])["inputs"][0], "name": name} for name in ("text", "text_pair")]
+    reply = stack.http.post("/v2/models/tx-words/infer", json={"inputs": pair})
+    assert "pairs of texts are not tokenized here: send their token ids" in reply.json()["error"]
+    body = {"instances": [{"text": "a", "text_pair": "b"}]}
+    assert "pairs of texts" in stack.http.post("/v1/models/tx-words:predict", json=body).json()["error"]
+
+
+def test_text_that_is_no_text(stack: Stack) -> None:
+    for data in ([1], [None], [["a"], "b"]):
+        body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": data}]}
+        assert stack.http.post("/v2/models/tx-words/infer", json=body).status_code == 400
+    unpaired = json.dumps({"instances": [{"text": "\ud800"}]}).encode()
+    assert stack.http.post("/v1/models/tx-words:predict", content=unpaired).status_code == 400

@@ -1,0 +1,285 @@
+"""services/compiler/race on a virtual clock: budget, drift, noise, crashes, and the same winner for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.services.compiler.candidate import Candidate, Compiled
+from millstream.services.compiler.race.choice import GAIN_MIN, Measured, choose
+from millstream.services.compiler.race.gate import Judgement
+from millstream.services.compiler.race.race import LostError, Prepared, Race, Result
+from millstream.services.compiler.race.report import BASELINE, RaceEvent, variant_for
+from millstream.services.compiler.race.schedule import Budget, entry_order
+from millstream.services.compiler.race.statistics import Round, interval, overall, ratio_of, weighted
+
+COMPILED = Compiled(backend="onnxruntime", runtime="none")
+WEIGHTS = {1: 1.0, 4: 1.0, 16: 2.0}
+BASE_S = {1: 0.01, 4: 0.03, 16: 0.1}
+
+
+class Entry(NamedTuple):
+    """A candidate of the virtual track. `fails`: the call that raises."""
+
+    speed: float
+    compile_s: float = 1.0
+    lossy: bool = False
+    single: bool = False
+    fails: str = ""
+    hangs: bool = False
+
+
+class VirtualTrack:
+    """A machine whose speed drifts and is noisy; calls take virtual time."""
+
+    def __init__(self, entries: Sequence[Entry], seed: int, noise: float = 0.0, drift: float = 0.0) -> None:
+        self.clock_s = 100.0
+        self.entries = {candidate_of(at, entry).key: entry for at, entry in enumerate(entries)}
+        self.random = random.Random(seed)
+        self.noise, self.drift = noise, drift
+        self.events: list[RaceEvent] = []
+
+    def now(self) -> float:
+        return self.clock_s
+
+    def spend(self, seconds: float, seconds_max: float) -> None:
+        self.clock_s += min(seconds, seconds_max)
+        if seconds > seconds_max:
+            raise TimeoutError
+
+    def compile(self, candidate: Candidate, seconds_max: float) -> Prepared:
+        entry = self.entries[candidate.key]
+        try:
+            self.spend(1e9 if entry.hangs else entry.compile_s, seconds_max)
+        except TimeoutError:
+            raise LostError("it took too long") from None
+        self.fail(entry, "compile")
+        return Prepared(COMPILED, candidate.key, entry.compile_s, 10, cached=False)
+
+    def judge(self, key: str, seconds_max: float) -> tuple[Judgement, bool]:
+        self.spend(0.3, seconds_max)
+        self.fail(self.entries[key], "judge")
+        return Judgement({}, "wrong" if self.entries[key].fails == "gate" else ""), self.entries[key].single
+
+    def round(self, key: str, sizes: Sequence[int], seconds_max: float) -> Round:
+        entry, found, left = self.entries[key], {}, seconds_max
+        for rows in sizes:
+            blocks = [self.block(BASE_S[rows] / speed) for speed in (1.0, entry.speed, entry.speed, 1.0)]
+            self.spend(sum(blocks), left)
+            left -= sum(blocks)
+            found[rows] = ratio_of((blocks[0], blocks[3]), (blocks[1], blocks[2]))
+        if self.random.random() < 0.5:
+            self.fail(entry, "round")
+        return found
+
+    def block(self, seconds: float) -> float:
+        slow = 1.0 + self.drift * (self.clock_s - 100.0)
+        return seconds * slow * self.random.lognormvariate(0.0, self.noise)
+
+    def fail(self, entry: Entry, call: str) -> None:
+        if entry.fails == call:
+            raise LostError(f"it crashed in {call}", "segmentation fault")
+
+    def tell(self, event: RaceEvent) -> None:
+        self.events.append(event)
+
+
+def candidate_of(at: int, entry: Entry) -> Candidate:
+    return Candidate(target=f"target{at}", lossy=entry.lossy)
+
+
+def key_of(at: int) -> str:
+    return candidate_of(at, Entry(1.0)).key
+
+
+def race(track: VirtualTrack, entries: Sequence[Entry], seconds: float = 120.0) -> Result:
+    candidates = [candidate_of(at, entry) for at, entry in enumerate(entries)]
+    return Race(candidates, WEIGHTS, Budget(track.now(), seconds), track, seed=1).run()
+
+
+ENTRIES = st.builds(
+    Entry,
+    speed=st.floats(0.05, 8.0),
+    compile_s=st.floats(0.0, 60.0),
+    lossy=st.booleans(),
+    single=st.booleans(),
+    fails=st.sampled_from(["", "", "", "compile", "judge", "gate", "round"]),
+    hangs=st.sampled_from([False, False, False, True]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(entries=st.lists(ENTRIES, max_size=12), seconds=st.floats(0.5, 300.0), seed=st.integers(0, 99))
+def test_a_race_ends_within_its_budget_and_every_candidate_has_one_row(
+    entries: list[Entry], seconds: float, seed: int
+) -> None:
+    track = VirtualTrack(entries, seed, noise=0.2, drift=0.01)
+    result = race(track, entries, seconds)
+    assert track.now() - 100.0 <= seconds * (1 + 1e-9)
+    assert sorted(row.candidate for row in result.rows) == sorted(map(key_of, range(len(entries))))
+    serving = set(result.choice.table.values()) - {BASELINE}
+    assert {row.candidate for row in result.rows if row.verdict == "won"} == serving
+    for row in result.rows:
+        assert row.why or row.verdict == "won"
+        assert row.compiled is not None or row.candidate not in serving
+        if row.candidate in serving and row.single:
+            assert all(variant_for(result.choice.table, rows) != row.candidate for rows in (2, 3, 16, 64))
+    assert (result.choice.winner is None) == (not serving)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    others=st.lists(st.floats(0.2, 2.0), min_size=1, max_size=10),
+    at=st.integers(0, 10),
+    noise=st.floats(0.0, 0.08),
+    drift=st.floats(-0.005, 0.05),
+    seed=st.integers(0, 999),
+)
+def test_the_best_wins_under_noise_and_drift(
+    others: list[float], at: int, noise: float, drift: float, seed: int
+) -> None:
+    entries = [Entry(speed) for speed in others]
+    entries.insert(min(at, len(entries)), best := Entry(3.0))
+    result = race(VirtualTrack(entries, seed, noise, drift), entries)
+    assert result.choice.winner == key_of(entries.index(best))
+    assert result.choice.ratio == pytest.approx(3.0, rel=0.15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    speeds=st.lists(st.floats(0.2, 1.0), min_size=1, max_size=8),
+    noise=st.floats(0.0, 0.05),
+    seed=st.integers(0, 999),
+)
+def test_nothing_changes_where_nothing_is_faster(speeds: list[float], noise: float, seed: int) -> None:
+    entries = [Entry(speed) for speed in speeds]
+    choice = race(VirtualTrack(entries, seed, noise), entries).choice
+    assert (choice.winner, choice.table, choice.ratio) == (None, {}, 1.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(entries=st.lists(ENTRIES, max_size=8), seed=st.integers(0, 99))
+def test_the_same_race_has_the_same_result(entries: list[Entry], seed: int) -> None:
+    assert race(VirtualTrack(entries, seed, 0.1), entries) == race(VirtualTrack(entries, seed, 0.1), entries)
+
+
+@settings(max_examples=30, deadline=None)
+@given(call=st.sampled_from(["compile", "judge", "gate", "round"]), losers=st.integers(1, 5), seed=st.integers(0, 99))
+def test_crashes_of_losers_change_nothing(call: str, losers: int, seed: int) -> None:
+    good = [Entry(1.5), Entry(2.0)]
+    bad = [Entry(9.0, fails=call) for _ in range(losers)]
+    result = race(VirtualTrack([*good, *bad], seed, 0.02), [*good, *bad])
+    assert result.choice.winner == key_of(1)
+    lost = {row.candidate: row for row in result.rows if row.candidate in {key_of(2 + at) for at in range(losers)}}
+    assert {row.verdict for row in lost.values()} == {"inaccurate" if call == "gate" else "failed"}
+    assert {row.compiled for row in lost.values()} == {None}
+    if call != "gate":
+        assert {row.stderr for row in lost.values()} == {"segmentation fault"}
+
+
+def test_a_hanging_compilation_leaves_time_for_the_others() -> None:
+    entries = [Entry(2.0, hangs=True), Entry(2.0, hangs=True), Entry(3.0)]
+    result = race(VirtualTrack(entries, 1), entries)
+    assert result.choice.winner == key_of(2)
+
+
+def test_candidates_that_find_no_time_are_skipped_and_say_so() -> None:
+    entries = [Entry(2.0, compile_s=8.0) for _ in range(6)]
+    result = race(VirtualTrack(entries, 1), entries, seconds=20)
+    skipped = [row for row in result.rows if row.verdict == "skipped"]
+    assert skipped
+    assert all("the budget of 20 s ended" in row.why for row in skipped)
+
+
+def test_progress_names_stage_candidate_round_and_ratios() -> None:
+    track = VirtualTrack(entries := [Entry(2.0), Entry(1.0)], 1)
+    race(track, entries)
+    stages = [event.stage for event in track.events]
+    assert stages[:3] == ["compiling", "judging", "measuring"]
+    assert track.events[-1].ratios[key_of(0)] == pytest.approx(2.0, abs=0.01)
+    assert track.events[-1].round > 2
+    assert track.events[-1].total == 2
+
+
+def measured(key: str, ratios: dict[int, float], *, lossy: bool = False, single: bool = False) -> Measured:
+    return Measured(key, lossy, single, (ratios,) * 6)
+
+
+def test_the_table_takes_the_best_at_each_size_where_that_pays() -> None:
+    small, large = measured("small", {1: 3.0, 16: 0.8}), measured("large", {1: 0.8, 16: 3.0})
+    choice = choose([small, large], {1: 1.0, 16: 1.5})
+    assert choice.table == {1: "small", 16: "large"}
+    assert choice.winner == "large"
+    assert choice.ratio == pytest.approx(3.0)
+
+
+def test_one_variant_serves_all_sizes_where_a_second_would_gain_little() -> None:
+    one, other = measured("one", {1: 2.0, 16: 2.0}), measured("other", {1: 2.05, 16: 1.0})
+    assert choose([one, other], {1: 1.0, 16: 1.0}).table == {1: "one", 16: "one"}
+
+
+def test_a_candidate_slower_at_one_size_shares_with_the_baseline() -> None:
+    choice = choose([measured("one", {1: 0.5, 16: 4.0})], {1: 1.0, 16: 1.0})
+    assert choice.table == {1: BASELINE, 16: "one"}
+    assert choice.ratio == pytest.approx(2.0)
+
+
+def test_a_lossy_candidate_must_gain_five_percent_over_an_exact_one() -> None:
+    exact = measured("exact", {1: 2.0})
+    assert choose([exact, measured("lossy", {1: 2.08}, lossy=True)], {1: 1.0}).winner == "exact"
+    assert choose([exact, measured("lossy", {1: 2.2}, lossy=True)], {1: 1.0}).winner == "lossy"
+
+
+def test_a_candidate_of_single_rows_never_gets_a_batch() -> None:
+    choice = choose([measured("one", {1: 4.0}, single=True)], {1: 1.0})
+    assert [variant_for(choice.table, rows) for rows in (1, 2, 64)] == ["one", BASELINE, BASELINE]
+
+
+@given(st.floats(1.001, GAIN_MIN - 0.001))
+def test_less_than_five_percent_changes_nothing(ratio: float) -> None:
+    choice = choose([measured("one", {1: ratio, 4: ratio})], {1: 1.0, 4: 1.0})
+    assert choice.winner is None
+    assert "one" in choice.why
+
+
+def test_too_few_rounds_change_nothing() -> None:
+    assert choose([Measured("one", False, False, ({1: 9.0},) * 4)], {1: 1.0}).winner is None
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=50), st.integers(0, 9))
+def test_an_interval_contains_its_median_and_is_equal_for_equal_seeds(ratios: list[float], seed: int) -> None:
+    found = interval(ratios, seed)
+    assert min(ratios) <= found.low <= found.median * (1 + 1e-12)
+    assert found.median <= found.high * (1 + 1e-12)
+    assert found.high <= max(ratios) * (1 + 1e-12)
+    assert interval(ratios, seed) == found
+
+
+def test_a_steady_drift_cancels_in_a_round() -> None:
+    blocks = [1.0 + 0.3 * at for at in range(4)]  # the machine becomes slower from block to block
+    assert ratio_of((blocks[0], blocks[3]), (blocks[1] / 2, blocks[2] / 2)) == pytest.approx(2.0)
+
+
+def test_sizes_count_by_their_weights() -> None:
+    assert weighted({1: 2.0, 4: 8.0}, {1: 1.0, 4: 1.0}) == pytest.approx(4.0)
+    assert weighted({1: 2.0, 4: 8.0}, {1: 3.0, 16: 9.0}) == pytest.approx(2.0)
+    assert overall([{1: 2.0}], {1: 1.0}).median == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="no batch size was measured"):
+        weighted({2: 1.0}, {1: 1.0})
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=12))
+def test_every_target_enters_before_a_second_candidate_of_any(pairs: list[tuple[str, int]]) -> None:
+    candidates = [Candidate(target=target, flags={"at": at}, lossy=False) for target, at in pairs]
+
+    order = entry_order(candidates)
+
+    assert {one.key for one in order} == {one.key for one in candidates}
+    assert len(order) == len({one.key for one in candidates})
+    turns = [[other.target for other in order[:at]].count(one.target) for at, one in enumerate(order)]
+    assert turns == sorted(turns)

@@ -1,0 +1,145 @@
+"""The authorisation table: every route and every gRPC method has a row, and every scope is tried on each."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.protocols.grpc.handlers import MethodTable
+from millstream.gateway.protocols.vertex.adapter import vertex_adapter
+from millstream.services.access.scopes import Grants, Need, grants_of
+from millstream.services.access.table import GRPC, HTTP, NAMED, Row, http_row
+from millstream.services.settings import Settings
+from tests.kit.application import Application
+
+pytestmark = pytest.mark.anyio
+
+SCOPES = ("infer:m", "infer:other", "infer:*", "models:read", "models:write", "metrics", "admin")
+#: what each scope allows of calls about the model "m"; independent of services/access/scopes.py
+ALLOWED: dict[str, set[Need]] = {
+    "infer:m": {Need.OPEN, Need.INFER, Need.DESCRIBE},
+    "infer:other": {Need.OPEN},
+    "infer:*": {Need.OPEN, Need.INFER, Need.DESCRIBE},
+    "models:read": {Need.OPEN, Need.DESCRIBE, Need.READ},
+    "models:write": {Need.OPEN, Need.DESCRIBE, Need.READ, Need.WRITE},
+    "metrics": {Need.OPEN, Need.METRICS},
+    "admin": set(Need),
+}
+
+
+def routes(app: Any) -> list[Any]:
+    """Return all routes of an application, also of routers that it includes."""
+    found = []
+    for route in app.routes:
+        inner = getattr(route, "original_router", None)
+        found += [route] if inner is None else routes(inner)
+    return found
+
+
+async def test_every_route_is_in_the_table(tmp_path: Path) -> None:
+    application = Application(tmp_path)
+    seen = set()
+    for route in routes(application.app.router):
+        for method in route.methods:
+            assert http_row(method, route.path_format, route.name) is not None, f"{method} {route.path_format}"
+            seen.add((method, route.path_format))
+    assert len(HTTP.keys() - seen) <= 2, HTTP.keys() - seen
+    [vertex] = vertex_adapter(
+        Settings.model_validate({"vertex_health_route": "/h", "vertex_predict_route": "/p"})
+    ).routes
+    assert {cast("Any", route).name for route in vertex.router.routes} == NAMED.keys()
+
+
+async def test_a_route_without_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    application = Application(tmp_path)
+    monkeypatch.delitem(HTTP, ("GET", "/v2/health/live"))
+    async with application.client() as client:
+        reply = await client.get("/v2/health/live")
+    assert (reply.status_code, "authorisation table" in reply.text) == (403, True)
+
+
+def test_every_grpc_method_is_in_the_table() -> None:
+    files = (pb, health_pb2, reflection_pb2)
+    services: list[ServiceDescriptor] = [one for file in files for one in file.DESCRIPTOR.services_by_name.values()]
+    methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    served = {name for name in methods if "CudaSharedMemory" in name or name in GRPC}
+    assert GRPC.keys() - methods == {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"}
+    assert served <= GRPC.keys()
+
+
+async def test_every_served_grpc_method_has_a_row(tmp_path: Path) -> None:
+    application = Application(tmp_path)
+    deps = application.app.state.deps
+    table = MethodTable(deps, Drain(), cast("Any", None))
+    assert table.methods <= GRPC.keys(), table.methods - GRPC.keys()
+    assert GRPC.keys() <= table.methods, GRPC.keys() - table.methods
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_row_and_every_scope(scope: str) -> None:
+    grants = grants_of([scope])
+    for row in {*HTTP.values(), *GRPC.values(), *NAMED.values()}:
+        model = "m" if row.model is not None or row.need is Need.INFER else None
+        assert grants.allows(row.need, model) == (row.need in ALLOWED[scope]), (row, scope)
+
+
+async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None:
+    application = Application(tmp_path)
+    keys: dict[str, str] = {}
+    async with application.client() as client:
+        for scope in SCOPES:
+            name = scope.replace(":", "-").replace("*", "all")
+            admin = {"Authorization": f"Bearer {keys['admin']}"} if "admin" in keys else {}
+            created = await client.post("/admin/v1/keys", json={"name": name, "scopes": [scope]}, headers=admin)
+            assert created.status_code == 201, created.text
+            keys[scope] = created.json()["key"]
+    async with application.client(address="192.0.2.1") as client:
+        for ((method, path), row), scope in product(HTTP.items(), (*SCOPES, "")):
+            url = path
+            for parameter in ("model", "name", "endpoint"):
+                url = url.replace(f"{{{parameter}}}", "m")
+            for parameter in ("version", "label", "region", "repository", "key", "pool"):
+                url = url.replace(f"{{{parameter}}}", "1")
+            if (method, url) == ("POST", "/v2/models/m/infer") or url.startswith("/v2/models/m/versions/1/infer"):
+                continue  # waits for the test to answer: tests/integration/test_access.py
+            headers = {"Authorization": f"Bearer {keys[scope]}"} if scope else {}
+            reply = await client.request(method, url, headers=headers, content=b"{")
+            if reply.status_code == 404 and reply.text == '{"error":"Not Found"}':
+                continue  # a row for a route to come
+            refused = reply.status_code in {401, 403}
+            allowed = row.need is Need.OPEN or (bool(scope) and _allowed(row, path, scope))
+            assert refused is not allowed, (method, url, scope, reply.status_code, reply.text)
+    assert not any(key in str(application.audit_text()) for key in keys.values())
+
+
+def _allowed(row: Row, path: str, scope: str) -> bool:
+    """Return what is expected. A model that the body names is checked later; none of these bodies can be read."""
+    if row.need is Need.INFER and row.model is None and not path.endswith(("}/invocations", "-stream")):
+        return scope.startswith("infer:") or scope == "admin"
+    return row.need in ALLOWED[scope]
+
+
+def test_globs_are_matched_as_a_whole_and_case_counts() -> None:
+    grants = grants_of(["infer:re?net*"])
+    assert [grants.infers(name) for name in ("resnet", "resnet50", "aresnet", "Resnet", "renet")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert not grants_of(["infer:a.c"]).infers("abc")
+    assert not Grants().allows(Need.METRICS)
+
+
+def test_a_gate_without_keys_lets_everything_in() -> None:
+    Gate().check_model("any")

@@ -1,0 +1,122 @@
+"""workers/race/measuring.py and outputs.py: replies of a process that runs somebody else's code are not believed."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX
+from millstream.workers.race import measuring, outputs
+from millstream.workers.race.measuring import FailedError, Measuring
+from millstream.workers.race.messages import Opening
+from millstream.workers.race.outputs import read_outputs, write_outputs
+from tests.kit.races import MLP
+
+PYTHON = sys.executable
+HELLO = """print('{"error": ""}', flush=True); """
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of a program that is started in place of a measuring process."""
+    program = tmp_path / "program"
+    monkeypatch.setattr(sys, "executable", str(program))
+    return program
+
+
+def say(script: Path, code: str) -> None:
+    script.write_text(f"#!{PYTHON}\nimport sys, time\n{code}\n")
+    script.chmod(0o700)
+
+
+def opening(tmp_path: Path) -> Opening:
+    return Opening(
+        backend="onnxruntime", path=tmp_path / "m", signature=MLP, device="cpu", threads=1, inputs=tmp_path / "i.npz"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('hello', flush=True); time.sleep(60)", "replied nothing that can be read"),
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", "was ended by SIGSEGV"),
+        ("import os; os.close(1); time.sleep(60)", "closed its output"),
+        ('print(\'{"error": "no\\\\nway"}\', flush=True)', "no way"),
+        ('print(\'{"times_s": "many"}\', flush=True)', "replied nothing that can be read"),
+    ],
+)
+def test_a_process_that_does_not_load_says_why(script: Path, tmp_path: Path, code: str, said: str) -> None:
+    say(script, code)
+    with pytest.raises(FailedError, match=said):
+        Measuring(opening(tmp_path), 30)
+
+
+def test_a_flood_without_a_line_ends(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LINE_BYTES_MAX", 1 << 18)
+    say(script, "while True: sys.stdout.write('x' * 65536)")
+    with pytest.raises(FailedError):
+        Measuring(opening(tmp_path), 30)
+
+
+def test_standard_error_is_bounded_and_its_end_is_kept(script: Path, tmp_path: Path) -> None:
+    say(script, "sys.stderr.write('x' * 1000000 + 'the end'); sys.stderr.flush(); sys.exit(1)")
+    with pytest.raises(FailedError) as failed:
+        Measuring(opening(tmp_path), 30)
+    assert failed.value.stderr.endswith("the end")
+    assert len(failed.value.stderr) <= STDERR_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize("times", ["[]", "[0.0]", "[-1.0]"])
+def test_times_that_cannot_be_are_refused(script: Path, tmp_path: Path, times: str) -> None:
+    say(script, f"{HELLO}sys.stdin.readline(); sys.stdin.readline(); print('{{\"times_s\": {times}}}', flush=True)")
+    process = Measuring(opening(tmp_path), 30)
+    try:
+        with pytest.raises(FailedError, match="no times"):
+            process.times(1, 0.01, 30)
+    finally:
+        process.close()
+
+
+def test_a_process_that_says_nothing_is_killed_with_what_it_started(script: Path, tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    code = "import subprocess; child = subprocess.Popen(['sleep', '600']); "
+    code += f"open({str(said)!r}, 'w').write(str(child.pid)); {HELLO}time.sleep(600)"
+    say(script, code)
+    process = Measuring(opening(tmp_path), 30)
+    with pytest.raises(TimeoutError):
+        process.times(1, 0.01, 0.01)
+    child = int(said.read_text())
+    with suppress(ProcessLookupError):  # it is gone already
+        descriptor = os.pidfd_open(child)
+        try:
+            assert select.select([descriptor], [], [], 30)[0]
+        finally:
+            os.close(descriptor)
+
+
+def test_outputs_survive_the_file_text_included(tmp_path: Path) -> None:
+    text = np.array([[b"a\0", b""], [b"c", b"\xff"]], dtype=object)
+    given = [np.arange(6, dtype=np.float32).reshape(2, 3), text, np.zeros((0, 2), np.int64)]
+    write_outputs(tmp_path / "o.npz", given)
+    found = read_outputs(tmp_path / "o.npz")
+    assert [array.shape for array in found] == [array.shape for array in given]
+    assert found[1].tolist() == text.tolist()
+
+
+def test_outputs_that_are_no_file_of_arrays_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("pipe", "link", "absent"):
+        with pytest.raises(ValueError, match="there are none"):
+            read_outputs(tmp_path / name)
+    write_outputs(tmp_path / "o.npz", [np.zeros(1000)])
+    monkeypatch.setattr(outputs, "ANSWER_BYTES_MAX", 100)
+    with pytest.raises(ValueError, match="more than"):
+        read_outputs(tmp_path / "o.npz")

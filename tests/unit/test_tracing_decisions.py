@@ -1,0 +1,168 @@
+"""The pure parts of tracing: the header, the samplers, and the variables of OpenTelemetry."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.services.errors import Failure
+from millstream.services.tracing.otel_variables import GRPC, read_variables
+from millstream.services.tracing.sampler import TAIL_RATE_MAX, HeadSampler, TailSampler
+from millstream.services.tracing.traceparent import (
+    TraceContext,
+    context_of,
+    is_sampled,
+    new_traceparent,
+    trace_id_of,
+    usable_traceparent,
+)
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SENT = f"00-{TRACE}-{SPAN}-01".encode()
+PARENT = TraceContext(bytes.fromhex(TRACE), bytes.fromhex(SPAN))
+
+
+def test_traceparent_of_a_caller_is_read() -> None:
+    assert usable_traceparent(b" " + SENT + b" ") == SENT
+    assert context_of(SENT) == PARENT
+    assert is_sampled(SENT)
+    assert not is_sampled(SENT[:-1] + b"2")
+    assert trace_id_of(SENT) == TRACE
+    assert trace_id_of(None) == ""
+
+
+def test_traceparent_of_a_later_version_is_read_as_the_first() -> None:
+    assert usable_traceparent(b"cc" + SENT[2:] + b"-what-the-future") == SENT
+    assert usable_traceparent(b"cc" + SENT[2:] + b".what") is None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        SENT[:-1],
+        SENT + b"-more",
+        b"ff" + SENT[2:],
+        SENT.upper(),
+        SENT.replace(TRACE.encode(), b"0" * 32),
+        SENT.replace(SPAN.encode(), b"0" * 16),
+        b"00-" + b"\xe9" * 32 + SENT[35:],
+    ],
+)
+def test_invalid_traceparent_is_none(sent: bytes) -> None:
+    assert usable_traceparent(sent) is None
+
+
+def test_new_trace_has_no_parent() -> None:
+    made = new_traceparent(0)
+    assert context_of(made) == TraceContext((1).to_bytes(16, "big"), b"")
+    assert usable_traceparent(made) is None  # no caller can pretend to be a new trace
+
+
+def test_head_sampler_follows_the_caller_or_the_ratio() -> None:
+    unsampled, root = SENT[:-1] + b"0", new_traceparent(7)
+    assert HeadSampler(0.0).sampled(SENT, reads=True)
+    assert not HeadSampler(1.0).sampled(unsampled, reads=False)
+    assert HeadSampler(1.0, parent_based=False).sampled(unsampled, reads=True)
+    assert not HeadSampler(0.0, parent_based=False).sampled(SENT, reads=False)
+    assert HeadSampler(1.0).sampled(root, reads=False)
+    assert not HeadSampler(1.0).sampled(root, reads=True)
+    kept = sum(HeadSampler(0.25).sampled(new_traceparent(number), reads=False) for number in range(0, 1 << 64, 1 << 56))
+    assert kept == 64
+
+
+def test_tail_sampler_selects_slow_and_failed_requests_up_to_its_limit() -> None:
+    tail = TailSampler(slow_s=1.0)
+    assert tail.selected(1.0, 5.0, failed=False)
+    assert tail.selected(0.1, 5.0, failed=True)
+    assert not tail.selected(0.9, 5.0, failed=False)
+    assert sum(tail.selected(2.0, 6.5, failed=True) for _ in range(300)) == TAIL_RATE_MAX
+    assert tail.refused == 300 - TAIL_RATE_MAX
+    assert tail.selected(2.0, 7.0, failed=True)
+    assert not TailSampler(slow_s=0.0).selected(100.0, 8.0, failed=True)
+
+
+def test_variables_have_the_defaults_of_the_specification() -> None:
+    found = read_variables({"OTEL_SERVICE_NAME": " ", "PATH": "/bin"})
+    assert found.target.url == "http://localhost:4318/v1/traces"
+    assert (found.target.timeout_s, found.target.gzip, found.target.insecure) == (10.0, False, True)
+    assert found.sampler == HeadSampler(1.0, parent_based=True)
+    assert not found.disabled
+
+
+def test_variables_for_traces_take_precedence() -> None:
+    found = read_variables(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:1/base/",
+            "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Basic%20abc, x-a = 1 ",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "500",
+            "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "2000",
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+            "OTEL_TRACES_SAMPLER": "traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0.1",
+            "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,team=a%2Cb",
+        }
+    )
+    assert found.target.url == "http://all:1/base/v1/traces"
+    assert found.target.headers == (("authorization", "Basic abc"), ("x-a", "1"))
+    assert "abc" not in repr(found)
+    assert (found.target.timeout_s, found.target.gzip) == (2.0, True)
+    assert found.sampler == HeadSampler(0.1, parent_based=False)
+    assert (found.service, found.resource) == ("mine", (("team", "a,b"),))
+    traces = read_variables({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://t/x"}).target
+    assert (traces.url, traces.insecure) == ("https://t/x", False)
+
+
+def test_grpc_endpoints() -> None:
+    def target(**variables: str) -> tuple[str, bool]:
+        found = read_variables({f"OTEL_EXPORTER_OTLP_{name}": value for name, value in variables.items()}).target
+        assert found.protocol == GRPC
+        return found.url, found.insecure
+
+    assert target(PROTOCOL="grpc") == ("http://localhost:4317", True)
+    assert target(PROTOCOL="grpc", ENDPOINT="collector:1") == ("https://collector:1", False)
+    assert target(PROTOCOL="grpc", ENDPOINT="collector:1", INSECURE="true") == ("http://collector:1", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://host:99999999"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),  # a socket that does not wait
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1e300"),  # beyond what a socket takes
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "secret-without-a-name"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret%0D%0Ax-a: 1"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-a=secret%C3%A9"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a secret=1"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "Content-Length=5"),  # a collector would wait for the rest
+        ("OTEL_RESOURCE_ATTRIBUTES", "a=\udcff"),  # bytes that are not UTF-8: no span could be encoded
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/none"),
+        ("OTEL_TRACES_SAMPLER", "xray"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a"),
+    ],
+)
+def test_wrong_variable_is_named_without_secrets(name: str, value: str) -> None:
+    with pytest.raises(Failure, match=f"^{name}: ") as refused:
+        read_variables({name: value})
+    assert "secret" not in refused.value.message
+
+
+def test_names_of_headers_that_grpc_does_not_have_are_refused() -> None:
+    for name in ("a!", "a-bin"):
+        given = {"OTEL_EXPORTER_OTLP_HEADERS": f"{name}=1"}
+        assert read_variables(given).target.headers == ((name, "1"),)
+        with pytest.raises(Failure, match="OTEL_EXPORTER_OTLP_HEADERS"):
+            read_variables(given | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+
+
+def test_ratio_beyond_its_range_is_refused() -> None:
+    with pytest.raises(Failure, match="OTEL_TRACES_SAMPLER_ARG"):
+        read_variables({"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "1.5"})
+
+
+@pytest.mark.parametrize("variables", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+def test_variables_turn_traces_off(variables: dict[str, str]) -> None:
+    assert read_variables(variables).disabled

@@ -1,0 +1,237 @@
+"""Which form of a version runs a batch, and when variants are undone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.repository.choices import BASELINE, Choice, ChosenVariant
+from millstream.workers import variant_watch
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated
+from millstream.workers.variant_table import Entry, VariantTable, serving_table
+from millstream.workers.variant_watch import COMPARED, WINDOW, VariantWatch
+
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 1)),),
+    batching=True,
+)
+
+
+class Form:
+    """An instance that answers `factor` times its input."""
+
+    size_bytes = 10
+    lost = ""
+
+    def __init__(self, factor: float = 1.0, error: Exception | None = None, wrong_rows: int = 0) -> None:
+        self.factor, self.error, self.wrong_rows = factor, error, wrong_rows
+        self.rows: list[int] = []
+        self.closed = self.terminated = self.rebuilt = 0
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        self.rows.append(len(inputs["x"]))
+        if self.error is not None:
+            raise self.error
+        return [inputs["x"][self.wrong_rows :] * self.factor]
+
+    def terminate(self) -> None:
+        self.terminated += 1
+
+    def rebuild(self) -> None:
+        self.rebuilt += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def wants_baseline(table: VariantTable) -> bool:
+    return table.wants_baseline
+
+
+def batch(rows: int) -> dict[str, Array]:
+    return {"x": np.ones((rows, 1), np.float32)}
+
+
+def choice(table: dict[int, str], *single: str) -> Choice:
+    keys = sorted(set(table.values()) - {BASELINE})
+    variants = tuple(ChosenVariant(key=key, target=key, backend="b", single=key in single) for key in keys)
+    return Choice(content="c", kind="k", device="d", table=table, variants=variants)
+
+
+def table_of(baseline: Form, variants: Mapping[str, Form], *entries: Entry, watch: VariantWatch) -> VariantTable:
+    return VariantTable(entries, variants, baseline, SIGNATURE, watch, 1.0)
+
+
+def one_variant(variant: Form, baseline: Form) -> VariantTable:
+    return table_of(baseline, {"v": variant}, Entry(1, "v"), watch=VariantWatch({}))
+
+
+@pytest.mark.parametrize(
+    ("table", "single", "expected"),
+    [
+        ({1: "a"}, (), [(1, "a")]),
+        ({16: "b", 1: "a", 4: BASELINE}, (), [(1, "a"), (4, BASELINE), (16, "b")]),
+        ({1: "a", 16: "a"}, ("a",), [(1, "a"), (16, BASELINE)]),
+        ({4: "a", 16: "b"}, ("a",), [(1, "a"), (4, BASELINE), (16, "b")]),
+        ({1: "a"}, ("a",), [(1, "a"), (2, BASELINE)]),
+        ({8: "a"}, ("a",), [(1, "a"), (8, BASELINE)]),
+    ],
+)
+def test_variants_whose_rows_influence_each_other_run_single_rows_only(
+    table: dict[int, str], single: tuple[str, ...], expected: list[tuple[int, str]]
+) -> None:
+    assert list(serving_table(choice(table, *single))) == expected
+
+
+def test_a_batch_runs_with_the_form_of_the_next_larger_size() -> None:
+    small, large, own = Form(2), Form(3), Form(1)
+    entries = (Entry(1, "s"), Entry(4, BASELINE), Entry(16, "l"))
+    table = table_of(own, {"s": small, "l": large}, *entries, watch=VariantWatch({}))
+    assert table.needs_baseline
+    for rows in (1, 2, 4, 5, 16, 17, 500):
+        assert len(table.run(batch(rows))[0]) == rows
+    assert (small.rows, own.rows, large.rows) == ([1], [2, 4], [5, 16, 17, 500])
+    assert table.runs == 5
+    assert table.size_bytes == 30
+
+
+def test_a_variant_that_raises_where_the_baseline_does_not_costs_no_request_and_is_undone() -> None:
+    broken, own = Form(2, Failure(Code.MODEL, "unsupported operator")), Form(1)
+    table = one_variant(broken, own)
+    assert table.run(batch(2))[0].tolist() == [[1], [1]]
+    assert "unsupported operator" in table.undo_reason
+    assert table.run(batch(3))[0].tolist() == [[1], [1], [1]]
+    assert broken.rows == [2]
+
+
+def test_outputs_of_wrong_shapes_count_as_a_failure_of_the_variant() -> None:
+    table = one_variant(Form(2, wrong_rows=1), Form(1))
+    assert table.run(batch(2))[0].tolist() == [[1], [1]]
+    assert "for 2 rows" in table.undo_reason
+
+
+def test_inputs_that_the_baseline_refuses_too_undo_nothing() -> None:
+    broken, own = Form(2, Failure(Code.MODEL, "of the variant")), Form(1, Failure(Code.MODEL, "bad index"))
+    table = one_variant(broken, own)
+    with pytest.raises(Failure, match="bad index"):
+        table.run(batch(2))
+    assert not table.undo_reason
+
+
+def test_a_run_that_finds_no_memory_is_halved_as_before() -> None:
+    own = Form(1)
+    table = one_variant(Form(2, OutOfMemory("none")), own)
+    with pytest.raises(OutOfMemory):
+        table.run(batch(2))
+    assert not own.rows
+    assert not table.undo_reason
+
+
+def test_a_variant_whose_run_had_to_be_ended_is_undone_and_the_baseline_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(variant_watch, "ENDLESS_S", 0.0)
+    hung = Form(2, Terminated())
+    table = one_variant(hung, Form(1))
+    assert table.run(batch(1))[0].tolist() == [[1]]
+    assert "took too long" in table.undo_reason
+    assert table.run(batch(1))[0].tolist() == [[1]]
+    assert hung.rows == [1]
+
+
+def test_a_run_that_was_ended_for_a_short_deadline_undoes_nothing() -> None:
+    table = one_variant(Form(2, Terminated()), Form(1))
+    with pytest.raises(Terminated):
+        table.run(batch(1))
+    assert not table.undo_reason
+
+
+def test_a_failure_without_a_baseline_keeps_the_inputs_to_try_them_with_one() -> None:
+    broken, own = Form(2, Failure(Code.MODEL, "no")), Form(1)
+    table = one_variant(broken, own)
+    assert table.detach() is own
+    assert not wants_baseline(table)
+    with pytest.raises(Failure, match="no"):
+        table.run(batch(2))
+    assert wants_baseline(table)
+    assert table.failed_inputs is not None
+    assert len(table.failed_inputs["x"]) == 2
+    table.attach(own)
+    assert not wants_baseline(table)
+    assert table.run(batch(1))[0].tolist() == [[1]]
+
+
+def test_everything_is_closed_once_and_a_released_baseline_is_not() -> None:
+    own, variant, closed = Form(), Form(), []
+    table = VariantTable(
+        [Entry(1, "v")], {"v": variant}, own, SIGNATURE, VariantWatch({}), 1.0, lambda: closed.append(1)
+    )
+    table.rebuild()
+    table.terminate()
+    assert (own.rebuilt, variant.rebuilt, own.terminated) == (1, 1, 1)
+    assert table.release() is own
+    table.close()
+    assert (own.closed, variant.closed, closed) == (0, 1, [1])
+
+
+def feed(watch: VariantWatch, variant_s: float, baseline_s: float, runs: int, noise: float = 0.0) -> str:
+    source = random.Random(3)
+    for _ in range(runs):
+        baseline = watch.baseline_next
+        seconds = (baseline_s if baseline else variant_s) * (1 + noise * source.random())
+        if reason := watch.ran(4, seconds, baseline=baseline):
+            return reason
+    return ""
+
+
+def test_a_variant_that_is_faster_stays() -> None:
+    watch = VariantWatch({1: 0.001, 4: 0.004})
+    assert not feed(watch, 0.002, 0.004, 10 * WINDOW, noise=0.5)
+    assert not watch.comparing
+
+
+def test_a_variant_that_turns_slow_is_undone_after_a_comparison_with_the_baseline() -> None:
+    watch = VariantWatch({1: 0.001, 4: 0.004})
+    assert not feed(watch, 0.002, 0.004, WINDOW)
+    reason = feed(watch, 0.008, 0.004, WINDOW + 4 * COMPARED, noise=0.2)
+    assert "2.0" in reason or "1.9" in reason
+
+
+def test_a_busier_machine_undoes_nothing_and_is_not_suspected_again() -> None:
+    watch = VariantWatch({1: 0.001, 4: 0.004})
+    assert not feed(watch, 0.008, 0.016, WINDOW + 2 * COMPARED, noise=0.1)
+    assert not watch.comparing, "the comparison has ended"
+    assert not feed(watch, 0.008, 0.016, 3 * WINDOW, noise=0.1)
+    assert not watch.comparing, "the scale is that of the busier machine"
+
+
+def test_a_few_slow_runs_start_no_comparison() -> None:
+    watch = VariantWatch({4: 0.004})
+    assert not feed(watch, 0.1, 0.004, WINDOW // 3)
+    assert not feed(watch, 0.002, 0.004, WINDOW)
+    assert not watch.comparing
+
+
+def test_a_comparison_alternates_and_stays_bounded_without_a_baseline() -> None:
+    watch = VariantWatch({4: 0.004})
+    assert not feed(watch, 0.008, 0.004, WINDOW)
+    assert watch.comparing
+    turns = []
+    for _ in range(8):
+        turns.append(watch.baseline_next)
+        watch.ran(4, 0.004, baseline=watch.baseline_next)
+    assert turns == [False, True, True, False] * 2
+    for _ in range(10_000):
+        assert not watch.ran(4, 0.008, baseline=False)
+
+
+def test_nothing_is_judged_without_a_profile() -> None:
+    watch = VariantWatch({})
+    assert not feed(watch, 10.0, 0.001, 10 * WINDOW)
+    assert not watch.comparing
