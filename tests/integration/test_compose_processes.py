@@ -128,17 +128,28 @@ def test_a_service_has_no_rights_and_cannot_write_to_its_root(composition: Compo
         assert "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr
 
 
-def test_only_the_gateway_can_read_the_key(composition: Composition) -> None:
+def test_only_the_gateway_can_read_the_secrets(composition: Composition) -> None:
     volume = composition.host.volume("admin-key", "10001:10001")
-    assert [file.name for file in volume.iterdir()] == ["admin_key"]
-    assert (volume / "admin_key").stat().st_mode & 0o777 == 0o600
-    for name in ("redis", "controller", "worker-cpu"):
-        assert composition.host.running[name].run("cat", "/etc/millstream/admin_key").returncode != 0
+    assert sorted(file.name for file in volume.iterdir()) == ["access_secret", "admin_key"]
+    for file in volume.iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600
+        for name in ("redis", "controller", "worker-cpu"):
+            assert composition.host.running[name].run("cat", f"/etc/millstream/{file.name}").returncode != 0
 
 
-def test_the_key_stays_until_another_one_is_given(composition: Composition) -> None:
+def test_the_secret_of_api_keys_is_not_in_the_home_that_workers_mount(composition: Composition) -> None:
+    home = composition.host.running["worker-cpu"].run("ls", "/var/lib/millstream")
+    assert "repository" in home.stdout
+    assert "access.key" not in home.stdout
+
+
+def test_the_secrets_stay_until_others_are_given(composition: Composition) -> None:
+    volume = composition.host.volume("admin-key", "10001:10001")
     first = composition.key()
     assert len(first) >= 40
+    first_secret = (volume / "access_secret").read_text().strip()
+    assert len(first_secret) >= 40
+    assert first_secret != first
 
     def make(**environment: str) -> str:
         document = resolved(environment=environment)
@@ -150,6 +161,9 @@ def test_the_key_stays_until_another_one_is_given(composition: Composition) -> N
     assert make() == first
     assert make(MILLSTREAM_ADMIN_KEY="another one's $key") == "another one's $key"
     assert make() == "another one's $key"
+    assert (volume / "access_secret").read_text().strip() == first_secret
+    make(MILLSTREAM_ACCESS_SECRET="another secret, " * 2)
+    assert (volume / "access_secret").read_text() == "another secret, " * 2 + "\n"
 
 
 @pytest.mark.needs("prometheus")

@@ -254,7 +254,7 @@ def test_variables_that_the_readme_names_change_what_compose_starts():
 def millstream_environments():
     for name, service in COMPOSE["services"].items():
         environment = service.get("environment", {})
-        if name != "admin-key":  # it writes the key, which another service reads
+        if name != "admin-key":  # it writes the secrets, which another service reads
             yield name, {key: str(value) for key, value in environment.items() if key.startswith("MILLSTREAM_")}
     for target in TARGETS:
         words = [word for line in STAGES[target] if line[0] == "ENV" for word in line[1:]]
@@ -264,7 +264,7 @@ def millstream_environments():
 
 @pytest.mark.parametrize(("place", "environment"), list(millstream_environments()))
 def test_settings_of_containers_are_settings(place, environment, monkeypatch, tmp_path):
-    (tmp_path / "secret").write_text("given")
+    (tmp_path / "secret").write_text("given" * 8)
     for key, value in environment.items():
         if key in SECRET_FILES:
             assert place in COMPOSE["services"]
@@ -334,16 +334,16 @@ def test_the_controller_of_compose_shares_redis_and_repository_with_the_others()
             assert services[name]["environment"][variable] == services["gateway"]["environment"][variable]
 
 
-def test_the_key_is_a_file_of_a_volume_that_the_gateway_alone_mounts():
+def test_secrets_are_files_of_a_volume_that_the_gateway_alone_mounts():
     """Compose refuses secrets from the environment in services with a read-only root."""
     services = COMPOSE["services"]
     assert "secrets" not in COMPOSE
     mounted = {name for name, one in services.items() for volume in one.get("volumes", []) if "admin-key" in volume}
     assert mounted == {"admin-key", "gateway"}
-    assert services["gateway"]["environment"]["MILLSTREAM_ADMIN_KEY_FILE"] == "/etc/millstream/admin_key"
-    assert [name for name, one in services.items() if "MILLSTREAM_ADMIN_KEY" in one.get("environment", {})] == [
-        "admin-key"
-    ]
+    for secret in ("ADMIN_KEY", "ACCESS_SECRET"):
+        assert services["gateway"]["environment"][f"MILLSTREAM_{secret}_FILE"] == f"/etc/millstream/{secret.lower()}"
+        given = [name for name, one in services.items() if f"MILLSTREAM_{secret}" in one.get("environment", {})]
+        assert given == ["admin-key"]
 
 
 def test_shared_memory_of_the_gateway_holds_its_segments():

@@ -137,7 +137,7 @@ def test_images_are_those_of_this_release(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_settings_of_pods_are_settings(overlay: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("redis://of-a-secret")
+    (tmp_path / "secret").write_text("redis://of-a-secret-with-32-characters")
     for one in of_product(overlay).values():
         with monkeypatch.context() as patch:
             of_image = stage(IMAGES[one["image"].partition(":")[0]]).environment
@@ -162,6 +162,30 @@ def test_secrets_are_named_and_never_contained(overlay: str) -> None:
             if secret := volume.get("secret"):
                 assert f"create secret generic {secret['secretName']}" in readme
                 assert all(f"--from-literal={item['key']}=" in readme for item in secret["items"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_all_gateways_and_no_other_pods_get_the_secrets_of_callers(overlay: str) -> None:
+    """A gateway verifies AWS signatures of keys that another one made only if both have the same access secret."""
+    of_callers = {"MILLSTREAM_ADMIN_KEY_FILE": "admin_key", "MILLSTREAM_ACCESS_SECRET_FILE": "access_secret"}
+    gateways = 0
+    for name, one in of_product(overlay).items():
+        given = variables(built(overlay), one)
+        volumes = {volume["name"]: volume for volume in pods(overlay)[name]["spec"]["volumes"]}
+        mounted = {item["key"] for volume in volumes.values() for item in volume.get("secret", {}).get("items", [])}
+        assert not {variable.removesuffix("_FILE") for variable in of_callers} & given.keys(), "a value in a manifest"
+        if one["name"] != "gateway":
+            assert not of_callers.keys() & given.keys()
+            assert not set(of_callers.values()) & mounted
+            continue
+        gateways += 1
+        folders = {mount["mountPath"]: volumes[mount["name"]] for mount in one["volumeMounts"]}
+        for variable, key in of_callers.items():
+            folder, _, file = given[variable].rpartition("/")
+            (item,) = folders[folder]["secret"]["items"]
+            assert item == {"key": key, "path": file}
+            assert folders[folder]["secret"].get("optional", False) is False, "a gateway would make a secret of its own"
+    assert gateways == 1
 
 
 def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:

@@ -8,15 +8,21 @@ import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from tests.kit import models
 from tests.kit.containers.documented import run_calls
-from tests.kit.containers.host import Host, Running
+from tests.kit.containers.host import Container, Host, Running
 from tests.kit.containers.image import product_image, valkey_image
 from tests.kit.containers.kubernetes import build, container, of_kind, probe
 from tests.kit.metrics import Page
@@ -27,7 +33,9 @@ pytestmark = pytest.mark.needs("containers")
 
 URL = "http://127.0.0.1:8000"
 KEY = "a-key-of-the-secret"
+CONTENT = "application/json"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
+ACCESS_SECRET = "an access secret of 32 characters, or more"
 DIGITS = ROOT / "examples/digits"
 
 
@@ -38,8 +46,8 @@ class Pods:
         self.objects = build(overlay)
         names = tuple(item["metadata"]["name"] for item in of_kind(self.objects, "Service"))
         self.host = Host(folder, names)
-        secret = self.host.volume("secret-millstream-admin-key", "0:0")
-        (secret / "admin_key").write_text(KEY)
+        self.secret("millstream-admin-key", "admin_key", KEY)
+        self.secret("millstream-access-secret", "access_secret", ACCESS_SECRET)
         gateway = product_image("gateway", folder / "gateway")
         self.images = {
             "millstream-redis": valkey_image(folder / "valkey"),
@@ -47,6 +55,26 @@ class Pods:
             "millstream-controller": gateway,
             "millstream-worker-cpu": product_image("worker-cpu", folder / "worker"),
         }
+
+    def secret(self, name: str, key: str, value: str) -> Path:
+        """Make a Secret; return the folder that pods mount."""
+        folder = self.host.volume(f"secret-{name}", "0:0")
+        (folder / key).write_text(value)
+        return folder
+
+    def replica(self, name: str, port: int, secrets: Path | None = None) -> Container:
+        """Return a further gateway at a port of its own, since pods share a network here.
+
+        Args:
+            secrets: folder in the place of the access secret's; None: the same.
+        """
+        first = container(self.host, self.objects, "millstream-gateway", self.images["millstream-gateway"])
+        ports = {"MILLSTREAM_HTTP_PORT": str(port), "MILLSTREAM_GRPC_PORT": str(port + 1)}
+        mounts = tuple(
+            replace(mount, source=secrets) if secrets and mount.target == "/etc/millstream-access" else mount
+            for mount in first.mounts
+        )
+        return replace(first, name=name, environment={**first.environment, **ports}, mounts=mounts)
 
     def start(self, name: str) -> Running:
         running = self.host.start(container(self.host, self.objects, name, self.images[name]))
@@ -148,6 +176,47 @@ def test_large_tensors_travel_through_redis(pods: Pods, client: httpx2.Client, t
     answer = client.post("/v2/models/scale/infer", json={"inputs": [tensor]})
     assert set(answer.json()["outputs"][0]["data"]) == {2.0}
     assert Page(client.get("/metrics").text).value("millstream_segment_bytes_total") == 0
+
+
+def signed(url: str, made: dict[str, str], body: bytes) -> httpx2.Response:
+    """Call a gateway as boto3 does, with a signature of the key `made`."""
+    request = AWSRequest("POST", f"{url}/endpoints/scale/invocations", data=body, headers={"Content-Type": CONTENT})
+    credentials = Credentials(made["aws_access_key_id"], made["aws_secret_access_key"])
+    SigV4Auth(credentials, "sagemaker", "eu-west-1").add_auth(request)
+    return httpx2.post(request.url, content=body, headers=dict(request.headers.items()), timeout=60, trust_env=False)
+
+
+def test_a_replica_verifies_signatures_of_a_key_that_another_one_made(
+    pods: Pods, client: httpx2.Client, tmp_path: Path
+) -> None:
+    model = models.scale(tmp_path / "scale.onnx", columns=4).read_bytes()
+    uploaded = client.put("/admin/v1/models/scale/versions/2?wait=60", content=model, headers=HEADERS)
+    assert uploaded.json()["state"] == "ready", uploaded.text
+    made = client.post("/admin/v1/keys", json={"name": "team", "scopes": ["infer:*"]}, headers=HEADERS).json()
+    other = pods.secret("of-another-installation", "access_secret", "x" * 32)
+    body = json.dumps({"instances": [[1.0, 1.0, 1.0, 1.0]]}).encode()
+    replicas = [pods.replica("same-secret", 8100), pods.replica("other-secret", 8200, other)]
+    answers = {}
+    for replica in replicas:
+        pods.host.start(replica)
+    for replica in replicas:
+        url = f"http://127.0.0.1:{replica.environment['MILLSTREAM_HTTP_PORT']}"
+        wait_until(partial(serves, url, "scale/versions/2"), 90, f"{replica.name} serves the model")
+        answers[replica.name] = signed(url, made, body)
+        pods.host.running.pop(replica.name).kill()
+    assert answers["same-secret"].json() == {"predictions": [[2.0, 2.0, 2.0, 2.0]]}
+    assert answers["other-secret"].status_code == 403
+    assert "MILLSTREAM_ACCESS_SECRET differs" in answers["other-secret"].text
+    assert client.delete(f"/admin/v1/keys/{made['id']}", headers=HEADERS).status_code == 200
+    home = pods.host.running["millstream-worker-cpu"].run("ls", "/var/lib/millstream").stdout.split()
+    assert "repository" in home
+    assert "access.key" not in home, "workers could read it there"
+
+
+def serves(url: str, version: str) -> bool:
+    with suppress(httpx2.TransportError):
+        return httpx2.get(f"{url}/v2/models/{version}/ready", headers=HEADERS, trust_env=False).status_code == 200
+    return False
 
 
 def test_pods_drain_and_end(pods: Pods) -> None:
