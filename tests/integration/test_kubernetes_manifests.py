@@ -26,6 +26,7 @@ from tests.kit.containers.kubernetes import FOLDER, KUBECTL, OVERLAYS, of_kind, 
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSIONS = ("1.31", "1.37")  # the oldest and the newest Kubernetes that the manifests are held against
 OF_OTHERS = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor"}
+OF_CLUSTER = {"Namespace", "PersistentVolume"}  # they are in no namespace
 IMAGES = {"millstream-gateway": "gateway", "millstream-worker-cpu": "worker-cpu", "millstream-worker-gpu": "worker-gpu"}
 #: seconds that a process takes to end after it has drained
 END_S = 5
@@ -61,7 +62,7 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def test_there_is_an_overlay_for_each_purpose() -> None:
-    assert OVERLAYS == ["cpu", "external-redis", "gpu", "hpa", "keda", "monitoring", "one-node"]
+    assert OVERLAYS == ["cpu", "external-redis", "gpu", "hpa", "keda", "monitoring", "one-node", "s3"]
     components = {path.parent.name for path in FOLDER.glob("components/*/kustomization.yaml")}
     used = {part for overlay in OVERLAYS for part in re.findall(r"components/([\w-]+)", text_of(overlay))}
     assert components == used
@@ -95,7 +96,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_all_objects_are_of_one_namespace_and_carry_labels(overlay: str) -> None:
     for item in built(overlay):
-        if item["kind"] != "Namespace":
+        if item["kind"] not in OF_CLUSTER:
             assert item["metadata"]["namespace"] == "millstream"
     for pod in pods(overlay).values():
         assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == "millstream"
@@ -188,6 +189,45 @@ def test_all_gateways_and_no_other_pods_get_the_secrets_of_callers(overlay: str)
     assert gateways == 1
 
 
+def test_models_of_a_bucket_are_read_by_gateways_and_workers_and_written_by_none() -> None:
+    """Source: mountpoint-s3-csi-driver, docs/CONFIGURATION.md, "Static Provisioning"."""
+    (volume,) = of_kind(built("s3"), "PersistentVolume")
+    claims = {claim["metadata"]["name"]: claim for claim in of_kind(built("s3"), "PersistentVolumeClaim")}
+    assert claims.keys() == {"millstream-home", "millstream-models"}
+    claim = claims["millstream-models"]
+    assert volume["spec"]["claimRef"] == {name: claim["metadata"][name] for name in ("namespace", "name")}
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    for spec in (volume["spec"], claim["spec"]):
+        assert spec["storageClassName"] == "", "static provisioning: the cluster's default class would make a volume"
+        assert spec["accessModes"] == ["ReadOnlyMany"]
+    assert volume["spec"]["csi"]["driver"] == "s3.csi.aws.com"
+    security = pods("s3")["millstream-gateway"]["spec"]["securityContext"]
+    owner = {f"uid={security['runAsUser']}", f"gid={security['runAsGroup']}", "allow-other", "read-only"}
+    assert owner <= set(volume["spec"]["mountOptions"])
+    for name, one in of_product("s3").items():
+        spec = pods("s3")[name]["spec"]
+        mounts = [mount for mount in one["volumeMounts"] if mount["name"] == "models"]
+        if one["name"] == "controller":
+            assert not mounts
+            continue
+        assert mounts == [{"name": "models", "mountPath": "/models", "readOnly": True}]
+        (models,) = [volume["persistentVolumeClaim"] for volume in spec["volumes"] if volume["name"] == "models"]
+        assert models == {"claimName": "millstream-models", "readOnly": True}
+        if one["name"] == "gateway":
+            assert variables(built("s3"), one)["MILLSTREAM_TRITON_REPOSITORIES"] == mounts[0]["mountPath"]
+
+
+def test_the_readmes_patch_of_the_bucket_builds(tmp_path: Path) -> None:
+    """The kustomization that deploy/kubernetes/README.md tells to write for a bucket."""
+    text = next(text for text in yaml_blocks() if "overlays/s3" in text)
+    (volume,) = of_kind(built_from(text, tmp_path), "PersistentVolume")
+    assert volume["spec"]["csi"]["volumeAttributes"] == {"bucketName": "my-bucket"}
+    assert [option for option in volume["spec"]["mountOptions"] if " " in option] == [
+        "region eu-central-1",
+        "prefix production/models/",
+    ]
+
+
 def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:
     """The ports at which the settings let a process listen, by the names that containers give them."""
     of_image = stage(IMAGES[one["image"].partition(":")[0]]).environment
@@ -274,13 +314,7 @@ def test_every_part_survives_the_loss_of_a_node(overlay: str) -> None:
 
 def test_the_readmes_own_folder_builds(tmp_path: Path) -> None:
     """The kustomization that deploy/kubernetes/README.md tells to write."""
-    block = re.search(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    assert block
-    text = textwrap.dedent(block[1])
-    assert "../millstream/deploy/kubernetes" in text
-    text = text.replace("../millstream/deploy/kubernetes", os.path.relpath(FOLDER, tmp_path))
-    (tmp_path / "kustomization.yaml").write_text(text)
-    objects = kubernetes.build_folder(tmp_path)
+    objects = built_from(yaml_blocks()[0], tmp_path)
     (claim,) = of_kind(objects, "PersistentVolumeClaim")
     assert claim["spec"]["storageClassName"] == "a-class-with-ReadWriteMany"
     images = {
@@ -292,6 +326,20 @@ def test_the_readmes_own_folder_builds(tmp_path: Path) -> None:
     assert images == {f"registry.example/millstream-{name}:{VERSION}" for name in ("gateway", "worker-cpu")}
     pushed = re.findall(r"registry\.example/millstream-\$target:([\d.]+)", (FOLDER / "README.md").read_text())
     assert set(pushed) == {VERSION}
+
+
+def yaml_blocks() -> list[str]:
+    """Return the blocks of YAML in the page."""
+    found = re.findall(r"```yaml\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
+
+
+def built_from(text: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the objects of a kustomization of the page, which is written into a folder of its own."""
+    assert "../millstream/deploy/kubernetes" in text
+    text = text.replace("../millstream/deploy/kubernetes", os.path.relpath(FOLDER, folder))
+    (folder / "kustomization.yaml").write_text(text)
+    return kubernetes.build_folder(folder)
 
 
 def test_the_readme_names_every_folder() -> None:
