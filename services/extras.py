@@ -22,6 +22,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "grpc_health",
         "grpc_reflection",
         "hiredis",
+        "hpack",
         "httptools",
         "isal",
         "msgspec",

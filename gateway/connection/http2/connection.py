@@ -1,0 +1,463 @@
+"""connection: the server side of one HTTP/2 connection.
+
+bytes ─> frames ─> receive ─> events ─> (the caller) ─> respond, queue, reset, consume ─> take_output ─> bytes
+
+The caller passes the time in, calls `check` now and then, and writes the output once per turn of its loop.
+Source: RFC 9113.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2.events import (
+    ConnectionEnded,
+    DataReceived,
+    Event,
+    RequestStarted,
+    StreamReset,
+    StreamSent,
+)
+from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
+from millstream.gateway.connection.http2.frames import PREFACE, Frame, FrameReader, Setting
+from millstream.gateway.connection.http2.header_blocks import HeaderReader, Headers
+from millstream.gateway.connection.http2.limits import Allowance, Limits
+from millstream.gateway.connection.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
+from millstream.gateway.connection.http2.peer_settings import read_settings
+from millstream.gateway.connection.http2.sender import Sender
+from millstream.gateway.connection.http2.stream import Piece, Stream
+from millstream.gateway.connection.http2.windows import WINDOW_BYTES, ReceiveWindow
+
+H = TypeVar("H")
+#: seconds between the two steps of a drain, if the client does not acknowledge the PING that separates them
+DRAIN_STEP_S = 1.0
+_PRIORITY_BYTES = 5
+
+
+class _Block:
+    """A header block whose CONTINUATION frames have yet to arrive."""
+
+    __slots__ = ("continuations", "ended", "fragments", "size", "stream")
+
+    def __init__(self, stream: int, fragment: bytes, *, ended: bool) -> None:
+        self.stream = stream
+        self.ended = ended
+        self.fragments = [fragment]
+        self.size = len(fragment)
+        self.continuations = 0
+
+
+class Connection(Generic[H]):
+    """One connection. Its output begins with our SETTINGS.
+
+    Args:
+        interpret: turns the decoded headers of a request into `RequestStarted.head`. Raises ValueError if they are
+            malformed: the stream is reset with PROTOCOL_ERROR.
+        limits: the limits of the connection.
+        now: the current instant, in seconds.
+    """
+
+    def __init__(self, interpret: Callable[[Headers], H], limits: Limits, now: float) -> None:
+        self.streams: dict[int, Stream] = {}
+        self.closed = False  # ConnectionEnded was returned
+        self._limits = limits
+        self._frames = FrameReader()
+        self._preface = PREFACE  # what is still to arrive of it
+        self._opened = False  # the first SETTINGS arrived
+        self._headers = HeaderReader(interpret, limits.header_list_bytes_max, limits.header_bomb_bytes)
+        self._sender = Sender(self.streams, limits.stall_s_max)
+        self._window = ReceiveWindow(limits.connection_window_bytes)
+        self._live = Liveness(limits, now)
+        self._block: _Block | None = None
+        self._last = 0  # the stream opened last
+        self._final: int | None = None  # the last stream that is served, after the second step of a drain
+        self._drain_step_by: float | None = None
+        self._events: list[Event[H]] = []
+        self._now = now
+        self._resets = Allowance(limits.resets, "resets of streams", now)
+        self._settings = Allowance(limits.settings, "SETTINGS frames", now)
+        self._pings = Allowance(limits.pings, "PING frames", now)
+        self._empty = Allowance(limits.empty_frames, "empty frames", now)
+        self._ignored = Allowance(limits.ignored_frames, "frames without effect", now)
+        self._updates = Allowance(limits.window_updates, "WINDOW_UPDATE frames", now)
+        self._receivers: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_reset,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+        self._greet()
+
+    def _greet(self) -> None:
+        limits = self._limits
+        self._sender.control(
+            frames.settings(
+                {
+                    Setting.MAX_CONCURRENT_STREAMS: limits.streams_max,
+                    Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                    Setting.MAX_HEADER_LIST_SIZE: limits.header_list_bytes_max,
+                }
+            )
+        )
+        if limits.connection_window_bytes > WINDOW_BYTES:
+            self._sender.control(frames.window_update(0, limits.connection_window_bytes - WINDOW_BYTES))
+
+    # --- what the client sends
+
+    def receive(self, data: bytes, now: float) -> list[Event[H]]:
+        """Return what the received bytes mean. After ConnectionEnded further bytes are ignored."""
+        if self.closed:
+            return []
+        events = self._events = []
+        self._now = now
+        received: list[Frame] = []
+        try:
+            if self._preface:
+                data = self._after_preface(data)
+            fault = self._cut(data, received)
+            for one in received:
+                self._on_frame(one)
+            if fault is not None:
+                raise fault
+            self._live.received(now, complete=bool(received) and self._block is None, partial=self._is_partial())
+        except ConnectionFault as fault:
+            self._fail(fault)
+        if self._sender.data_frames:
+            self._updates.earn(2 * self._sender.data_frames)
+            self._sender.data_frames = 0
+        return events
+
+    def _cut(self, data: bytes, received: list[Frame]) -> ConnectionFault | None:
+        """Cut `data` into frames. A fault is returned: the frames before it count."""
+        try:
+            self._frames.read(data, received)
+        except ConnectionFault as fault:
+            return fault
+        return None
+
+    def _after_preface(self, data: bytes) -> bytes:
+        size = min(len(data), len(self._preface))
+        if data[:size] != self._preface[:size]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+        self._preface = self._preface[size:]
+        if not self._preface:
+            self._live.preface_received = True
+        return data[size:]
+
+    def _is_partial(self) -> bool:
+        return self._block is not None or self._frames.held_bytes > 0
+
+    def _on_frame(self, one: Frame) -> None:
+        kind, flags, number, payload = one
+        if self._block is not None and (kind != frames.CONTINUATION or number != self._block.stream):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
+        if not self._opened:
+            if kind != frames.SETTINGS or flags & frames.ACK:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            self._opened = True
+        if kind >= len(self._receivers):
+            self._ignored.take(self._now)
+            return
+        try:
+            self._receivers[kind](flags, number, payload)
+        except StreamFault as fault:
+            self._reset(fault.stream, fault.code)
+
+    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+        size = len(payload)
+        if not self._window.receive(size):
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection is exceeded")
+        data = frames.without_padding(flags, payload)
+        stream = self.streams.get(number)
+        if stream is None:
+            self._must_have_been_open(number)
+            self._ignored.take(self._now)
+            self._give_back(size)
+            return
+        stream.held_bytes += size
+        if stream.ended:
+            raise StreamFault(number, ErrorCode.STREAM_CLOSED)
+        if not stream.receive_window.receive(size):
+            raise StreamFault(number, ErrorCode.FLOW_CONTROL_ERROR)
+        stream.ended = ended = bool(flags & frames.END_STREAM)
+        if not data and not ended:
+            self._empty.take(self._now)
+        if len(data) < size:
+            self.consume(number, size - len(data))
+        self._events.append(DataReceived(number, data, ended))
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if not number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS of stream 0")
+        block = frames.without_padding(flags, payload)
+        if flags & frames.HAS_PRIORITY:
+            if len(block) < _PRIORITY_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS end within their priority")
+            block = block[_PRIORITY_BYTES:]
+        ended = bool(flags & frames.END_STREAM)
+        if flags & frames.END_HEADERS:
+            self._on_header_block(number, block, ended=ended)
+        else:
+            self._block = _Block(number, block, ended=ended)
+
+    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        block.fragments.append(payload)
+        block.size += len(payload)
+        block.continuations += 1
+        if block.size > self._limits.header_block_bytes_max or block.continuations > self._limits.continuations_max:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too long")
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._on_header_block(number, b"".join(block.fragments), ended=block.ended)
+
+    def _on_header_block(self, number: int, block: bytes, *, ended: bool) -> None:
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._headers.skip(block)
+            self._on_trailers(stream, ended=ended)
+        elif number <= self._last:
+            self._headers.skip(block)
+            self._ignored.take(self._now)
+            raise StreamFault(number, ErrorCode.STREAM_CLOSED)
+        else:
+            self._open(number, block, ended=ended)
+
+    def _open(self, number: int, block: bytes, *, ended: bool) -> None:
+        if not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client opens streams with odd numbers")
+        self._last = number
+        try:
+            head = self._headers.read(block)
+        except ValueError:
+            self._resets.take(self._now)
+            raise StreamFault(number, ErrorCode.PROTOCOL_ERROR) from None
+        if self._final is not None or len(self.streams) >= self._limits.streams_max:
+            self._ignored.take(self._now)
+            raise StreamFault(number, ErrorCode.REFUSED_STREAM)
+        window = ReceiveWindow(self._limits.stream_window_bytes)
+        self.streams[number] = Stream(number, self._sender.initial_window, window, ended=ended)
+        self._events.append(RequestStarted(number, head, ended))
+
+    def _on_trailers(self, stream: Stream, *, ended: bool) -> None:
+        if stream.ended:
+            raise StreamFault(stream.number, ErrorCode.STREAM_CLOSED)
+        if not ended:
+            raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR)
+        stream.ended = True
+        self._events.append(DataReceived(stream.number, b"", ended))
+
+    def _on_priority(self, _: int, number: int, payload: bytes) -> None:
+        if not number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
+        self._ignored.take(self._now)
+        if len(payload) != _PRIORITY_BYTES:
+            raise StreamFault(number, ErrorCode.FRAME_SIZE_ERROR)
+
+    def _on_reset(self, _: int, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
+        self._must_have_been_open(number)
+        self._resets.take(self._now)
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._drop(stream)
+            self._events.append(StreamReset(number, int.from_bytes(payload)))
+
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement has a payload")
+            self._live.settings_acknowledged = True
+            return
+        self._settings.take(self._now)
+        for key, value in read_settings(payload):
+            if key == Setting.INITIAL_WINDOW_SIZE:
+                self._sender.set_initial_window(value)
+            elif key == Setting.MAX_FRAME_SIZE:
+                self._sender.set_frame_bytes_max(value)
+        self._sender.control(frames.frame(frames.SETTINGS, frames.ACK, 0))
+
+    def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client sends no PUSH_PROMISE")
+
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != 8:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING has 8 bytes")
+        if not flags & frames.ACK:
+            self._pings.take(self._now)
+            self._sender.control(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == DRAIN_PING and self._drain_step_by is not None:
+            self._finish_drain()
+
+    def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+        if len(payload) < 8:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has at least 8 bytes")
+        self._ignored.take(self._now)
+
+    def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
+        self._updates.take(self._now)
+        increment = int.from_bytes(payload) & frames.STREAM_ID_MAX
+        if not number:
+            if not increment:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            self._sender.widen(increment)
+            return
+        self._must_have_been_open(number)
+        stream = self.streams.get(number)
+        if stream is None:
+            return  # it crossed the end of the stream
+        if not increment:
+            raise StreamFault(number, ErrorCode.PROTOCOL_ERROR)
+        self._sender.widen_stream(stream, increment)
+
+    def _must_have_been_open(self, number: int) -> None:
+        if not number & 1 or number > self._last:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that is idle")
+
+    # --- what the caller does
+
+    def respond(self, number: int, head: bytes, prefix: bytes, body: bytes, trailers: bytes) -> bool:
+        """Send a whole reply. Returns whether it is in the output; else StreamSent or StreamReset follows."""
+        stream = self.streams.get(number)
+        if stream is None:
+            return True
+        if self._sender.respond(stream, head, prefix, body, trailers):
+            self._give_back(stream.held_bytes)
+            return True
+        self._sender.headers(stream, head, end=False)
+        self._sender.queue(stream, (prefix, body), trailers, self._now)
+        return False
+
+    def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
+        """Send a header block. `end`: the reply ends with it."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._sender.headers(stream, block, end=end)
+            if end:
+                self._give_back(stream.held_bytes)
+
+    def queue(self, number: int, *pieces: Piece, trailers: bytes | None = None) -> None:
+        """Send data, and end the reply with `trailers` unless they are None. StreamSent or StreamReset follows."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._sender.queue(stream, pieces, trailers, self._now)
+
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream with RST_STREAM. No StreamReset follows."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._drop(stream)
+            self._sender.control(frames.reset(number, code))
+
+    def consume(self, number: int, size_bytes: int) -> None:
+        """Let the client send as many bytes more, on the stream and on the connection."""
+        stream = self.streams.get(number)
+        if stream is None:
+            return  # they were given back when it ended
+        stream.held_bytes -= size_bytes
+        self._give_back(size_bytes)
+        if not stream.ended:
+            increment = stream.receive_window.consume(size_bytes)
+            if increment:
+                self._sender.control(frames.window_update(number, increment))
+
+    def pause(self) -> None:
+        """Put no data into the output: the transport has no room."""
+        self._sender.paused = True
+
+    def resume(self) -> None:
+        """End `pause`."""
+        self._sender.paused = False
+
+    def take_output(self) -> list[Piece]:
+        """Return what is to be written now. Call it until it is empty: it is bounded unless frames cannot wait."""
+        self._sender.flush()
+        return self._sender.take_output()
+
+    def take_sent(self) -> list[StreamSent]:
+        """Return the streams whose queue became empty since the last call."""
+        sent = self._sender.take_sent()
+        for event in sent:
+            if event.ended:
+                self._give_back(event.held_bytes)
+        return sent
+
+    # --- time and the end
+
+    def drain(self, now: float) -> None:
+        """Begin to end the connection: streams that cross this step are still served. Idempotent."""
+        if self._drain_step_by is None and self._final is None and not self.closed:
+            self._drain_step_by = now + DRAIN_STEP_S
+            self._sender.control(frames.goaway(frames.STREAM_ID_MAX, ErrorCode.NO_ERROR))
+            self._sender.control(frames.frame(frames.PING, 0, 0, DRAIN_PING))
+
+    def _finish_drain(self) -> None:
+        self._drain_step_by = None
+        self._final = self._last
+        self._sender.control(frames.goaway(self._last, ErrorCode.NO_ERROR))
+
+    @property
+    def drained(self) -> bool:
+        """Whether a drain has ended: no stream is open, and none will be served."""
+        return self._final is not None and not self.streams
+
+    def check(self, now: float) -> list[Event[H]]:
+        """Return what the passing of time means: stalled streams are reset, a dead client's connection ends."""
+        if self.closed:
+            return []
+        events = self._events = []
+        self._now = now
+        try:
+            if self._live.check(now, partial=self._is_partial()):
+                self._sender.control(frames.frame(frames.PING, 0, 0, KEEPALIVE_PING))
+            if self._drain_step_by is not None and now >= self._drain_step_by:
+                self._finish_drain()
+            for stream in self._sender.stalled(now):
+                self._reset(stream.number, ErrorCode.ENHANCE_YOUR_CALM)
+        except ConnectionFault as fault:
+            self._fail(fault)
+        return events
+
+    def _reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream for a fault of its client: to the server it costs what a reset by the client costs."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._resets.take(self._now)
+            self._drop(stream)
+            self._events.append(StreamReset(number, code))
+        self._sender.control(frames.reset(number, code))
+
+    def _drop(self, stream: Stream) -> None:
+        self._sender.drop(stream)
+        self._give_back(stream.held_bytes)
+
+    def _give_back(self, size_bytes: int) -> None:
+        increment = self._window.consume(size_bytes) if size_bytes else 0
+        if increment:
+            self._sender.control(frames.window_update(0, increment))
+
+    def _fail(self, fault: ConnectionFault) -> None:
+        self.closed = True
+        for stream in list(self.streams.values()):
+            self._sender.drop(stream)
+        self._sender.control(frames.goaway(self._last, fault.code, fault.message))
+        self._events.append(ConnectionEnded(fault.code, fault.message))

@@ -1,0 +1,37 @@
+"""request_headers: checks the fields of a request. Source: RFC 9113, sections 8.2 and 8.3."""
+
+from __future__ import annotations
+
+import re
+
+from millstream.gateway.connection.http2.header_blocks import Headers
+
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # without upper case
+_VALUE = re.compile(rb"[^\x00\r\n]*")
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_REQUIRED = frozenset({b":method", b":scheme", b":path"})
+#: fields that are about one connection of HTTP/1.1
+_CONNECTION = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+
+
+def check_request(headers: Headers) -> None:
+    """Check decoded fields. Raises ValueError if the request is malformed."""
+    pseudo: set[bytes] = set()
+    regular = False
+    for name, value in headers:
+        if name.startswith(b":"):
+            if regular or name not in _PSEUDO or name in pseudo:
+                raise ValueError(f"the field {name!r} is unknown, repeated, or behind regular fields")
+            pseudo.add(name)
+            if not value and name != b":authority":
+                raise ValueError(f"the field {name!r} is empty")
+        else:
+            regular = True
+            if not _NAME.fullmatch(name) or name in _CONNECTION:
+                raise ValueError(f"the field {name!r} may not be in HTTP/2")
+            if name == b"te" and value != b"trailers":
+                raise ValueError("the field 'te' may only be 'trailers'")
+        if not _VALUE.fullmatch(value) or value != value.strip(b" \t"):
+            raise ValueError(f"the field {name!r} has a malformed value")
+    if not pseudo >= _REQUIRED:
+        raise ValueError("a pseudo-header field is missing")

@@ -1,0 +1,79 @@
+"""A client of the pure HTTP/2 connection: it writes frames, and reads what the connection sends."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from hpack import Decoder, Encoder
+
+from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2.connection import Connection
+from millstream.gateway.connection.http2.events import ConnectionEnded, Event
+from millstream.gateway.connection.http2.faults import ErrorCode
+from millstream.gateway.connection.http2.frames import Frame, FrameReader, frame
+from millstream.gateway.connection.http2.header_blocks import Headers
+from millstream.gateway.connection.http2.limits import Limits
+from millstream.gateway.connection.http2.request_headers import check_request
+
+REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/service/Method"), (":authority", "test")]
+GREETING = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
+
+
+def interpret(headers: Headers) -> Headers:
+    check_request(headers)
+    return headers
+
+
+class Peer:
+    """A connection and its client. `now` is the time of both."""
+
+    def __init__(self, limits: Limits | None = None, *, greet: bool = True) -> None:
+        self.now = 100.0
+        self.connection: Connection[Headers] = Connection(interpret, limits or Limits(), self.now)
+        self.encoder = Encoder()
+        self.decoder = Decoder()
+        self._reader = FrameReader(1 << 24)
+        if greet:
+            assert self.send(GREETING, frame(frames.SETTINGS, frames.ACK, 0)) == []
+            self.sent()
+
+    def send(self, *parts: bytes) -> list[Event[Headers]]:
+        return self.connection.receive(b"".join(parts), self.now)
+
+    def sent(self) -> list[Frame]:
+        """Return the frames that the connection has sent since the last call."""
+        found: list[Frame] = []
+        while output := self.connection.take_output():
+            self._reader.read(b"".join(output), found)
+        return found
+
+    def block(self, headers: list[Any] | None = None) -> bytes:
+        return bytes(self.encoder.encode(REQUEST if headers is None else headers))
+
+    def begin(self, stream: int, *, end: bool = False, headers: list[Any] | None = None) -> list[Event[Headers]]:
+        flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
+        return self.send(frame(frames.HEADERS, flags, stream, self.block(headers)))
+
+    def data(self, stream: int, data: bytes, *, end: bool = False) -> list[Event[Headers]]:
+        return self.send(frame(frames.DATA, frames.END_STREAM if end else 0, stream, data))
+
+    def widen(self, stream: int, increment: int) -> list[Event[Headers]]:
+        return self.send(frame(frames.WINDOW_UPDATE, 0, stream, struct.pack(">I", increment)))
+
+    def set(self, key: int, value: int) -> list[Event[Headers]]:
+        return self.send(frame(frames.SETTINGS, 0, 0, struct.pack(">HI", key, value)))
+
+
+def ended_with(events: list[Event[Headers]]) -> ErrorCode | None:
+    """Return the code with which the connection ended; None: it goes on."""
+    return next((event.code for event in events if isinstance(event, ConnectionEnded)), None)
+
+
+def resets(sent: list[Frame]) -> dict[int, int]:
+    """Return the streams that were reset, with their codes."""
+    return {number: int.from_bytes(payload) for kind, _, number, payload in sent if kind == frames.RST_STREAM}
+
+
+def of_kind(sent: list[Frame], kind: int) -> list[Frame]:
+    return [one for one in sent if one[0] == kind]
