@@ -22,7 +22,7 @@ from millstream.workers.usage_log import Calls, Known, UsageLog
 USAGE_PUBLISHED_S = 5.0
 #: A profile is published again when a run takes longer or shorter by this share, and by this time at least.
 PROFILE_STEP = 0.2
-PROFILE_STEP_S_MIN = 50e-6
+PROFILE_STEP_S_MIN = 500e-6
 
 
 @dataclass(frozen=True, slots=True)
