@@ -72,6 +72,8 @@ def _report(task: ImportTask) -> ImportReport:
             rejection = storage_failure(OSError(errno.ENOSPC, ""), task.folder)
             return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_CAUSE_CHARACTERS_MAX]}"
+        if isinstance(error, SystemError):  # code in C that ran out of memory, or was called in a wrong way
+            cause += f"; {task.memory_bytes_max >> 20} MiB may be too little (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
         rejection = invalid(f"the {importer.name} model cannot be converted: {cause}")
     return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
 
