@@ -149,7 +149,12 @@ def test_a_load_by_tritons_api_makes_room_or_is_refused_with_the_reason(stack: S
         publish(stack, name, bytes=MODEL_BYTES)
     for name in names:
         until(stack, name, 200)  # now it is known what they take
-    cold = next(name for name in names if state(stack, name) == "standby")
+
+    def on_standby() -> str | None:
+        """The one that was unloaded for the last one: for a moment it is none."""
+        return next((name for name in names if state(stack, name) == "standby"), None)
+
+    cold = wait_until(on_standby, what="one of them is on standby")
 
     def loaded() -> bool:
         """It is refused while all others are too young to be unloaded."""
@@ -158,8 +163,8 @@ def test_a_load_by_tritons_api_makes_room_or_is_refused_with_the_reason(stack: S
         return reply.status_code == 200 and state(stack, cold) == "ready"
 
     wait_until(loaded, 60, "another one was unloaded for it")
-    held = [name for name in names if state(stack, name) == "ready"]
-    cold = next(name for name in names if name not in held)
+    cold = wait_until(on_standby, what="another one is on standby")
+    held = [name for name in names if name != cold]
     for name in held:
         assert stack.http.patch(f"/admin/v1/models/{name}", json={"pin": True}).status_code == 200
     wait_until(partial(follows_repository, stack), what="the worker knows that they are pinned")
