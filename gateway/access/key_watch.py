@@ -1,6 +1,7 @@
 """key_watch: keeps the gate's keys as the repository has them, and settles what keys used with the other gateways.
 
-event "keys", or a new stamp of the folder ─> read ─> Gate.load        accounts ─> Redis ─> accounts of all gateways
+event "keys", or a new stamp of the folder ─> read ─> Gate.load ─> Redis: this change is read
+accounts ─> Redis ─> accounts of all gateways
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ POLL_S = 0.5
 SETTLE_S = 0.2
 #: how long a gateway goes on telling what keys used through it after the last call
 BUSY_S = 1.0
+#: longest wait of a change for the other gateways; a slower one reads the keys at its next look
+AGREE_S_MAX = 4.0
+AGREE_PAUSE_S = 0.005
 
 
 class KeyWatch:
@@ -63,6 +67,7 @@ class KeyWatch:
         self._settlement = Settlement()
         self._reading = asyncio.Lock()
         self._stamp: object = None
+        self._change = 0  # the last change of the keys that this gateway has read, as Redis counts them
         self._secret: bytes | None = None
         self._without_secret = ""  # why there is no access secret, as the log says
         self._expiring: set[str] = set()
@@ -74,14 +79,25 @@ class KeyWatch:
     async def reload(self, _: str = "") -> None:
         """Read the keys. Raises Failure, and keeps those that it knows."""
         async with self._reading:
+            change = await self._tell()  # those that are read after this are at least as new
             stamp = await asyncio.to_thread(self.stored.stamp)
             keys = await asyncio.to_thread(self.stored.read)
             self._gate.load(keys.documents, others=bool(keys.damaged))
             self._stamp = stamp
             self._show_expiries(keys)
             self.on_load()
+            if change != self._change:
+                self._change = change
+                await self._tell()
             if keys.any:
                 await self._read_secret()
+
+    async def _tell(self) -> int:
+        """Tell which change this gateway has read, and return the last one; without Redis, that which it has read."""
+        try:
+            return await self._cluster_state.tell_keys_read(self._name, self._change)
+        except Failure:
+            return self._change
 
     async def _read_secret(self) -> None:
         """Read the access secret. Without it the keys are in force, and only signatures are refused."""
@@ -93,10 +109,17 @@ class KeyWatch:
                 log.warning("AWS signatures are refused, as there is no access secret: %s", failure.message)
 
     async def announce(self) -> None:
-        """Apply a change of this gateway, and tell the others."""
+        """Apply a change of this gateway, tell the others, and wait until all have read it."""
+        change = None
         with suppress(Failure):  # they look at the folder, too
-            await self._cluster_state.publish("keys:")
+            change = await self._cluster_state.keys_changed()
         await self.reload()
+        if change is None:
+            return
+        with suppress(Failure, TimeoutError):
+            async with asyncio.timeout(AGREE_S_MAX):
+                while any(read < change for read in (await self._cluster_state.keys_read()).values()):
+                    await asyncio.sleep(AGREE_PAUSE_S)
 
     async def secret(self) -> bytes:
         """Return the access secret. Raises Failure."""
@@ -114,8 +137,9 @@ class KeyWatch:
         while True:
             await asyncio.sleep(POLL_S)
             try:
+                change = await self._tell()
                 stamp = await asyncio.to_thread(self.stored.stamp)
-                if stamp is None or stamp != self._stamp:
+                if stamp is None or stamp != self._stamp or change != self._change:
                     await self.reload()
             except Failure as failure:
                 log.warning("the keys cannot be read, those known stay in force: %s", failure.message)

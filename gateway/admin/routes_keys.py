@@ -91,7 +91,7 @@ async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWit
 @router.delete(
     "/keys/{key}",
     summary="Revoke an API key",
-    description="All gateways refuse it within a second. Its document stays, so that calls go on needing a key.",
+    description="When the reply comes, all gateways refuse it. Its document stays, so that calls go on needing a key.",
     responses=documented(400, 404, 409, 507),
 )
 async def revoke_key(

@@ -32,6 +32,9 @@ UPLOAD_LIFE_S = 5.0
 CLOCK_S = 1.0
 #: How long a gateway is listed after its last report.
 GATEWAY_LIFE_S = 3.0
+#: How long a gateway is listed after it last told which change of the API keys it has read.
+KEYS_READ_LIFE_S = 5.0
+_CHANGES = ""  # field with the number of changes of the API keys; no gateway has this name
 #: How long the use of API keys through a gateway counts after that listed it.
 USE_LIFE_S = 2.0
 
@@ -228,6 +231,47 @@ class ClusterState:
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
         return others
+
+    async def keys_changed(self) -> int:
+        """Count a change of the API keys, tell all gateways, and return its number."""
+        try:
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.hincrby(self._keys.keys_read, _CHANGES, 1)
+            pipeline.publish(self._keys.changes, "keys:")
+            change, _ = await pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        return int(change)
+
+    async def tell_keys_read(self, gateway: str, change: int) -> int:
+        """List the last change of the API keys that a gateway has read, for KEYS_READ_LIFE_S; return the last one."""
+        try:
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.hset(self._keys.keys_read, gateway, f"{await self._now() + KEYS_READ_LIFE_S:.3f} {change}")
+            pipeline.hget(self._keys.keys_read, _CHANGES)
+            _, last = await pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        return int(last or 0)
+
+    async def keys_read(self) -> dict[str, int]:
+        """Return the live gateways and, for each, the number of the last change of the API keys that it has read."""
+        try:
+            stored = await self._redis.hgetall(self._keys.keys_read)
+            now = await self._now()
+            live: dict[str, int] = {}
+            for name, value in stored.items():
+                until, _, change = _text(value).partition(" ")
+                with suppress(ValueError):
+                    if not change:
+                        continue  # the number of changes
+                    if float(until) > now:
+                        live[_text(name)] = int(change)
+                    else:
+                        await self._redis.hdel(self._keys.keys_read, name)  # its gateway ended
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        return live
 
     async def _now(self) -> float:
         """Return seconds since the epoch on the Redis clock: the clocks of machines differ. Asked once a second."""

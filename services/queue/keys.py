@@ -36,6 +36,7 @@ Keys of the installation, ms:3:{millstream}:...
   leader              string: the controller that leads, and its fencing token (expires)
   leader_token        string: the last fencing token that was given out
   use                 hash: what API keys with limits used through each gateway, each with the time of writing
+  keys_read           hash: the number of the last change of API keys, under ""; and the last that each gateway read
   changes             channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>",
                       "keys:" (API keys changed)
 """
@@ -58,6 +59,7 @@ class InstallationKeys:
         "changes",
         "gateways",
         "installation",
+        "keys_read",
         "leader",
         "leader_token",
         "loads",
@@ -73,6 +75,7 @@ class InstallationKeys:
         self.pools = prefix + b"pools"
         self.uploads = prefix + b"uploads"
         self.use = prefix + b"use"
+        self.keys_read = prefix + b"keys_read"
         self.gateways = prefix + b"gateways"
         self.loads = prefix + b"loads"
         self.scale = prefix + b"scale"

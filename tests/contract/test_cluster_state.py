@@ -10,7 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, ClusterState
+from millstream.services.queue.cluster_state import (
+    GATEWAY_LIFE_S,
+    KEYS_READ_LIFE_S,
+    UPLOAD_LIFE_S,
+    ClusterState,
+)
 from millstream.services.queue.death_notices import Death, publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import choose_binary
@@ -137,6 +142,25 @@ def test_gateways_are_those_that_said_so_of_late(address):
             assert redis.hlen(KEYS.gateways) == 1
         await cluster_state.set_gateway("b", None)
         assert await cluster_state.gateways() == {}
+        await cluster_state.close()
+
+    asyncio.run(look())
+
+
+def test_gateways_tell_which_change_of_the_keys_they_have_read(address):
+    async def look() -> None:
+        cluster_state = ClusterState(address, KEYS)
+        assert await cluster_state.tell_keys_read("a", 0) == 0
+        assert await cluster_state.tell_keys_read("gone", 0) == 0
+        age(address, KEYS.keys_read, KEYS_READ_LIFE_S)
+        assert await cluster_state.keys_changed() == 1
+        assert await cluster_state.tell_keys_read("a", 0) == 1
+        assert await cluster_state.tell_keys_read("b", 1) == 1
+        assert await cluster_state.keys_read() == {"a": 0, "b": 1}
+        with client(address) as redis:
+            redis.hset(KEYS.keys_read, "newer", "{} of another release")
+        assert await cluster_state.keys_changed() == 2
+        assert await cluster_state.keys_read() == {"a": 0, "b": 1}
         await cluster_state.close()
 
     asyncio.run(look())

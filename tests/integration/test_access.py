@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from botocore.exceptions import ClientError
 from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from tritonclient.utils import InferenceServerException
 
+from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, assert_quiet, running_stack
@@ -63,10 +63,6 @@ def create(stack: Stack, name: str, scopes: list[str], **more: Any) -> dict[str,
 def infer(client: httpx2.Client, key: str | None, model: str = "one", **headers: str) -> httpx2.Response:
     given = headers if key is None else {"Authorization": f"Bearer {key}", **headers}
     return client.post(f"/v2/models/{model}/infer", json=BODY, headers=given)
-
-
-def refused(client: httpx2.Client, key: str) -> bool:
-    return infer(client, key).status_code == 401
 
 
 @pytest.fixture
@@ -240,17 +236,20 @@ def test_a_signature_ends_after_15_minutes_and_covers_the_body(stack: Stack, bar
     assert "takes no AWS signature" in bare.post("/v2/models/one/infer", content=body, headers=headers).text
 
 
-def test_a_revoked_key_is_refused_by_both_gateways_within_a_second(stack: Stack) -> None:
-    document = create(stack, "leaked", ["infer:one"])
-    key = document["key"]
+def test_a_change_of_a_key_holds_in_both_gateways_when_its_reply_comes(stack: Stack) -> None:
     connections = [httpx2.Client(base_url=stack.url, timeout=60, trust_env=False) for _ in range(12)]
     try:
-        wait_until(lambda: all(infer(one, key).status_code == 200 for one in connections), what="both know the key")
-        assert stack.http.delete(f"/admin/v1/keys/{document['id']}").json()["state"] == "revoked"
-        began = time.monotonic()
-        wait_until(lambda: all(infer(one, key).status_code == 401 for one in connections), what="both refuse the key")
-        print(f"refused on 12 connections after {time.monotonic() - began:.3f} s")
-        assert "revoked" in infer(connections[0], key).json()["error"]
+        for one in connections:
+            assert one.get("/v2/health/live").status_code == 200  # connected
+        for turn in range(5):
+            document = create(stack, f"leaked-{turn}", ["infer:one"])
+            assert [infer(one, document["key"]).status_code for one in connections] == [200] * 12
+            rotated = stack.http.post(f"/admin/v1/keys/{document['id']}/rotate", json={"grace_s": 0}).json()
+            assert [infer(one, rotated["key"]).status_code for one in connections] == [200] * 12
+            assert [infer(one, document["key"]).status_code for one in connections] == [401] * 12
+            assert stack.http.delete(f"/admin/v1/keys/{document['id']}").json()["state"] == "revoked"
+            assert [infer(one, rotated["key"]).status_code for one in connections] == [401] * 12
+        assert "revoked" in infer(connections[0], rotated["key"]).json()["error"]
     finally:
         for one in connections:
             one.close()
@@ -258,16 +257,22 @@ def test_a_revoked_key_is_refused_by_both_gateways_within_a_second(stack: Stack)
     assert stored["secrets"] == []
 
 
+def test_a_gateway_that_died_does_not_hold_up_changes_of_keys(tmp_path: Path) -> None:
+    with running_stack(tmp_path, gateways=2, settings={"admin_key": ADMIN}) as stack:
+        stack.redis.hset(InstallationKeys(stack.installation).keys_read, "killed", f"{time.time() + 3600:.3f} 0")
+        create(stack, "first", ["infer:nothing"])  # fails by the client's time limit if it waits for that gateway
+
+
 def test_a_rotated_key_has_two_secrets_for_a_while(stack: Stack, bare: httpx2.Client) -> None:
     first = create(stack, "rotating", ["infer:one"])
     assert infer(bare, first["key"]).status_code == 200
     second = stack.http.post("/admin/v1/keys/rotating/rotate", json={"grace_s": 3600}).json()
-    wait_until(lambda: infer(bare, second["key"]).status_code == 200, what="the new secret is known")
+    assert infer(bare, second["key"]).status_code == 200
     assert infer(bare, first["key"]).status_code == 200
     third = stack.http.post("/admin/v1/keys/rotating/rotate", json={"grace_s": 0}).json()
-    wait_until(lambda: infer(bare, third["key"]).status_code == 200, what="the third secret is known")
+    assert infer(bare, third["key"]).status_code == 200
     for old in (first["key"], second["key"]):
-        wait_until(partial(refused, bare, old), what="the old secret is refused")
+        assert infer(bare, old).status_code == 401
     assert len(stack.http.get("/admin/v1/keys/rotating").json()["secrets"]) == 1
 
 
@@ -404,7 +409,7 @@ def test_the_command_line(stack: Stack, bare: httpx2.Client) -> None:
     assert page.value("millstream_key_requests_total", key="cli", outcome="allowed") >= 1
     rotated = cli.ok("keys", "rotate", "cli", "--grace", "0s")
     assert created["key"] not in rotated
-    wait_until(partial(refused, bare, created["key"]), what="the old secret is refused")
+    assert infer(bare, created["key"]).status_code == 401
     assert "revoked" in cli.ok("keys", "revoke", "cli")
     assert "there is a key" not in cli.fails("keys", "revoke", "nobody")
     assert "revoked" in cli.ok("keys", "revoke", "cli", "--forget")
