@@ -114,8 +114,10 @@ class RaceQueue:
 
 
 def change(repository: Repository, race: Race, to: Callable[[Race], Race]) -> Race:
-    """Change a race unless its state is another by now. Returns it as it is then."""
-    found = repository.races.change(
-        race.key, lambda one: to(one) if one is not None and one.state is race.state else None
-    )
-    return found or race
+    """Change a race unless its state is another by now, or it was asked for anew. Returns it as it is then."""
+
+    def changed(one: Race | None) -> Race | None:
+        present = one is not None and one.state is race.state and one.is_same_request(race)
+        return to(one) if one is not None and present else None
+
+    return repository.races.change(race.key, changed) or race

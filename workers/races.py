@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -103,6 +103,7 @@ class WorkerRaces:
 
     def _run(self) -> None:
         racing: threading.Thread | None = None
+        said = ""  # the failure that the log names: a repository that cannot be read or written fails at each look
         while not self._stopping.is_set():
             try:
                 races = self._repository.races.all()
@@ -111,14 +112,17 @@ class WorkerRaces:
                 self._swaps.follow({(race.model, race.version) for race in races})
                 if racing is None or not racing.is_alive():
                     racing = self._begin(races)
+                said = ""
             except Failure as failure:
-                log.warning("%s", failure.message)
+                if failure.message != said:
+                    said = failure.message
+                    log.warning("%s", failure.message)
             except Exception:
                 log.exception("following races failed; trying again")
             self._stopping.wait(CHECK_S)
 
     def _check_running(self, races: Sequence[Race]) -> None:
-        """Stop the race in progress if it was cancelled, or its version was deleted or unloaded."""
+        """Stop the race in progress if it was cancelled, or its version was deleted or replaced."""
         count = [race.state for race in races]
         waiting = count.count(RaceState.QUEUED) + count.count(RaceState.WAITING)
         self._metrics.races_waiting(waiting, count.count(RaceState.RUNNING))
@@ -126,8 +130,10 @@ class WorkerRaces:
         if running is None:
             return
         present = next((race for race in races if race.key == running.key), None)
-        if present is None or present.state is not RaceState.RUNNING:
-            self._stop_race("it was cancelled" if present is not None else "its version was deleted")
+        if present is None or present.content != running.content:
+            self._stop_race("its version was deleted")
+        elif present.state is not RaceState.RUNNING or not present.is_same_request(running):
+            self._stop_race("it was cancelled")
 
     # Which race is next.
 
@@ -200,21 +206,21 @@ class WorkerRaces:
 
     def _race_within(self, race: Race, model: LoadedModel, bytes_each: int) -> None:
         began = time.monotonic()
-        key, tries = race.key, race.tries + 1
+        tries = race.tries + 1
         if tries > TRIES_MAX:
             self._end(race, RaceState.FAILED, f"{TRIES_MAX} workers ended while they ran it")
             return
         now = time.time()  # noqa: TID251 - for people
         running = {"state": RaceState.RUNNING, "worker": self._racer.worker, "tries": tries, "began_at": now, "why": ""}
-        present = self._repository.races.change(
-            key, lambda one: None if one is None or one.state.ended else one.model_copy(update=running)
-        )
+        present = self._change(race, lambda one: one.model_copy(update=running))
         if present is None or present.state is not RaceState.RUNNING:
             return
         self._running = present
         log.info("a race of %s begins: at most %g s", model.manifest.content_id, race.options.seconds)
         try:
             outcome = self._run_process(present, model, bytes_each)
+        except Failure as failure:  # its folder cannot be written at present
+            outcome = Outcome(None, failure.message, died=True)
         finally:
             self._running = None
         seconds = time.monotonic() - began
@@ -235,15 +241,11 @@ class WorkerRaces:
                 process.stop()
         stored, stage = [0.0], [""]
 
-        def change(one: Race | None, event: dict[str, Any]) -> Race | None:
-            running = one is not None and one.state is RaceState.RUNNING
-            return one.model_copy(update={"progress": event}) if one is not None and running else None
-
         def progress(event: dict[str, Any]) -> None:
             if event["stage"] != stage[0] or time.monotonic() - stored[0] >= PROGRESS_S:
                 stored[0], stage[0] = time.monotonic(), event["stage"]
                 with suppress(Failure):  # a full disk: the race goes on, and needs space at its end
-                    self._repository.races.change(race.key, lambda one: change(one, event))
+                    change(self._repository, race, lambda one: one.model_copy(update={"progress": event}))
 
         try:
             return process.run(progress)
@@ -254,8 +256,7 @@ class WorkerRaces:
     def _task(self, race: Race, model: LoadedModel, bytes_each: int) -> RaceTask:
         manifest, options = model.manifest, race.options
         choices, samples = self._repository.choices, self._repository.samples
-        cache = choices.cache(manifest, self._at.kind, self._racer.environment)
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = choices.make_cache(manifest, self._at.kind, self._racer.environment)
         self._captures.write(manifest.content_id)
         given = samples.find(manifest)
         rows = batch_weights(race.rows or model.calls.sizes(), model.rows_max)
@@ -281,14 +282,16 @@ class WorkerRaces:
     def _decide(self, race: Race, manifest: Manifest, report: dict[str, Any], seconds: float) -> None:
         now = time.time()  # noqa: TID251 - for people
         try:
-            won = decide(self._repository, manifest, race.key, report, now)
+            won = decide(self._repository, manifest, race, report, now)
         except Failure as failure:
             if failure.code is Code.NOT_FOUND:
                 return
-            self._end(race, RaceState.FAILED, failure.message)
+            if failure.code is Code.MODEL or race.tries >= TRIES_MAX:
+                self._end(race, RaceState.FAILED, failure.message)
+            else:  # a full disk: what is compiled is kept
+                self._interrupted(race, failure.message)
             return
-        self._captures.end(manifest.content_id)
-        self._repository.samples.forget_captured(manifest)
+        self._captures.forget(manifest)
         self._metrics.race_ended("decided", seconds)
         winner = f"{report['winner']} is {report['ratio']:.2f} times as fast"
         what = winner if won else "the version's own file serves on"
@@ -296,9 +299,7 @@ class WorkerRaces:
 
     def _end(self, race: Race, state: RaceState, why: str) -> None:
         now = time.time()  # noqa: TID251 - for people
-        self._repository.races.change(
-            race.key, lambda one: None if one is None or one.state.ended else one.ended(state, now, why)
-        )
+        self._change(race, lambda one: one.ended(state, now, why))
         self._metrics.race_ended(state.value)
         log.warning("the race of %s version %d %s: %s", race.model, race.version, state.value, why)
 
@@ -321,14 +322,17 @@ class WorkerRaces:
         log.info("the race of %s version %d is interrupted: %s", race.model, race.version, why)
         self._queue.postpone(race, DIED_RETRY_S if died else RETRY_S)
         again = {"state": RaceState.QUEUED, "worker": "", "tries": race.tries - (not died), "why": why, "progress": {}}
-        self._repository.races.change(
-            race.key,
-            lambda one: one.model_copy(update=again) if one is not None and one.state is RaceState.RUNNING else None,
-        )
+        change(self._repository, race, lambda one: one.model_copy(update=again))
 
     def _wait(self, race: Race, why: str) -> None:
         self._queue.postpone(race, RETRY_S)
-        self._repository.races.change(
-            race.key,
-            lambda one: one.model_copy(update={"why": why}) if one is not None and not one.state.ended else None,
-        )
+        self._change(race, lambda one: one.model_copy(update={"why": why}))
+
+    def _change(self, race: Race, to: Callable[[Race], Race]) -> Race | None:
+        """Change a race unless it ended, or was asked for anew. Returns it as it is then; None: it is another one."""
+
+        def changed(one: Race | None) -> Race | None:
+            return None if one is None or one.state.ended or not one.is_same_request(race) else to(one)
+
+        present = self._repository.races.change(race.key, changed)
+        return present if present is not None and present.is_same_request(race) else None

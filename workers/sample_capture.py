@@ -9,12 +9,13 @@ Off unless the endpoint's settings ask for it: samples are users' data.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
 from millstream.services.wire.records import State
@@ -37,7 +38,8 @@ class Capture:
     def __init__(self, manifest: Manifest, rows_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.manifest = manifest
         self.full = False
-        self.began = 0.0  # when the first row was kept
+        self.began = 0.0  # when the first row was kept, or a write was tried
+        self.written = 0.0  # when a write was tried last
         self._rows_left = rows_max if manifest.signature.batching else 1
         self._bytes_left = BYTES_MAX
         self._clock = clock
@@ -71,6 +73,10 @@ class Capture:
         self._pieces.append(piece)
         self.full = self._rows_left <= 0
 
+    def is_due_to_be_written(self, now: float) -> bool:
+        """Return whether it is full and was not tried to be written, or its rows wait for WRITE_S."""
+        return (self.full and not self.written) or (self.began > 0 and now - self.began >= WRITE_S)
+
     def take(self) -> dict[str, Array]:
         """Return the rows so far, by the names that samples have; empty: there are none."""
         pieces = list(self._pieces)
@@ -82,7 +88,7 @@ class Capture:
 
 
 class SampleCaptures:
-    """The captures of one worker. Called by one thread, except for `write` and `end`.
+    """The captures of one worker. Called by one thread, except for `write` and `forget`.
 
     Args:
         repository: has the endpoints' settings, and keeps the samples.
@@ -100,6 +106,7 @@ class SampleCaptures:
         self._asked: dict[str, tuple[int, int]] = {}  # model -> rows, generation of its endpoint
         self._begun: dict[str, int] = {}  # content id -> generation of the endpoint that asked for it
         self._active: dict[str, Capture] = {}
+        self._lock = threading.Lock()  # a capture that a race ends must not be set, or written, again
         self._sweep_at = 0.0  # monotonic; at once: the settings may have changed while no worker ran
 
     def follow(self) -> None:
@@ -114,30 +121,39 @@ class SampleCaptures:
             models = {manifest.model for manifest in loaded.values()}
             kept = set() if changed is None else models - changed
             self._asked = {model: one for model, one in self._asked.items() if model in kept}
-            self._set(self._wanted(loaded))
+            with self._lock:
+                self._set(self._wanted(loaded))
         for content_id, capture in list(self._active.items()):
-            if capture.full or (capture.began and time.monotonic() - capture.began >= WRITE_S):
+            if capture.is_due_to_be_written(time.monotonic()):
                 self.write(content_id)
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_S
             self._repository.samples.sweep(lambda model: self._asked_of(model)[0] > 0, LIFE_S)
 
     def write(self, content_id: str) -> None:
-        """Write what was captured of a version so far; a full capture ends."""
-        capture = self._active.get(content_id)
-        rows = capture.take() if capture is not None else {}
-        if capture is None or not rows:
-            return
-        if capture.full:
-            self.end(content_id)
-        capture.began = time.monotonic()
-        try:
-            self._repository.samples.write(capture.manifest, rows, captured=True)
-        except Failure as failure:
-            log.warning("samples of %s cannot be written: %s", content_id, failure.message)
+        """Write what was captured of a version so far; a full capture ends. A failed write is tried again later."""
+        with self._lock:
+            capture = self._active.get(content_id)
+            complete = capture is not None and capture.full  # asked before its rows are taken: no row is added then
+            rows = capture.take() if capture is not None else {}
+            if capture is None or not rows:
+                return
+            capture.began = capture.written = time.monotonic()
+            try:
+                self._repository.samples.write(capture.manifest, rows, captured=True)
+            except Failure as failure:
+                log.warning("samples of %s cannot be written: %s", content_id, failure.message)
+                complete = failure.code is Code.NOT_FOUND  # the version was deleted; a disk may have space later
+            if complete:
+                self._end(content_id)
 
-    def end(self, content_id: str) -> None:
-        """Capture no more of a version, until its endpoint's settings change."""
+    def forget(self, manifest: Manifest) -> None:
+        """Capture no more of a version, until its endpoint's settings change, and delete what was captured."""
+        with self._lock:
+            self._end(manifest.content_id)
+            self._repository.samples.forget_captured(manifest)
+
+    def _end(self, content_id: str) -> None:
         self._set({name: one for name, one in self._active.items() if name != content_id})
 
     def _set(self, active: dict[str, Capture]) -> None:

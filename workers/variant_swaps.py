@@ -107,6 +107,7 @@ class VariantSwaps:
         self._budget = at.budget or MemoryBudget(0)
         self._swapped: dict[str, _Swapped] = {}  # by content id
         self._retry_at: dict[str, float] = {}  # content id -> monotonic time
+        self._said: dict[str, str] = {}  # content id -> the failure that the log names
         self._stopping = threading.Event()
 
     def close(self) -> None:
@@ -119,6 +120,7 @@ class VariantSwaps:
         models = self._models.all()
         for content_id in self._swapped.keys() - models.keys():
             self._trials.end(self._swapped.pop(content_id).trial)
+        self._said = {content_id: said for content_id, said in self._said.items() if content_id in models}
         for model in models.values():
             if self._stopping.is_set():
                 return
@@ -126,8 +128,9 @@ class VariantSwaps:
             if model.state is State.READY and (table is not None or (manifest.model, manifest.version) in raced):
                 try:
                     self._follow(model, table)
+                    self._said.pop(manifest.content_id, None)
                 except Failure as failure:
-                    log.warning("%s: %s", manifest.content_id, failure.message)
+                    self._say_once(manifest.content_id, failure.message)
                 except Exception as error:  # other versions, and races, go on
                     log.exception("%s cannot follow its choice", manifest.content_id)
                     self._postpone(manifest.content_id, f"{type(error).__name__}: {error}")
@@ -146,6 +149,12 @@ class VariantSwaps:
             self._bring_baseline(model, table)
         else:
             self._end_trial(model, table)
+
+    def _say_once(self, content_id: str, why: str) -> None:
+        """Log why a version cannot follow its choice, unless that is what the log says already."""
+        if self._said.get(content_id) != why:
+            self._said[content_id] = why
+            log.warning("%s: %s", content_id, why)
 
     def _undo(self, manifest: Manifest, why: str) -> None:
         """Take the choice back for all workers of this kind."""

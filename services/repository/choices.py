@@ -115,6 +115,14 @@ class Choices:
         """Return the folder in which the candidates of a race are compiled; a later race finds them there."""
         return self.compiled(manifest) / f"race-{_key(manifest, kind, device)}"
 
+    def make_cache(self, manifest: Manifest, kind: str, device: str) -> Path:
+        """Return the folder of `cache`, which is created if missing. Raises Failure(STORAGE, INTERNAL, NOT_FOUND)."""
+        folder = self.cache(manifest, kind, device)
+        self._make_compiled(manifest)
+        with storage_errors(self._models):
+            folder.mkdir(exist_ok=True)
+        return folder
+
     def get(self, manifest: Manifest, kind: str, device: str) -> Choice | None:
         """Return the choice; None: there is none, or it is damaged or of other content."""
         path = self._path(manifest, kind, device)
@@ -141,10 +149,8 @@ class Choices:
     def write(self, manifest: Manifest, choice: Choice) -> None:
         """Store a choice. The caller has the lock of the race. Raises Failure(STORAGE, INTERNAL, NOT_FOUND)."""
         path = self._path(manifest, choice.kind, choice.device)
-        if not path.parent.parent.is_dir():
-            raise Failure(Code.NOT_FOUND, f"version {manifest.version} of {manifest.model!r} was deleted")
+        self._make_compiled(manifest)
         with storage_errors(self._models):
-            path.parent.mkdir(exist_ok=True)
             replace_file(path, choice.model_dump_json(indent=1).encode() + b"\n")
 
     def remove(self, manifest: Manifest, kind: str, device: str) -> bool:
@@ -180,6 +186,21 @@ class Choices:
             if found.sha256 != file.sha256:
                 raise Failure(Code.MODEL, f"damaged: {file.path} is not the file that was compiled (sha256 differs)")
         return folder / variant.files[0].path
+
+    def _make_compiled(self, manifest: Manifest) -> None:
+        """Create the folder of what is compiled, but not the version's: it would be in the way of its next upload.
+
+        Raises Failure(STORAGE, INTERNAL), Failure(NOT_FOUND): the version was deleted.
+        """
+        try:
+            with storage_errors(self._models):
+                self.compiled(manifest).mkdir(exist_ok=True)
+        except Failure as failure:
+            if isinstance(failure.__cause__, FileNotFoundError):
+                raise Failure(
+                    Code.NOT_FOUND, f"version {manifest.version} of {manifest.model!r} was deleted"
+                ) from failure
+            raise
 
     def _path(self, manifest: Manifest, kind: str, device: str) -> Path:
         return self.compiled(manifest) / f"choice-{_key(manifest, kind, device)}.json"

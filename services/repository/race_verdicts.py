@@ -7,6 +7,7 @@ The choice changes before the race's document: after a kill between the two, the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +15,37 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
 from millstream.services.repository.base import Repository
-from millstream.services.repository.choices import BASELINE, Choice, ChosenVariant
+from millstream.services.repository.choices import BASELINE, Choice, Choices, ChosenVariant
 from millstream.services.repository.races import Race, RaceKey, RaceState, Undone
 from millstream.services.repository.verdicts import content_digest
 
 
-def decide(repository: Repository, manifest: Manifest, key: RaceKey, report: Mapping[str, Any], now: float) -> bool:
+def decide(repository: Repository, manifest: Manifest, race: Race, report: Mapping[str, Any], now: float) -> bool:
     """Store the report of a race, and serve its winner. Returns whether there is one.
 
-    A race that was cancelled or deleted meanwhile changes nothing. Raises Failure(STORAGE, INTERNAL, MODEL).
+    A race that was cancelled, deleted or asked for anew meanwhile changes nothing, and neither does one whose document
+    cannot be written: what served before serves on. Raises Failure(STORAGE, INTERNAL, MODEL).
     """
-    choices = repository.choices
+    key, choices = race.key, repository.choices
     choice = _choice(choices.cache(manifest, key.kind, key.device), manifest, key, report, now)
-    race = repository.races.get(key)
-    if race is None or race.state is not RaceState.RUNNING:
+    present = repository.races.get(key)
+    if present is None or not _runs(present, race):
         return False
-    if choice is None:
-        choices.remove(manifest, key.kind, key.device)
-    else:
-        choices.write(manifest, choice)
+    before = choices.get(manifest, key.kind, key.device)
+    _serve(choices, manifest, key, choice)
 
-    def decided(race: Race | None) -> Race | None:
-        if race is None or race.state is not RaceState.RUNNING:
+    def decided(one: Race | None) -> Race | None:
+        if one is None or not _runs(one, race):
             return None
-        return race.ended(RaceState.DECIDED, now, str(report.get("why", "")), dict(report))
+        return one.ended(RaceState.DECIDED, now, str(report.get("why", "")), dict(report))
 
-    after = repository.races.change(key, decided)
-    if after is None or after.state is not RaceState.DECIDED:
-        choices.remove(manifest, key.kind, key.device)
+    try:
+        after = repository.races.change(key, decided)
+    except Failure:
+        _serve_again(choices, manifest, key, before)
+        raise
+    if after is None or after.state is not RaceState.DECIDED or not after.is_same_request(race):
+        _serve_again(choices, manifest, key, before)
         return False
     kept = {variant.folder.rpartition("/")[2] for variant in choice.variants} if choice is not None else set()
     choices.sweep(manifest, key.kind, key.device, kept)
@@ -59,6 +63,27 @@ def undo(repository: Repository, manifest: Manifest, key: RaceKey, why: str, now
 
     repository.races.change(key, undone)
     return served
+
+
+def _runs(present: Race, race: Race) -> bool:
+    return present.state is RaceState.RUNNING and present.is_same_request(race)
+
+
+def _serve(choices: Choices, manifest: Manifest, key: RaceKey, choice: Choice | None) -> None:
+    """Serve a choice; None: the version's own file. Raises Failure(STORAGE, INTERNAL, NOT_FOUND)."""
+    if choice is None:
+        choices.remove(manifest, key.kind, key.device)
+    else:
+        choices.write(manifest, choice)
+
+
+def _serve_again(choices: Choices, manifest: Manifest, key: RaceKey, before: Choice | None) -> None:
+    """Serve what served before; the version's own file if there is no space to write that, which removal needs not."""
+    try:
+        _serve(choices, manifest, key, before)
+    except Failure:
+        with suppress(Failure):
+            choices.remove(manifest, key.kind, key.device)
 
 
 def _choice(cache: Path, manifest: Manifest, key: RaceKey, report: Mapping[str, Any], now: float) -> Choice | None:

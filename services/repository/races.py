@@ -26,6 +26,7 @@ from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.repository.disk import locked, replace_file, storage_errors, try_lock
+from millstream.services.repository.race_parts import StoredProgress, StoredReport
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.races")
@@ -139,50 +140,6 @@ class Undone(BaseModel):
     automatic: bool = True
 
 
-class _StoredRow(BaseModel):
-    """What is read of a row of a report; the rest is passed on."""
-
-    model_config = ConfigDict(extra="allow")
-
-    target: str
-    candidate: str
-    verdict: str
-    why: str = ""
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    cosine_min: float | None = None
-    compile_s: float = 0.0
-    size_bytes: int = 0
-
-
-class _StoredReport(BaseModel):
-    """What is read of a report; the rest is passed on."""
-
-    model_config = ConfigDict(extra="allow")
-
-    baseline: str | None = None
-    winner: str | None = None
-    ratio: float = 1.0
-    why: str = ""
-    table: dict[int, str] = {}
-    rows: list[_StoredRow] = []
-    notes: list[str] = []
-
-
-class _StoredProgress(BaseModel):
-    """What is read of an event; the rest is passed on."""
-
-    model_config = ConfigDict(extra="allow")
-
-    stage: str = ""
-    candidate: str = ""
-    done: int = 0
-    total: int = 0
-    seconds: float = 0.0
-    ratios: dict[str, float] = {}
-
-
 class Race(BaseModel):
     """The document of a race. Instants are seconds since the epoch.
 
@@ -226,7 +183,7 @@ class Race(BaseModel):
     def _can_be_shown(cls, value: dict[str, Any] | None, about: ValidationInfo) -> dict[str, Any] | None:
         """Return a document as it is whose parts have the types that its readers rely on; else the race is damaged."""
         if value is not None:
-            (_StoredReport if about.field_name == "report" else _StoredProgress).model_validate(value)
+            (StoredReport if about.field_name == "report" else StoredProgress).model_validate(value)
         return value
 
     @property
@@ -238,6 +195,10 @@ class Race(BaseModel):
         """The candidate that won; None: the baseline, or there is no verdict."""
         found = (self.report or {}).get("winner")
         return found if isinstance(found, str) else None
+
+    def is_same_request(self, other: Race) -> bool:
+        """Return whether another document is of the same request: neither asked for anew, nor of other content."""
+        return (self.key, self.content, self.requested_at) == (other.key, other.content, other.requested_at)
 
     def ended(self, state: RaceState, now: float, why: str = "", report: dict[str, Any] | None = None) -> Race:
         """Return the race as it is after its end."""
@@ -309,34 +270,33 @@ class Races:
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._folder = self._root / "races"
-        self._read: dict[str, tuple[tuple[int, int, int], Race | None]] = {}  # file name -> its stamp; None: damaged
+        self._read: dict[str, _Stamped] = {}  # file name -> its race
+        self._unreadable: set[str] = set()  # names of files of which the log says so
 
     def all(self) -> list[Race]:
-        """Return all readable races; a document that did not change since the last call is not read again."""
-        found: dict[str, tuple[tuple[int, int, int], Race | None]] = {}
-        try:
-            entries = [entry for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
-        except OSError:
-            entries = []
-        for entry in entries:
-            with suppress(OSError):
-                about = entry.stat()
-                stamp = (about.st_ino, about.st_mtime_ns, about.st_size)
-                known = self._read.get(entry.name)
-                race = known[1] if known is not None and known[0] == stamp else _read(Path(entry.path))
-                found[entry.name] = (stamp, race)
-        self._read = found
-        return [race for _, race in found.values() if race is not None]
+        """Return all races whose documents are not damaged; one that did not change since the last call is not read.
+
+        A document that cannot be read at present counts as it was read last. Raises Failure(INTERNAL) if the folder
+        cannot be listed: no race must seem to be deleted then.
+        """
+        with storage_errors(self._root):
+            names = _names(self._folder)
+        self._read = {name: read for name in names if (read := self._read_again(name)) is not None}
+        self._unreadable &= self._read.keys()
+        return [read.race for read in self._read.values() if read.race is not None]
 
     def of(self, model: str, version: int) -> list[Race]:
-        """Return the races of a version, the one that was asked for last first."""
-        pattern = f"{check_name(model)}@{check_version(version)}@*.json"
-        found = [race for path in self._folder.glob(pattern) if (race := _read(path)) is not None]
+        """Return the races of a version, the one that was asked for last first. Raises Failure(INTERNAL)."""
+        prefix = f"{check_name(model)}@{check_version(version)}@"
+        with storage_errors(self._root):
+            names = [name for name in _names(self._folder) if name.startswith(prefix)]
+            found = [race for name in names if (race := _read(self._folder / name)) is not None]
         return sorted(found, key=lambda race: -race.requested_at)
 
     def get(self, key: RaceKey) -> Race | None:
-        """Return a race; None: there is none, or its document is damaged."""
-        race = _read(self._path(key))
+        """Return a race; None: there is none, or its document is damaged. Raises Failure(INTERNAL)."""
+        with storage_errors(self._root):
+            race = _read(self._path(key))
         return race if race is not None and race.key == key else None
 
     def change(self, key: RaceKey, change: Callable[[Race | None], Race | None]) -> Race | None:
@@ -380,6 +340,23 @@ class Races:
     def _path(self, key: RaceKey) -> Path:
         return self._folder / f"{key.name}.json"
 
+    def _read_again(self, name: str) -> _Stamped | None:
+        """Return a race as it is now, or was when it could be read last; None: it is gone, or was never read."""
+        path, known = self._folder / name, self._read.get(name)
+        try:
+            about = path.stat()
+            stamp = (about.st_ino, about.st_mtime_ns, about.st_size)
+            if known is not None and known.stamp == stamp:
+                return known
+            return _Stamped(stamp, _read(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:  # as when the process has too many open files
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                log.warning("%s cannot be read at present: %s", path, error.strerror)
+            return known or _Stamped((0, 0, 0), None)
+
     def _bound(self) -> None:
         """Delete the races that ended the longest ago beyond the limit, before one is added."""
         races = self.all()
@@ -389,7 +366,29 @@ class Races:
             self._path(race.key).with_suffix(".lock").unlink(missing_ok=True)
 
 
+class _Stamped(NamedTuple):
+    """A race as it was read.
+
+    Args:
+        stamp: inode, modification time and size of its file; another one: the file changed.
+        race: None: its document is damaged.
+    """
+
+    stamp: tuple[int, int, int]
+    race: Race | None
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of the documents in a folder; none if there is no folder. Raises OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.name.endswith(".json"))
+    except FileNotFoundError:
+        return []
+
+
 def _read(path: Path) -> Race | None:
+    """Return a race; None: there is none, or its document is damaged. Raises OSError if it cannot be read."""
     try:
         if path.stat().st_size > DOCUMENT_BYTES_MAX:
             raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
@@ -402,7 +401,7 @@ def _read(path: Path) -> Race | None:
     except Failure as failure:  # a name or a version that none can have
         log.warning("%s is damaged and counts as no race: %s", path, failure.message)
         return None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         log.warning("%s is damaged and counts as no race: %s", path, why)
         return None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,6 +93,60 @@ def test_a_damaged_race_counts_as_none(repository: FolderRepository, tmp_path: P
     assert repository.races.all() == []
     assert repository.races.get(one.key) is None
     assert stored(repository, one) == one
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open no further file during the block."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_races_that_cannot_be_listed_do_not_seem_to_be_deleted(repository: FolderRepository) -> None:
+    one = stored(repository, race(publish(repository, "m", 1)))
+    with no_descriptors():
+        for read in (repository.races.all, lambda: repository.races.of("m", 1), lambda: repository.races.get(one.key)):
+            with pytest.raises(Failure, match="Too many open files"):
+                read()
+        with pytest.raises(Failure, match="Too many open files"):
+            repository.races.change(one.key, lambda _: race(publish(repository, "m", 2)))
+    assert repository.races.all() == [one]
+
+
+def test_a_race_that_cannot_be_read_at_present_is_as_it_was_read_last(
+    repository: FolderRepository, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = stored(repository, race(publish(repository, "m", 1)))
+    other = stored(repository, race(publish(repository, "n", 1)))
+    assert repository.races.all() == [one, other]
+    path = tmp_path / "repository" / "races" / f"{one.key.name}.json"
+    path.rename(path.with_suffix(".away"))
+    path.mkdir()  # what root cannot read either
+    for _ in range(3):
+        assert repository.races.all() == [one, other]
+    assert len(caplog.records) == 1, "it is said once, not at each look"
+    with pytest.raises(Failure, match="Is a directory"):
+        repository.races.change(one.key, lambda before: before or race(publish(repository, "m", 2)))
+    path.rmdir()
+    path.with_suffix(".away").rename(path)
+    assert repository.races.all() == [one, other]
+
+
+def test_a_race_of_a_deleted_version_leaves_no_folder_in_the_way_of_the_next_upload(
+    repository: FolderRepository,
+) -> None:
+    manifest = publish(repository, "m", 1)
+    repository.delete_model("m")
+    with pytest.raises(Failure, match="version 1 of 'm' was deleted"):
+        repository.choices.make_cache(manifest, KIND, DEVICE)
+    assert publish(repository, "m", 1) == manifest
+    assert repository.choices.make_cache(manifest, KIND, DEVICE).is_dir()
 
 
 def test_a_kill_between_the_write_and_the_rename_leaves_the_race_as_it_was(

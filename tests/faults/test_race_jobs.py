@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit import models, v2
 from tests.kit.load import constant_load
-from tests.kit.races import raise_priorities
+from tests.kit.races import processes, raise_priorities
 from tests.kit.stack import Stack, descendants, running_stack
 from tests.kit.wait import wait_until
 
@@ -50,19 +50,6 @@ def goes_on(stack: Stack, tries: int) -> None:
     answers(stack)
     assert stack.http.delete(RACE).json()["state"] == "cancelled"
     wait_until(lambda: not processes(stack), 30)
-
-
-def processes(stack: Stack) -> list[int]:
-    """Return the processes of races."""
-    found = []
-    for pid in descendants(stack.process.pid):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"millstream.workers.race" in command:
-            found.append(pid)
-    return found
 
 
 def until(stack: Stack, stages: set[str]) -> None:
@@ -103,6 +90,71 @@ def test_a_race_whose_process_is_killed_goes_on(stack: Stack) -> None:
     wait_until(lambda: race(stack)["state"] == "queued", 30)
     assert "SIGKILL" in race(stack)["why"]
     goes_on(stack, 2)
+
+
+def test_a_race_whose_compilation_is_killed_loses_that_candidate_alone(tmp_path: Path) -> None:
+    with running_stack(tmp_path, models={"m": models.mlp(tmp_path / "m.onnx")}) as stack:
+        options = {"seconds": 60, "accept_random_samples": True, "targets": ["onnxruntime-int8-dynamic"]}
+        assert stack.http.post(RACE, json=options).status_code == 202
+
+        def compiling() -> list[int]:
+            raise_priorities(stack)
+            return processes(stack, b"millstream.services.compiler.compile_process")
+
+        for pid in wait_until(compiling, 120, what="it compiles"):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: race(stack)["state"] == "decided", 120, what="it is decided")
+        [row] = race(stack)["rows"]
+        assert (row["verdict"], row["why"]) == ("failed", "its process was ended by SIGKILL")
+        assert race(stack)["tries"] == 1
+        assert not list(stack.home.glob("repository/models/m/1/compiled/race-*/*"))
+
+
+def test_a_race_goes_on_when_the_gateway_is_killed(stack: Stack) -> None:
+    begin(stack)
+    until(stack, ANY)
+    gateway = stack.pids()["gateway-0"]
+    os.kill(gateway, signal.SIGKILL)
+    wait_until(lambda: stack.pids().get("gateway-0", gateway) != gateway)
+    stack.reconnect()
+    wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200, 60)
+    goes_on(stack, 1)
+
+
+def test_a_version_that_is_replaced_during_its_race_is_raced_anew(stack: Stack, tmp_path: Path) -> None:
+    begin(stack)
+    until(stack, ANY)
+    before = race(stack)
+    assert stack.http.delete("/admin/v1/models/m").status_code == 204
+    stack.push("m", models.mlp(tmp_path / "other.onnx"))
+    assert stack.http.get(RACE).status_code == 404, "that race was of another model"
+    begin(stack)
+    until(stack, ANY)
+    found = race(stack)
+    assert (found["tries"], found["version"]) == (1, 1)
+    assert found["requested_at"] > before["requested_at"]
+    assert len(processes(stack, b"millstream.workers.race\0")) == 1
+    assert stack.http.delete(RACE).json()["state"] == "cancelled"
+    wait_until(lambda: not processes(stack), 30)
+
+
+def test_a_race_gives_its_memory_to_a_load(tmp_path: Path) -> None:
+    """It reserves what is free; the load takes its part, and the race begins again with less, or waits."""
+    path = models.squeezenet(tmp_path / "m.onnx")
+    with running_stack(tmp_path, models={"m": path}, settings={"worker_memory": "1536MiB"}) as stack:
+        begin(stack)
+        until(stack, ANY)
+        with constant_load(stack.port, "/v2/models/m/infer", [BODY], callers=2) as load:
+            load.more(5)
+            stack.push("n", models.wide(tmp_path / "n.onnx", 10 << 20))
+            load.more(5)
+        assert all(answer.status == 200 for answer in load.answers)
+        assert "is interrupted: a load needs the memory" in stack.logs()
+        found = race(stack)
+        assert found["state"] in {"queued", "running"}
+        assert found["tries"] <= 1, "only a death costs a try"
+        assert stack.http.delete(RACE).json()["state"] == "cancelled"
+        wait_until(lambda: not processes(stack), 30)
 
 
 def test_a_race_that_is_cancelled_ends_at_once(stack: Stack) -> None:

@@ -420,7 +420,7 @@ def test_a_version_whose_file_is_gone_says_so(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     task = race_task(tmp_path)
     task.cache.write_text("a file")
-    assert "cannot write" in RaceProcess(task).error()
+    assert "cannot use" in RaceProcess(task).error()
 
 
 def test_a_version_without_batching_is_raced_call_by_call(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel
-from millstream.workers.race_queue import RaceQueue, Racer
+from millstream.workers.race_queue import RaceQueue, Racer, change
 from tests.kit.versions import publish
 
 HERE = "0123456789abcdef"
@@ -85,3 +85,12 @@ def test_a_race_that_is_over_does_not_begin_again(queue: Queue, state: RaceState
     before = queue.asked(state, unfinished=unfinished)
     assert queue.ready() == []
     assert queue.stored() == before
+
+
+def test_a_race_that_was_asked_for_anew_is_not_changed_by_the_one_before(queue: Queue) -> None:
+    before = queue.asked(RaceState.RUNNING)
+    again = queue.asked(RaceState.RUNNING, requested_at=before.requested_at - 3600)  # the clock was set back
+    change(queue.repository, before, lambda one: one.model_copy(update={"state": RaceState.QUEUED}))
+    assert queue.stored() == again
+    change(queue.repository, again, lambda one: one.model_copy(update={"state": RaceState.QUEUED}))
+    assert queue.stored().state is RaceState.QUEUED

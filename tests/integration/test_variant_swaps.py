@@ -119,7 +119,7 @@ def decided(worker: Worker, manifest: Manifest, document: dict[str, object], con
     for name in ("v-1", "loser-2"):
         (cache / name).mkdir(parents=True, exist_ok=True)
         (cache / name / "model.onnx").write_bytes(content or b"")
-    assert decide(worker.repository, manifest, one.key, document, time.time())
+    assert decide(worker.repository, manifest, one, document, time.time())
     assert [path.name for path in cache.iterdir()] == ["v-1"]
     return one
 
@@ -306,7 +306,7 @@ def test_an_unloaded_version_leaves_no_account(worker: Worker, manifest: Manifes
 
 def test_a_report_of_a_race_that_was_cancelled_changes_nothing(worker: Worker, manifest: Manifest) -> None:
     one = race(worker, manifest, RaceState.CANCELLED)
-    assert not decide(worker.repository, manifest, one.key, report({16: "v-1"}), 2.0)
+    assert not decide(worker.repository, manifest, one, report({16: "v-1"}), 2.0)
     assert worker.repository.choices.get(manifest, KIND, HERE) is None
 
 
@@ -316,7 +316,7 @@ def test_a_choice_names_every_file_of_its_variant(worker: Worker, manifest: Mani
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(b"a")
     (folder / "weights.bin").write_bytes(b"b")
-    assert decide(worker.repository, manifest, one.key, report({1: "v-1"}, content=b"a"), 2.0)
+    assert decide(worker.repository, manifest, one, report({1: "v-1"}, content=b"a"), 2.0)
     choice = worker.repository.choices.get(manifest, KIND, HERE)
     assert choice is not None
     assert [file.path for file in choice.variants[0].files] == ["model.onnx", "weights.bin"]

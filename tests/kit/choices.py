@@ -56,7 +56,7 @@ def choose(stack: Stack, model: str, path: Path, backend: str = "onnxruntime") -
         compiled = {"files": ["model.onnx"], "backend": backend, "options": {}, "runtime": ""}
         row = {"target": "by-hand", "candidate": "v-1", "folder": "v-1", "verdict": "won", "compiled": compiled}
         report = {"baseline": "fp32", "winner": "v-1", "ratio": 2.0, "table": {"16": "v-1"}, "rows": [row]}
-        assert decide(repository, manifest, race.key, report, time.time())
+        assert decide(repository, manifest, race, report, time.time())
     finally:
         lock.release()
     return race

@@ -67,6 +67,19 @@ def raise_priorities(stack: Stack) -> None:
                 os.setpriority(os.PRIO_PROCESS, thread, 0)
 
 
+def processes(stack: Stack, module: bytes = b"millstream.workers.race") -> list[int]:
+    """Return the processes of races, or those of another module."""
+    found = []
+    for pid in descendants(stack.process.pid):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if module in command:
+            found.append(pid)
+    return found
+
+
 class RaceProcess:
     """`python -m millstream.workers.race`, started with a task. `lowered`: at its own priority, the lowest."""
 

@@ -15,7 +15,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
 from millstream.workers import sample_capture
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.sample_capture import PAUSE_S, ROWS_EACH, Capture, SampleCaptures
+from millstream.workers.sample_capture import PAUSE_S, ROWS_EACH, WRITE_S, Capture, SampleCaptures
 from tests.kit.versions import publish
 
 
@@ -157,3 +157,34 @@ def test_samples_of_versions_that_are_not_loaded_are_deleted_too(
     SampleCaptures(repository, LoadedModels(), lambda _: None).follow()
     left = {str(path.relative_to(folder)) for path in folder.glob("*/*/race/*")}
     assert left == {"m/1/race/uploaded.npz", "young/1/race/captured.npz", "young/1/race/.new-at-work"}
+
+
+def test_rows_that_find_no_space_are_written_later(repository: FolderRepository, manifest: Manifest) -> None:
+    worker = Worker(repository, manifest)
+    worker.ask(3)
+    capture = worker.active[manifest.content_id]
+    capture.keep(rows(8), [])
+    folder = repository.folder_of(manifest) / "race"
+    folder.write_bytes(b"")  # a file where the folder of samples belongs
+    worker.captures.write(manifest.content_id)
+    assert worker.active, "it waits for space"
+    assert not capture.is_due_to_be_written(capture.began + WRITE_S - 1)
+    assert capture.is_due_to_be_written(capture.began + WRITE_S)
+    folder.unlink()
+    worker.captures.write(manifest.content_id)
+    assert not worker.active
+    assert repository.samples.find(manifest) is not None
+
+
+def test_a_race_ends_the_capture_that_it_used(repository: FolderRepository, manifest: Manifest) -> None:
+    worker = Worker(repository, manifest)
+    worker.ask(10)
+    worker.active[manifest.content_id].keep(rows(2), [])
+    worker.captures.write(manifest.content_id)
+    assert repository.samples.find(manifest) is not None
+    worker.captures.forget(manifest)
+    for _ in range(2):
+        worker.captures.follow()
+        worker.captures.write(manifest.content_id)
+    assert not worker.active
+    assert repository.samples.find(manifest) is None

@@ -107,7 +107,7 @@ def working(root: Path) -> Iterator[Path]:
 
     Raises OSError.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(exist_ok=True)  # its parent must be there: the version may have been deleted
     for abandoned in root.glob(f"{NEW}*"):
         lock = try_lock(abandoned / LOCK)
         if lock is not None:

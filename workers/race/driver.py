@@ -32,6 +32,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.agreement import Array
 from millstream.services.model.warmup_inputs import VARIABLE_SIZES, has_variable_dims, make_inputs
 from millstream.services.process.device import find_device
+from millstream.services.repository.disk import storage_failure
 from millstream.workers.race.compiled_cache import CompiledCache, libraries, working
 from millstream.workers.race.sample_files import SampleFiles, write_files, write_timed
 from millstream.workers.race.track import BLOCK_S, BaselineError, ProcessTrack, UnfinishedError
@@ -73,7 +74,7 @@ def run_race(task: RaceTask, tell: Callable[[RaceEvent], None]) -> RaceReport:
     except BaselineError as error:
         raise Failure(Code.MODEL, str(error)) from None
     except OSError as error:
-        raise Failure(Code.STORAGE, f"the race cannot write its files: {error.strerror}") from error
+        raise storage_failure(error, task.cache) from error
 
 
 def _run(
