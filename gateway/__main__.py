@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import uvicorn
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.app import build_app
@@ -66,6 +67,7 @@ from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.access.audit_log import AuditLog
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shm_prefix
@@ -189,6 +191,11 @@ class Gateway:
             self.admission, self.receive_budget, self.reply_budget, self.segments, self.registry
         )
         self.refusals = RefusalLog(self.registry)
+        self.browser_guard = BrowserGuard(
+            settings.cors_origin_list,
+            AllowedHosts(settings.allowed_host_list, (socket.gethostname(), settings.host)),
+            self.refusals.count,
+        )
         self._redis_probe = RedisProbe(self.cluster_state, self.registry)
         self._loops: list[asyncio.Task[None]] = []
 
@@ -300,6 +307,7 @@ class Gateway:
             footprint=self._footprint,
             decisions=self._scale_state.decisions,
             gate=self.gate,
+            browser_guard=self.browser_guard,
             keys=self.keys,
             audit=AuditLog(self.settings.repository_dir.absolute(), f"{socket.gethostname()}-gateway-{self._index}"),
             load_s=self.demands.load_s,
@@ -392,6 +400,7 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     )
     protocol.http_counts = gateway.http_counts
     protocol.gate = gateway.gate
+    protocol.browser_guard = gateway.browser_guard
     return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.observing.observer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,7 +20,8 @@ from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.protocols.http import operation
 from millstream.gateway.protocols.http.access_middleware import AccessMiddleware
 from millstream.gateway.protocols.http.adapter import Adapter, Place
-from millstream.gateway.protocols.http.auth import authorize
+from millstream.gateway.protocols.http.auth import authorize, sagemaker_manages
+from millstream.gateway.protocols.http.browser_middleware import BrowserMiddleware
 from millstream.gateway.protocols.http.count_replies import CountReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
@@ -42,7 +44,8 @@ Upload a model, and call it over the protocol that your client already speaks.
 
 The operations of a model are the same in all protocols: those without a version in their path use the version that
 serves. Replies to errors have the form of the path's protocol. Before a path is known, a request may be refused as
-`{"error": "…"}`: 400 (it is not HTTP), 408 (it arrives too slowly), 503 (there are too many connections).
+`{"error": "…"}`: 400 (it is not HTTP), 408 (it arrives too slowly), 503 (there are too many connections). A call of a
+web page of another origin, or for another host, is answered 403.
 """
 
 #: In the order of the OpenAPI page. A new protocol is a folder in protocols/ and a line here.
@@ -88,6 +91,13 @@ def build_app(deps: Deps) -> FastAPI:
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
     app.add_middleware(AccessMiddleware, audit=deps.audit, refusals=Refusals())
+    app.add_middleware(
+        BrowserMiddleware,
+        guard=deps.browser_guard,
+        gate=deps.gate,
+        replies=replies,
+        is_keyless=partial(sagemaker_manages, deps),
+    )
     app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
     app.add_middleware(CountReplies, counts=deps.http_counts)
     if deps.observer is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from millstream.services.allowed_hosts import parse_hosts
 from millstream.services.cors_origins import parse_origins
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
@@ -143,6 +144,11 @@ class Settings(BaseSettings):
         False,
         description="Add `Server-Timing` to replies to inference requests: milliseconds in the lane, in the queue and "
         "in the run.",
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names in the public DNS by which callers without a key reach the server, comma separated; "
+        "`*.example.org`: all names below it; `*`: any. Addresses, local names and names in a cluster always count.",
     )
     cors_origins: str = Field(
         "",
@@ -382,6 +388,17 @@ class Settings(BaseSettings):
     def _usable_origins(cls, text: str) -> str:
         parse_origins(text)
         return text
+
+    @field_validator("allowed_hosts", mode="after")
+    @classmethod
+    def _usable_hosts(cls, text: str) -> str:
+        parse_hosts(text)
+        return text
+
+    @property
+    def allowed_host_list(self) -> list[str]:
+        """The names of `allowed_hosts`."""
+        return parse_hosts(self.allowed_hosts)
 
     @property
     def cors_origin_list(self) -> list[str]:

@@ -51,6 +51,7 @@ import asyncio
 from collections import deque
 from typing import Any, ClassVar
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import DrainingProtocol
 from millstream.gateway.connection.foreign_protocol import ForeignLog
@@ -76,6 +77,7 @@ class ConnectionState(DrainingProtocol):
     http_counts: ClassVar[HttpCounts]
     client_stall_s_max: ClassVar[float]
     gate: ClassVar[Gate]
+    browser_guard: ClassVar[BrowserGuard]
     foreign_log: ClassVar[ForeignLog]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, CachedHead | None]]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.connection_state import is_replying
 from millstream.gateway.connection.drain import Drain
@@ -111,6 +112,7 @@ def fast_path_protocol(
 
     Its class variable `http_counts` counts the replies; at first it is one of the class' own, which no page shows.
     Its class variable `gate` checks the keys of requests; at first it has none, and all are let in.
+    Its class variable `browser_guard` refuses calls of web pages; at first those of all other origins.
 
     Args:
         infer: Answers each infer post.
@@ -139,6 +141,7 @@ def fast_path_protocol(
             "foreign_log": ForeignLog(time.monotonic),
             "drain": drain or Drain(),
             "gate": Gate(),
+            "browser_guard": BrowserGuard(),
             "paths": {},
             "heads": {},
             "ok_prefix": [None, b""],

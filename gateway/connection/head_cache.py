@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.connection.infer_handler import InferHeaders
 from millstream.gateway.connection.path_cache import InferPath, infer_path
 from millstream.gateway.connection.request_cycle import RequestCycle
@@ -28,6 +29,7 @@ class CachedHead(NamedTuple):
     total_bytes: int  # of the head and the body
     path: InferPath
     headers: InferHeaders
+    host_known: bool  # else a web page that rebinds its name may have sent it, where calls need no key
 
 
 class _HeadCallbacks:
@@ -48,8 +50,11 @@ class _HeadCallbacks:
         self.heads += 1
 
 
-def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
-    """Return the parsed `head`, empty line included; None unless it begins a plain infer post within the limit."""
+def read_head(head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+    """Return the parsed `head`, empty line included; None unless it begins a plain infer post within the limit.
+
+    None, too, for a post of a web page that `guard` refuses.
+    """
     reader = _HeadCallbacks()
     parser = HttpRequestParser(reader)
     try:
@@ -61,17 +66,20 @@ def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
     version = parser.get_http_version()
     if not plain or parser.get_method() != b"POST" or version != "1.1" or head_fault(version, reader.headers):
         return None
-    path, body_bytes = infer_path(reader.url), int(dict(reader.headers)[b"content-length"])
-    if path is None or not 0 < body_bytes <= body_bytes_max:
+    sent = dict(reader.headers)
+    path, body_bytes = infer_path(reader.url), int(sent[b"content-length"])
+    if path is None or not 0 < body_bytes <= body_bytes_max or guard.page_fault("POST", sent) is not None:
         return None
     cycle = RequestCycle(path, [], lambda *_: None)
     cycle.read(reader.headers, body_bytes_max)
-    return CachedHead(head, len(head) + body_bytes, path, cycle.headers)
+    return CachedHead(head, len(head) + body_bytes, path, cycle.headers, guard.host_fault(sent) is None)
 
 
-def cache_head(heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int) -> CachedHead | None:
-    """Return `read_head(head, body_bytes_max)`, and keep it in `heads`."""
-    cached = read_head(head, body_bytes_max)
+def cache_head(
+    heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int, guard: BrowserGuard
+) -> CachedHead | None:
+    """Return what `read_head` returns, and keep it in `heads`."""
+    cached = read_head(head, body_bytes_max, guard)
     if len(heads) >= HEADS_MAX:
         heads.clear()
     heads[head] = cached

@@ -32,7 +32,11 @@ class RequestReader(ReplyOrder):
             if cached is None or len(data) != cached.total_bytes or not data.startswith(cached.head):
                 cached = self._find_cached_head(data)
             before = self.cycle
-            if cached is not None and (before is None or (before.response_complete and before is not CLOSED)):
+            if (
+                cached is not None
+                and (cached.host_known or self.gate.enforced)
+                and (before is None or (before.response_complete and before is not CLOSED))
+            ):
                 cycle = self.cycle = self._active = RequestCycle(cached.path, _NO_BODY, self._answer)
                 cycle.headers = cached.headers
                 cycle.complete = cycle.started = True
@@ -76,7 +80,7 @@ class RequestReader(ReplyOrder):
             if head != self._last_head:
                 self._last_head = head
                 return None
-            cached = cache_head(self.heads, head, self.body_bytes_max)
+            cached = cache_head(self.heads, head, self.body_bytes_max, self.browser_guard)
         if cached is None or len(data) != cached.total_bytes:
             return None
         self._cached_head = cached
@@ -153,8 +157,7 @@ class RequestReader(ReplyOrder):
             return
         cycle = self.cycle = RequestCycle(path, [], self._answer)
         cycle.read(self.headers, self.body_bytes_max)
-        if self.gate.enforced and cycle.refusal is None:  # before a body is received from a caller without a key
-            cycle.refusal = self.gate.refusal_of(cycle.headers.credential)
+        cycle.refusal = self._refusal_of(cycle.headers.credential) or cycle.refusal
         cycle.expect_continue = self.expect_100_continue
         cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         if existing is None or existing.response_complete:
@@ -163,6 +166,13 @@ class RequestReader(ReplyOrder):
             self.pipeline.appendleft((cycle, None))
             if len(self.pipeline) >= PIPELINE_MAX:
                 self.flow.pause_reading()
+
+    def _refusal_of(self, credential: bytes | None) -> Failure | None:
+        """Return why an infer post with these headers is not let in: before its body is received."""
+        refusal = self.browser_guard.refusal("POST", dict(self.headers), self.gate, credential)
+        if refusal is None and self.gate.enforced:
+            refusal = self.gate.refusal_of(credential)
+        return refusal
 
     def _to_asgi(self) -> None:
         parser = self.parser

@@ -311,7 +311,7 @@ _ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), _ROUTES)
 async def test_with_a_key_every_route_asks_for_it(tmp_path: Path, method: str, path: str) -> None:
-    application = Application(tmp_path, admin_key="secret")
+    application = Application(tmp_path, admin_key="secret", allowed_hosts="millstream.example")
     async with application.client(address="192.0.2.7", base_url="http://millstream.example") as client:
         for given in (None, b"Bearer wrong", b"Bearer ", b"Bearer schl\xfcssel", b"Basic c2VjcmV0"):
             headers = {} if given is None else {b"Authorization": given}
@@ -323,7 +323,7 @@ async def test_with_a_key_every_route_asks_for_it(tmp_path: Path, method: str, p
 
 
 async def test_the_key_opens_the_admin_api_from_anywhere(tmp_path: Path) -> None:
-    application = Application(tmp_path, admin_key="secret")
+    application = Application(tmp_path, admin_key="secret", allowed_hosts="millstream.example")
     async with application.client(address="192.0.2.7", base_url="http://millstream.example") as client:
         headers = {"Authorization": "Bearer secret", "Origin": "http://console.example"}
         assert (await client.get(f"{ADMIN}/models", headers=headers)).status_code == 200

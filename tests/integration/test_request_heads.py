@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
@@ -36,10 +37,11 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports]:
-    application = Application(tmp_path_factory.mktemp("home"), request_bytes_max=BODY_BYTES_MAX)
+    application = Application(tmp_path_factory.mktemp("home"), request_bytes_max=BODY_BYTES_MAX, allowed_hosts="*")
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
     lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
+    lane.browser_guard = application.browser_guard
     async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain())) as plain:
         yield {"fast path": fast.port, "plain": plain.port}
 
@@ -166,4 +168,4 @@ async def test_a_body_without_end_smuggles_no_request(ports: Ports, server: str)
 
 def test_no_head_that_is_refused_is_remembered() -> None:
     for lines, version in REFUSED.values():
-        assert read_head(head(PATHS["infer"], *lines, version=version), BODY_BYTES_MAX) is None
+        assert read_head(head(PATHS["infer"], *lines, version=version), BODY_BYTES_MAX, BrowserGuard()) is None

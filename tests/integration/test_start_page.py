@@ -36,7 +36,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def application(tmp_path: Path) -> Application:
-    application = Application(tmp_path)
+    application = Application(tmp_path, allowed_hosts="*")
     manifest = publish(application.repository, "m", 1)
     activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(worker(instance(manifest)))

@@ -54,6 +54,7 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
         assert int(ready.rpartition(":")[2]) == port
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
             assert client.get(HEALTH).status_code == 200
+            assert client.get(HEALTH, headers={"Host": "endpoint.platform.example"}).status_code == 200
             reply = client.post(PREDICT, json={"instances": [[1, 2], [3, 4]], "parameters": {"confidence": 0.5}})
             assert (reply.status_code, reply.json()) == (200, {"predictions": [[2.0, 4.0], [6.0, 8.0]]})
             tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}

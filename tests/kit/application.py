@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
@@ -39,6 +40,7 @@ from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.access.audit_log import AuditLog
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -147,7 +149,9 @@ class Application:
         self.registry = MetricsRegistry(None, "gateway")
         self.accepts: list[str | None] = []
         self.events: list[str] = []
-        self.gate = Gate()
+        key = self.settings.admin_key
+        self.gate = Gate(None if key is None else key.get_secret_value())
+        self.browser_guard = BrowserGuard(self.settings.cors_origin_list, AllowedHosts(self.settings.allowed_host_list))
         cluster_state = ClusterState(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test"))
         callers = Callers(self._find, 600, self.gate.check_model)
         texts = Texts(Tokenizers(self.repository))
@@ -189,6 +193,7 @@ class Application:
                 stop=self._stop,
                 version="1.2.3",
                 gate=self.gate,
+                browser_guard=self.browser_guard,
                 keys=KeyWatch(
                     "gateway",
                     self.gate,

@@ -66,6 +66,7 @@ TOOLS = {
             works=containers_available,
             obtainable=os.geteuid() == 0,
         ),
+        Tool("chromium", "chromium"),
         Tool("curl", "curl"),
         Tool("gcc", "build-essential"),  # compiles a driver library of GPUs
         Tool(

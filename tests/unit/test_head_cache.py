@@ -2,10 +2,12 @@
 
 import pytest
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.connection.head_cache import HEADS_MAX, CachedHead, cache_head, read_head
 from millstream.gateway.connection.infer_handler import InferHeaders
 
 MIB = 1 << 20
+GUARD = BrowserGuard()
 
 
 def head(*lines: str, line: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
@@ -14,7 +16,8 @@ def head(*lines: str, line: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
 
 def test_a_plain_post_is_known():
     data = head("Content-Length: 7", "Inference-Header-Content-Length: 3")
-    assert read_head(data, MIB) == CachedHead(data, len(data) + 7, ("m", None), InferHeaders(None, None, b"3"))
+    expected = CachedHead(data, len(data) + 7, ("m", None), InferHeaders(None, None, b"3"), host_known=True)
+    assert read_head(data, MIB, GUARD) == expected
 
 
 @pytest.mark.parametrize(
@@ -37,13 +40,13 @@ def test_a_plain_post_is_known():
     ],
 )
 def test_anything_else_is_left_to_the_parser(data: bytes):
-    assert read_head(data, MIB) is None
+    assert read_head(data, MIB, GUARD) is None
 
 
 def test_what_is_remembered_is_bounded():
     heads: dict[bytes, CachedHead | None] = {}
     for number in range(HEADS_MAX + 10):
-        known = cache_head(heads, head(f"Content-Length: {number + 1}"), MIB)
+        known = cache_head(heads, head(f"Content-Length: {number + 1}"), MIB, GUARD)
         assert known is not None
         assert known.total_bytes == len(known.head) + number + 1
     assert len(heads) <= HEADS_MAX

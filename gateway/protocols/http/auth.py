@@ -61,7 +61,7 @@ async def authorize(request: Request, deps: DepsOf) -> None:
     visit.what = name or ""
     if not deps.gate.enforced or row.need is Need.OPEN:
         return
-    if _sagemaker_manages(deps, path):
+    if sagemaker_manages(deps, path):
         CALLER.set(deps.gate.sagemaker)
         visit.label = deps.gate.sagemaker.label
         return
@@ -152,7 +152,7 @@ async def management_api(
         await admin(request, deps, credentials)
 
 
-def _sagemaker_manages(deps: Deps, path: str | None) -> bool:
+def sagemaker_manages(deps: Deps, path: str | None) -> bool:
     """Whether SageMaker, which sends no key, calls the routes of its containers."""
     return deps.settings.management_api == "sagemaker" and (path or "").split("/")[1:2] in (["models"], ["invocations"])
 

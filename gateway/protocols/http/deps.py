@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.catalog.interfaces import ModelCatalog
@@ -70,6 +71,7 @@ class Deps:
     version: str  # Millstream's version
     footprint: Callable[[Manifest, WorkerRecord], Footprint]  # what a version takes in a worker; reads files
     gate: Gate  # checks the keys of calls
+    browser_guard: BrowserGuard  # refuses calls of web pages of other origins
     keys: KeyWatch  # keeps the keys as the repository has them
     audit: AuditLog
     observer: Observer | None = None  # takes finished requests, where traces or the access log are on

@@ -50,13 +50,17 @@ class ErrorReplies:
             written.body, written.status, {**(headers or {}), **written.headers}, media_type="application/json"
         )
 
+    def reply_failure(self, path: str, failure: Failure) -> Response:
+        """Return the reply for a failure."""
+        return self.reply(path, _context(failure), error_headers(failure))
+
     def reply_status(self, path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
         """Return the reply for an error whose status the router or the framework decided."""
         return self.reply(path, ErrorContext(status, CODE_OF_STATUS.get(status, Code.INTERNAL), message), headers)
 
     async def _failure(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, Failure)
-        return self.reply(request.scope["path"], _context(exc), error_headers(exc))
+        return self.reply_failure(request.scope["path"], exc)
 
     async def _http(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)

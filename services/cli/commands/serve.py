@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.services.allowed_hosts import ANY
 from millstream.services.cli.commands.up import up
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.errors import Code, Failure
@@ -60,6 +61,9 @@ def serve(
     settings = load_settings()
     if settings.admin_key is None:
         os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)  # noqa: TID251 - for `up`, which reads it
+    if "allowed_hosts" not in settings.model_fields_set:
+        # The platform routes by name to the container, and does not document which names it passes on.
+        os.environ["MILLSTREAM_ALLOWED_HOSTS"] = ANY  # noqa: TID251
     if folder == MODEL_DIR and settings.vertex_storage_uri:
         folder = storage_folder(settings.vertex_storage_uri)
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")
