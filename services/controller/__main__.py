@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import sys
+from dataclasses import replace
 
 from millstream.services.extras import exit_unfit, exit_without
 
@@ -118,7 +119,7 @@ class ControllerProcess:
             self._cluster_state,
             ScaleState(address, keys),
             scale_limits(settings),
-            _limits(settings, 1, WORKERS_MAX),
+            replace(_limits(settings, 0, WORKERS_MAX), bounded=False),
             ScaleMetrics(self._registry),
         )
 
@@ -149,7 +150,9 @@ class ControllerProcess:
 
 
 def scale_limits(settings: Settings) -> dict[str, ScaleLimits]:
-    """Return what autoscaling may do with each pool of the settings."""
+    """Return what autoscaling may do with each pool that an operator has named; the setting's default names none."""
+    if "pools" not in settings.model_fields_set or not settings.pools.strip():
+        return {}
     specs = parse_pools(settings.pools)
     return {pool: _limits(settings, spec.least, spec.workers) for pool, spec in specs.items()}
 

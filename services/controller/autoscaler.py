@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from millstream.services.controller.autoscale.decision import Decision, ScaleLimits
+from millstream.services.controller.autoscale.decision import Decision, Reason, ScaleLimits
 from millstream.services.controller.autoscale.facts import FactsOfPools
 from millstream.services.controller.autoscale.policy import PoolPolicy
 from millstream.services.controller.scale_metrics import ScaleMetrics
@@ -38,7 +38,7 @@ class Autoscaler:
         cluster_state: reads the records of workers.
         scale_state: reads loads and writes decisions.
         limits: of the pools in the settings.
-        unnamed: limits of pools that the settings do not name: an external scaler has limits of its own.
+        unnamed: limits of pools that the settings do not name.
         clock: returns monotonic seconds. The clock of Redis, which may be set, dates decisions, and nothing else.
     """
 
@@ -124,6 +124,8 @@ class Autoscaler:
 
     def _note(self, decision: Decision) -> None:
         """Log a change, and measure from now on how long the workers take that it wants."""
+        if decision.reason == Reason.UNBOUNDED:  # it follows what runs
+            return
         pool = decision.pool
         before = self._wanted.get(pool, max(decision.ready, decision.workers_min))
         self._wanted[pool] = decision.wanted

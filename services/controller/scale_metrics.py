@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from millstream.services.controller.autoscale.decision import Reason
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.wire.scaling import ScaleDecision
@@ -21,8 +22,11 @@ class ScaleMetrics:
         shown: set[str] = set()
         for one in decisions:
             shown.add(one.pool)
+            if (
+                one.reason != Reason.UNBOUNDED
+            ):  # else scalers would take what runs for an order, and alerts a 0 for none
+                self._registry.gauge(catalogue.WORKERS_WANTED, one.pool).set(one.wanted)
             for metric, value in (
-                (catalogue.WORKERS_WANTED, one.wanted),
                 (catalogue.WORKERS_READY, one.ready),
                 (catalogue.POOL_QUEUE_ROWS, one.queue_rows),
                 (catalogue.POOL_OLDEST_WAIT, one.oldest_wait_s),

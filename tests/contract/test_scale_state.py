@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 import redis
@@ -11,6 +11,7 @@ import redis
 from millstream.services.controller.autoscale.decision import ScaleLimits
 from millstream.services.controller.autoscaler import Autoscaler
 from millstream.services.controller.scale_metrics import ScaleMetrics
+from millstream.services.metrics.exposition import prometheus_registry
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
@@ -18,10 +19,13 @@ from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.server import Binary
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
+from tests.kit.catalog import worker
+from tests.kit.pool import Pool
 from tests.kit.redis_server import binaries, redis_server
 
 KEYS = InstallationKeys("test")
 LIMITS = ScaleLimits(1, 8, latency_s=0.2, down_s=60)
+UNBOUNDED = ScaleLimits(0, 1024, down_s=1, bounded=False)
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
@@ -37,7 +41,9 @@ class SetClock(ScaleState):
 class Scene:
     """An autoscaler that leads, and one gateway, under a monotonic clock that a test moves."""
 
-    def __init__(self, address: RedisAddress) -> None:
+    def __init__(self, address: RedisAddress, limits: Mapping[str, ScaleLimits] | None = None) -> None:
+        self.metrics = MetricsRegistry(None, "test")
+        self._limits = {"cpu": LIMITS} if limits is None else limits
         self.now = 1000.0
         self.state = SetClock(address, KEYS)
         self._cluster = ClusterState(address, KEYS)
@@ -46,9 +52,9 @@ class Scene:
         self.autoscaler = self.new_autoscaler()
 
     def new_autoscaler(self) -> Autoscaler:
-        metrics = ScaleMetrics(MetricsRegistry(None, "test"))
+        metrics = ScaleMetrics(self.metrics)
         return Autoscaler(
-            lambda: True, self._cluster, self.state, {"cpu": LIMITS}, LIMITS, metrics, clock=lambda: self.now
+            lambda: True, self._cluster, self.state, self._limits, UNBOUNDED, metrics, clock=lambda: self.now
         )
 
     async def rounds(self, seconds: int, work_s: float) -> list[int]:
@@ -92,9 +98,13 @@ def stored(server: RedisAddress) -> Iterator[redis.Redis]:
         yield connection
 
 
-def play(address: RedisAddress, steps: Callable[[Scene], Awaitable[None]]) -> None:
+def play(
+    address: RedisAddress,
+    steps: Callable[[Scene], Awaitable[None]],
+    limits: Mapping[str, ScaleLimits] | None = None,
+) -> None:
     async def run() -> None:
-        scene = Scene(address)
+        scene = Scene(address, limits)
         try:
             await steps(scene)
         finally:
@@ -146,6 +156,28 @@ def test_a_new_leader_keeps_what_was_wanted_lately_only(server, stored, age_s, w
         assert await scene.rounds(1, 0.0) == [wanted]
 
     play(server, steps)
+
+
+def test_a_pool_that_no_setting_names_gets_no_order(server, stored):
+    """The default of a controller that runs alone: two workers without load stay two, and no scaler gets a number."""
+    pool = Pool(server, "cpu")
+    for name in ("a", "b"):
+        pool.worker(name).beat(worker(name=name).model_dump_json().encode(), 60_000)
+
+    async def steps(scene: Scene) -> None:
+        assert set(await scene.rounds(10, 0.0)) == {2}
+        decision, _ = await scene.decision()
+        assert decision.reason == "unbounded"
+        shown = [sample.name for family in prometheus_registry(scene.metrics).collect() for sample in family.samples]
+        assert "millstream_pool_queue_rows" in shown
+        assert "millstream_workers_wanted" not in shown
+        pool.worker("b").leave(1)
+        assert set(await scene.rounds(3, 50.0)) == {1}
+
+    try:
+        play(server, steps, {})
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize(

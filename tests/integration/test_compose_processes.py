@@ -113,6 +113,17 @@ def test_large_tensors_travel_in_the_shared_memory_of_the_gateway(composition: C
         assert metrics(client).value("millstream_segment_bytes_total") >= before + 4 * columns
 
 
+def test_autoscaling_without_limits_wants_what_runs(composition: Composition) -> None:
+    headers = {"Authorization": f"Bearer {composition.key()}"}
+    with composition.host.network(), httpx2.Client(base_url=URL, headers=headers, trust_env=False) as client:
+        wait_until(lambda: client.get("/admin/v1/scale/cpu").status_code == 200, what="a decision")
+        scale = client.get("/admin/v1/scale/cpu").json()
+        assert (scale["wanted"], scale["reason"]) == (1, "unbounded")
+        page = client.get("http://127.0.0.1:9101/metrics").text
+    assert "millstream_workers_ready{" in page
+    assert "millstream_workers_wanted{" not in page
+
+
 @pytest.mark.parametrize("name", STARTED)
 def test_a_service_has_no_rights_and_cannot_write_to_its_root(composition: Composition, name: str) -> None:
     running = composition.host.running[name]

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from millstream import Client
+from millstream.services.cli.commands.autoscale import wanted_of
+from millstream.services.controller.autoscale.decision import Reason
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.settings import child_environment
 from tests.kit.command_line import Millstream
@@ -94,6 +96,12 @@ def test_compose_is_printed_or_run(stack, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     line.ok("autoscale", "compose", "--run", "--file", "x.yml", "--endpoint", stack.url)
     assert Path(tmp_path / "ran").read_text().strip() == command
+
+
+def test_compose_is_not_told_the_size_of_pools_without_limits(stack):
+    with Client(stack.url) as client:
+        (one,) = client.scale()
+    assert wanted_of([one, {**one, "pool": "gpu", "reason": Reason.UNBOUNDED.value}]) == {"cpu": 1}
 
 
 def test_compose_that_watches_outlives_a_gateway_that_is_away(stack):

@@ -118,6 +118,15 @@ def test_never_more_than_the_budget():
     assert traffic.last.reason == "maximum"
 
 
+def test_a_pool_without_limits_keeps_what_runs_whatever_arrives():
+    policy = PoolPolicy("cpu", ScaleLimits(0, 1024, down_s=1, bounded=False), kept=7)
+    for second, running in enumerate((2, 2, 3, 3, 0, 1)):
+        decision = policy.decide(PoolFacts(rows=1e4, work_s=100.0, ready=1, running=running), float(second))
+        assert (decision.wanted, decision.workers_min, decision.workers_max) == (running, running, running)
+        assert decision.reason == "unbounded"
+        assert "MILLSTREAM_POOLS" in decision.explanation[-1]
+
+
 def test_a_new_leader_keeps_what_the_earlier_one_wanted():
     policy = PoolPolicy("cpu", ScaleLimits(1, 10, down_s=60), kept=7)
     assert policy.decide(PoolFacts(ready=2), 0.0).wanted == 7

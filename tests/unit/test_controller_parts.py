@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.services.controller.__main__ import scale_limits
 from millstream.services.controller.in_flight import (
     IN_FLIGHT_MAX,
     NO_EFFECT_S_MAX,
@@ -23,6 +24,7 @@ from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.stored_models import StoredModel
 from millstream.services.repository.verdicts import NO_VERDICT
+from millstream.services.settings import Settings
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
 from tests.contract.repositories import manifest
 from tests.kit.catalog import worker
@@ -50,6 +52,16 @@ def test_a_lease_is_sure_until_its_margin_and_from_when_it_was_asked_for():
     assert (lease.token(until + 5), lease.last_token) == (0, 0)
     lease.renewed(0, "another", until + 6)
     assert (lease.token(until + 6), lease.leader) == (0, "another")
+
+
+def test_only_pools_that_an_operator_named_have_limits():
+    assert scale_limits(Settings()) == {}
+    assert scale_limits(Settings(pools="")) == {}  # an unset variable of compose
+    named = scale_limits(Settings(pools="cpu=1:4,gpu=2"))
+    assert {pool: (one.workers_min, one.workers_max, one.bounded) for pool, one in named.items()} == {
+        "cpu": (1, 4, True),
+        "gpu": (2, 2, True),
+    }
 
 
 def given_order(content_id: str = "m:1:c", do: Any = "load", name: str = "w", at: float = 10.0) -> Given:

@@ -20,6 +20,12 @@ def serving(name: str = "cpu-0", state: State = State.READY, **fields: object) -
     return worker(one, name=name).model_copy(update={"token": "a", **fields})
 
 
+def test_workers_that_start_run_and_those_that_drain_do_not():
+    workers = [serving("a"), serving("b", State.LOADING), serving("c", draining=True), serving("d", pool="gpu")]
+    found = FactsOfPools().take(["cpu"], {}, workers, 0)["cpu"]
+    assert (found.ready, found.running) == (1, 2)
+
+
 def test_arrivals_are_differences_and_the_first_look_counts_none():
     facts = FactsOfPools()
     assert facts.take(["cpu"], {"a": loads(rows=500, work_s=5)}, [], 0)["cpu"].rows == 0

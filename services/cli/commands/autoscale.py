@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from millstream.services.client.documents import PoolScale
 
 WATCH_S = 2.0  # between two looks
+UNBOUNDED = "unbounded"  # the reason for the size of a pool without limits, which nothing changes
 #: failures that --watch outlives: the gateway is replaced, a new controller takes the lead, docker has a problem
 _PASSING = frozenset({Code.UNAVAILABLE, Code.OVERLOADED, Code.EXPIRED, Code.NOT_FOUND})
 
@@ -133,15 +134,21 @@ def _explain(console: Console, pools: list[PoolScale]) -> None:
             console.print(f"  {escape(line)}")
 
 
+def wanted_of(pools: list[PoolScale]) -> dict[str, int]:
+    """Return the workers that compose is to run, by pool, of the pools for which limits are set."""
+    return {one["pool"]: one["wanted"] for one in pools if one["reason"] != UNBOUNDED}
+
+
 def _compose(pools: list[PoolScale], last: list[str], options: list[str], *, run: bool, json_output: bool) -> list[str]:
     """Print or run the command, if it differs from the last one; return it."""
     from millstream.services.controller.actuators.compose import compose_command
 
-    command = compose_command({one["pool"]: one["wanted"] for one in pools}, options)
+    wanted = wanted_of(pools)
+    command = compose_command(wanted, options)
     if command == last:
         return last
     if json_output:
-        emit({"command": command, "wanted": {one["pool"]: one["wanted"] for one in pools}})
+        emit({"command": command, "wanted": wanted})
     else:
         print(shlex.join(command))
     sys.stdout.flush()

@@ -15,12 +15,14 @@ class ScaleLimits:
         workers_max: the budget; never more are wanted.
         latency_s: within this time a row is to be answered: what waits may wait that long less its run.
         down_s: workers stay for this time after they were last needed.
+        bounded: False: no operator has said what the pool may have, so it is to keep the workers that run.
     """
 
     workers_min: int
     workers_max: int
     latency_s: float = 0.2
     down_s: float = 120.0
+    bounded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class PoolFacts:
         start_s: from the decision until a further worker serves, as measured, its loads included.
         run_s: the longest run of a full batch.
         row_s: seconds of one row at full batches, by the latest traffic; 0: unknown.
+        running: workers that serve or start.
     """
 
     rows: float = 0.0
@@ -48,6 +51,7 @@ class PoolFacts:
     start_s: float = 5.0
     run_s: float = 0.0
     row_s: float = 0.0
+    running: int = 0
 
 
 class Reason(StrEnum):
@@ -59,6 +63,7 @@ class Reason(StrEnum):
     IDLE = "idle"  # nothing arrives: the minimum
     MINIMUM = "minimum"
     MAXIMUM = "maximum"  # more are needed than the budget allows
+    UNBOUNDED = "unbounded"  # no limits are known for the pool: what runs stays
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class FactsOfPools:
             start_s=pool.starts.start_s(pool.load_s),
             run_s=pool.run_s,
             row_s=pool.row_s,
+            running=sum(not worker.draining for worker in mine),
         )
 
 

@@ -10,6 +10,7 @@ now have answered before a further one could serve is not worth a start.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from millstream.services.controller.autoscale.decision import Decision, PoolFacts, Reason, ScaleLimits
@@ -76,6 +77,10 @@ class PoolPolicy:
             self._needed.add(now, self._wanted * SHRINK_SHARE)
         self._needed.add(now, need.workers)
         wanted, reason, lines = self._settle(need, now)
+        if not limits.bounded:
+            wanted, reason = facts.running, Reason.UNBOUNDED.value
+            lines[-1] = f"no limits are set for this pool (MILLSTREAM_POOLS): its {wanted} workers stay"
+            limits = replace(limits, workers_min=wanted, workers_max=wanted)
         if wanted != self._wanted:
             self._wanted, self._changed_at = wanted, now
         row_s = facts.row_s
