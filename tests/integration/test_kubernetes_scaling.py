@@ -105,5 +105,5 @@ def test_keda_has_the_key_of_the_gateways(keda: list[dict[str, Any]]) -> None:
     (secret,) = authentication["spec"]["secretTargetRef"]
     assert secret["parameter"] == "token"
     volumes = deployment(keda, "millstream-gateway")["spec"]["template"]["spec"]["volumes"]
-    (key,) = [volume["secret"] for volume in volumes if "secret" in volume]
+    (key,) = [volume["secret"] for volume in volumes if volume["name"] == "admin-key"]
     assert (secret["name"], secret["key"]) == (key["secretName"], key["items"][0]["key"])
