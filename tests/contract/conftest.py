@@ -5,19 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from millstream.services.queue.server import Binary
+from millstream.services.queue.url import RedisAddress, client
 from tests.kit.pool import Pool
 from tests.kit.redis_server import binaries, redis_server
 
 
 @pytest.fixture(scope="module", params=binaries(), ids=str)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def redis_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisAddress]:
     binary: Binary = request.param
     with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
-        pool = Pool(address)
-        yield pool
-        pool.close()
+        yield address
+
+
+@pytest.fixture
+def stored(redis_address: RedisAddress) -> Iterator[redis.Redis]:
+    """A connection to a Redis with nothing in it."""
+    with client(redis_address) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def server(redis_address: RedisAddress) -> Iterator[Pool]:
+    pool = Pool(redis_address)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture

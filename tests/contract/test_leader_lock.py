@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
-import redis
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.cluster_state import ClusterState, Leader
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import Delivery, Lead, LeaderLock
-from millstream.services.queue.server import Binary
-from millstream.services.queue.url import RedisAddress, client
+from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.orders import Order
-from tests.kit.redis_server import binaries, redis_server
 from tests.kit.wait import wait_until
 
 KEYS = InstallationKeys("test")
 CPU = KEYS.pool("cpu")
-
-
-@pytest.fixture(scope="module", params=binaries(), ids=str)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisAddress]:
-    binary: Binary = request.param
-    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
-        yield address
-
-
-@pytest.fixture
-def stored(server: RedisAddress) -> Iterator[redis.Redis]:
-    with client(server) as connection:
-        connection.flushall()
-        yield connection
 
 
 def with_locks(address: RedisAddress, steps: Callable[..., Awaitable[None]], *names: str, life_s: float = 60) -> None:
@@ -54,7 +37,7 @@ def order(token: int, content_id: str = "m:1:c") -> Order:
     return Order(do="load", content_id=content_id, why="its second instance", token=token)
 
 
-def test_one_leads_until_its_lead_expires(server, stored):
+def test_one_leads_until_its_lead_expires(redis_address, stored):
     async def steps(first: LeaderLock, second: LeaderLock) -> None:
         led = await first.acquire()
         assert led.token > 0
@@ -68,10 +51,10 @@ def test_one_leads_until_its_lead_expires(server, stored):
         assert taken.token > led.token
         assert await first.acquire() == Lead(0, "second")
 
-    with_locks(server, steps, "first", "second")
+    with_locks(redis_address, steps, "first", "second")
 
 
-def test_a_lead_that_is_released_is_taken_at_once(server, stored):
+def test_a_lead_that_is_released_is_taken_at_once(redis_address, stored):
     async def steps(first: LeaderLock, second: LeaderLock) -> None:
         token = (await first.acquire()).token
         assert not await second.release(token)
@@ -83,10 +66,10 @@ def test_a_lead_that_is_released_is_taken_at_once(server, stored):
         assert not await first.release(token)
         assert (await second.acquire()).token == later.token
 
-    with_locks(server, steps, "first", "second")
+    with_locks(redis_address, steps, "first", "second")
 
 
-def test_tokens_grow_when_redis_lost_its_data_or_its_clock_was_set_back(server, stored):
+def test_tokens_grow_when_redis_lost_its_data_or_its_clock_was_set_back(redis_address, stored):
     async def steps(first: LeaderLock, second: LeaderLock) -> None:
         token = (await first.acquire()).token
         stored.flushall()
@@ -97,10 +80,10 @@ def test_tokens_grow_when_redis_lost_its_data_or_its_clock_was_set_back(server, 
         stored.delete(KEYS.leader)
         assert (await first.acquire()).token == future + 1
 
-    with_locks(server, steps, "first", "second")
+    with_locks(redis_address, steps, "first", "second")
 
 
-def test_orders_of_an_earlier_leader_are_refused(server, stored):
+def test_orders_of_an_earlier_leader_are_refused(redis_address, stored):
     stored.zadd(CPU.workers, {"w": 1})
 
     async def steps(first: LeaderLock, second: LeaderLock) -> None:
@@ -118,27 +101,27 @@ def test_orders_of_an_earlier_leader_are_refused(server, stored):
         assert stored.ttl(CPU.fence) > 0
         assert not stored.exists(CPU.orders("gone"))
 
-    with_locks(server, steps, "first", "second")
+    with_locks(redis_address, steps, "first", "second")
 
 
-def test_orders_of_others_than_controllers_are_not_fenced(server, stored):
+def test_orders_of_others_than_controllers_are_not_fenced(redis_address, stored):
     stored.zadd(CPU.workers, {"w": 1})
 
     async def steps(first: LeaderLock) -> None:
         assert await first.fence(["cpu"], 5)
-        cluster_state = ClusterState(server, KEYS)
+        cluster_state = ClusterState(redis_address, KEYS)
         assert await cluster_state.order("cpu", "w", order(0))
         assert not await cluster_state.order("cpu", "gone", order(0))
         await cluster_state.close()
         assert [one.token for one in await first.waiting_orders("cpu", "w")] == [0]
         assert stored.get(CPU.fence) == b"5"
 
-    with_locks(server, steps, "first")
+    with_locks(redis_address, steps, "first")
 
 
-def test_everybody_can_see_who_leads(server, stored):
+def test_everybody_can_see_who_leads(redis_address, stored):
     async def steps(first: LeaderLock) -> None:
-        cluster_state = ClusterState(server, KEYS)
+        cluster_state = ClusterState(redis_address, KEYS)
         assert await cluster_state.leader() is None
         token = (await first.acquire()).token
         assert await cluster_state.leader() == Leader("first", token)
@@ -146,7 +129,7 @@ def test_everybody_can_see_who_leads(server, stored):
         assert await cluster_state.leader() is None
         await cluster_state.close()
 
-    with_locks(server, steps, "first")
+    with_locks(redis_address, steps, "first")
 
 
 def test_a_server_that_is_not_there_is_a_failure(tmp_path):
@@ -159,7 +142,7 @@ def test_a_server_that_is_not_there_is_a_failure(tmp_path):
     with_locks(RedisAddress.unix(str(tmp_path / "none")), steps, "first")
 
 
-def test_scripts_leave_nothing_but_their_keys(server, stored):
+def test_scripts_leave_nothing_but_their_keys(redis_address, stored):
     stored.zadd(CPU.workers, {"w": 1})
 
     async def steps(first: LeaderLock) -> None:
@@ -167,5 +150,5 @@ def test_scripts_leave_nothing_but_their_keys(server, stored):
         await first.order("cpu", "w", order(token))
         await first.release(token)
 
-    with_locks(server, steps, "first")
+    with_locks(redis_address, steps, "first")
     assert set(stored.keys("*")) == {KEYS.leader_token, CPU.fence, CPU.orders("w"), CPU.workers}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
-import redis
 
 from millstream.services.controller.autoscale.decision import ScaleLimits
 from millstream.services.controller.autoscaler import Autoscaler
@@ -16,12 +15,10 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scale_state import ScaleState
-from millstream.services.queue.server import Binary
-from millstream.services.queue.url import RedisAddress, client
+from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
 from tests.kit.catalog import worker
 from tests.kit.pool import Pool
-from tests.kit.redis_server import binaries, redis_server
 
 KEYS = InstallationKeys("test")
 LIMITS = ScaleLimits(1, 8, latency_s=0.2, down_s=60)
@@ -84,20 +81,6 @@ class Scene:
         await self._cluster.close()
 
 
-@pytest.fixture(scope="module", params=binaries(), ids=str)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisAddress]:
-    binary: Binary = request.param
-    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
-        yield address
-
-
-@pytest.fixture
-def stored(server: RedisAddress) -> Iterator[redis.Redis]:
-    with client(server) as connection:
-        connection.flushall()
-        yield connection
-
-
 def play(
     address: RedisAddress,
     steps: Callable[[Scene], Awaitable[None]],
@@ -114,7 +97,7 @@ def play(
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
-def test_a_clock_that_is_set_changes_no_pool(server, stored, step_s):
+def test_a_clock_that_is_set_changes_no_pool(redis_address, stored, step_s):
     async def steps(scene: Scene) -> None:
         before = (await scene.rounds(30, 2.0))[-1]
         assert 1 < before < LIMITS.workers_max
@@ -124,10 +107,10 @@ def test_a_clock_that_is_set_changes_no_pool(server, stored, step_s):
         fallen = await scene.rounds(130, 0.0)
         assert (fallen[0], fallen[-1]) == (before, 1)
 
-    play(server, steps)
+    play(redis_address, steps)
 
 
-def test_redis_that_lost_its_data_does_not_count_what_arrived_long_ago(server, stored):
+def test_redis_that_lost_its_data_does_not_count_what_arrived_long_ago(redis_address, stored):
     """For a moment no gateway has reported: its counters since its start are nothing that arrived now."""
 
     async def steps(scene: Scene) -> None:
@@ -143,11 +126,11 @@ def test_redis_that_lost_its_data_does_not_count_what_arrived_long_ago(server, s
         await scene.autoscaler.round()
         assert max(await scene.rounds(20, 0.5)) == 1
 
-    play(server, steps)
+    play(redis_address, steps)
 
 
 @pytest.mark.parametrize(("age_s", "wanted"), [(10.0, 6), (-10.0, 6), (DAY_S, 1), (-DAY_S, 1)])
-def test_a_new_leader_keeps_what_was_wanted_lately_only(server, stored, age_s, wanted):
+def test_a_new_leader_keeps_what_was_wanted_lately_only(redis_address, stored, age_s, wanted):
     async def steps(scene: Scene) -> None:
         await scene.rounds(1, 0.0)
         old, now = await scene.decision()
@@ -155,12 +138,12 @@ def test_a_new_leader_keeps_what_was_wanted_lately_only(server, stored, age_s, w
         scene.autoscaler = scene.new_autoscaler()
         assert await scene.rounds(1, 0.0) == [wanted]
 
-    play(server, steps)
+    play(redis_address, steps)
 
 
-def test_a_pool_that_no_setting_names_gets_no_order(server, stored):
+def test_a_pool_that_no_setting_names_gets_no_order(redis_address, stored):
     """The default of a controller that runs alone: two workers without load stay two, and no scaler gets a number."""
-    pool = Pool(server, "cpu")
+    pool = Pool(redis_address, "cpu")
     for name in ("a", "b"):
         pool.worker(name).beat(worker(name=name).model_dump_json().encode(), 60_000)
 
@@ -175,7 +158,7 @@ def test_a_pool_that_no_setting_names_gets_no_order(server, stored):
         assert set(await scene.rounds(3, 50.0)) == {1}
 
     try:
-        play(server, steps, {})
+        play(redis_address, steps, {})
     finally:
         pool.close()
 
@@ -194,7 +177,7 @@ def test_a_pool_that_no_setting_names_gets_no_order(server, stored):
         '"rows": null',
     ],
 )
-def test_numbers_that_cannot_be_take_no_decision_from_other_gateways(server, stored, numbers):
+def test_numbers_that_cannot_be_take_no_decision_from_other_gateways(redis_address, stored, numbers):
     async def steps(scene: Scene) -> None:
         await scene.rounds(2, 0.0)
         stored.hset(KEYS.loads, "odd", f'9999999999 {{"pools": {{"cpu": {{{numbers}}}}}}}')
@@ -203,10 +186,10 @@ def test_numbers_that_cannot_be_take_no_decision_from_other_gateways(server, sto
         assert (await scene.rounds(20, 2.0))[-1] > 1
         assert set(await scene.state.loads()) == {"g"}
 
-    play(server, steps)
+    play(redis_address, steps)
 
 
-def test_a_report_from_before_the_clock_was_set_back_is_that_of_a_dead_gateway(server, stored):
+def test_a_report_from_before_the_clock_was_set_back_is_that_of_a_dead_gateway(redis_address, stored):
     """Its rows would wait for as long as the clock was set back, and keep the pool's workers."""
 
     async def steps(scene: Scene) -> None:
@@ -218,10 +201,10 @@ def test_a_report_from_before_the_clock_was_set_back_is_that_of_a_dead_gateway(s
         assert set(await scene.state.loads()) == {"g"}
         assert not stored.hexists(KEYS.loads, "dead")
 
-    play(server, steps)
+    play(redis_address, steps)
 
 
-def test_decisions_that_cannot_be_read_are_left_out(server, stored):
+def test_decisions_that_cannot_be_read_are_left_out(redis_address, stored):
     async def steps(scene: Scene) -> None:
         await scene.rounds(1, 0.0)
         stored.hset(KEYS.scale, b"\xff\xfe", "{}")
@@ -229,4 +212,4 @@ def test_decisions_that_cannot_be_read_are_left_out(server, stored):
         decisions, _ = await scene.state.decisions()
         assert set(decisions) == {"cpu"}
 
-    play(server, steps)
+    play(redis_address, steps)
