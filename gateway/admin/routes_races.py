@@ -22,11 +22,11 @@ from millstream.services.compiler.race.metric import Metric
 from millstream.services.compiler.targets import target_of
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.samples import read_samples, stored
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.repository.race_verdicts import undo
 from millstream.services.repository.races import Race, RaceKey, RaceState, environment, new_race
-from millstream.services.repository.samples import read_samples
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -116,7 +116,7 @@ async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -
 
 
 def _store(deps: Deps, manifest: Manifest, body: bytes) -> dict[str, list[int]]:
-    arrays = read_samples(manifest, io.BytesIO(body))
+    arrays = stored(read_samples(io.BytesIO(body), manifest.signature))
     deps.repository.samples.write(manifest, arrays)
     return {name: list(array.shape) for name, array in arrays.items()}
 

@@ -1,27 +1,20 @@
-"""Reads samples for calibration: an .npz of `input/<name>` arrays ─> the inputs of one run after the other.
+"""Feeds samples to calibration: a file of samples ─> the inputs of one run after the other, in the model's shapes.
 
 Imported in the process of a compilation only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from millstream.services.compiler.candidate import Subject
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, NUMPY
-from millstream.services.model.npz import read_npz
+from millstream.services.model.samples import Array, read_inputs
 from millstream.services.model.signature import TensorSpec
 
-Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]
 
-INPUT = "input/"
-SAMPLES_BYTES_MAX, ARRAYS_MAX = 1 << 28, 1024  # of the file, unpacked
 ROWS_OF_A_RUN = 8  # more would only take memory: calibration is not measured
 ROWS_MAX = 512  # of all samples; further ones are left out
 #: Datatypes that ONNX Runtime's and OpenVINO's quantizers can be fed from numpy.
@@ -43,15 +36,8 @@ def read_feeds(path: Path | None, subject: Subject, rows_max: int = ROWS_MAX) ->
     """
     if path is None:
         raise invalid("it needs samples of inputs for its calibration: send some, or accept random ones")
-    try:
-        found = read_npz(path, SAMPLES_BYTES_MAX, ARRAYS_MAX, lambda name: name.startswith(INPUT))
-    except (OSError, ValueError) as error:
-        raise invalid(f"the samples cannot be read: {error}") from error
-    arrays = {name[len(INPUT) :]: array for name, array in found.items()}
+    feed = read_inputs(path, subject.signature)
     specs = {spec.name: spec for spec in subject.signature.inputs}
-    feed = {name: _checked(name, array, specs) for name, array in arrays.items()}
-    if missing := [name for name, spec in specs.items() if not spec.optional and name not in feed]:
-        raise invalid(f"the samples have no input {missing[0]!r}: expected an array {INPUT}{missing[0]}")
     batching = subject.signature.batching
     runs = _runs(feed, min(subject.rows_max, ROWS_OF_A_RUN), rows_max) if batching else [feed]
     return [
@@ -59,26 +45,9 @@ def read_feeds(path: Path | None, subject: Subject, rows_max: int = ROWS_MAX) ->
     ]
 
 
-def _checked(name: str, array: Array, specs: Mapping[str, TensorSpec]) -> Array:
-    if name not in specs:
-        raise invalid(f"the samples have an input {name!r}, which the version has not")
-    spec = specs[name]
-    if array.ndim != len(spec.shape) or array.dtype != NUMPY[spec.datatype]:
-        raise invalid(
-            f"the samples of {name!r} are {array.dtype} {list(array.shape)}, and the input is {spec.datatype} "
-            f"{list(spec.shape)}"
-        )
-    return array
-
-
 def _runs(feed: Feed, rows_of_a_run: int, rows_max: int) -> list[Feed]:
-    """Split rows into runs. Raises Failure(INVALID) if the inputs differ in rows, or there are none."""
-    counts = {len(array) for array in feed.values()}
-    if len(counts) != 1 or counts == {0}:
-        raise invalid(
-            f"the samples must have the same number of rows in all inputs, at least 1; found {sorted(counts)}"
-        )
-    rows = min(counts.pop(), rows_max)
+    """Split rows into runs."""
+    rows = min(len(next(iter(feed.values()))), rows_max)
     starts = range(0, rows, rows_of_a_run)
     return [{name: array[at : min(rows, at + rows_of_a_run)] for name, array in feed.items()} for at in starts]
 

@@ -112,12 +112,12 @@ def test_a_model_without_operators_to_quantize_is_refused(target: Target, tmp_pa
     ("arrays", "message"),
     [
         (None, "it needs samples of inputs"),
-        ({}, "the samples have no input 'image'"),
-        ({"input/image": compile_targets.images(2), "input/other": np.zeros(2)}, "an input 'other', which the version"),
-        ({"input/image": np.zeros((2, 3, 8, 8))}, "the samples of 'image' are float64"),
-        ({"input/image": np.zeros((2, 8), np.float32)}, "the samples of 'image' are float32 [2, 8]"),
-        ({"input/image": compile_targets.images(0)}, "at least 1"),
-        ({"input/image": np.array([object()], dtype=object)}, "the samples cannot be read: Object arrays"),
+        ({}, "the input 'image' is missing"),
+        ({"input/image": compile_targets.images(2), "input/other": np.zeros(2)}, "there is no array 'other'"),
+        ({"input/image": np.zeros((2, 3, 8, 8), "S1")}, "'image' has the datatype |S1 instead of FP32"),
+        ({"input/image": np.zeros((2, 8), np.float32)}, "'image' has the shape [2, 8] instead of"),
+        ({"input/image": compile_targets.images(0)}, "there are no rows"),
+        ({"input/image": np.array([object()], dtype=object)}, "arrays (Object arrays"),
     ],
 )
 def test_wrong_samples_are_refused_with_the_line_to_fix(

@@ -377,7 +377,7 @@ def test_samples_of_the_import_are_used_where_none_are_sent(tmp_path: Path) -> N
 
 def test_wrong_samples_end_the_race_with_the_line_to_fix(tmp_path: Path) -> None:
     samples = tmp_path / "samples.npz"
-    np.savez(samples, input=np.zeros((20, 64)))
+    np.savez(samples, input=np.zeros((20, 64), int).astype(str))
     said = RaceProcess(race_task(tmp_path, samples=samples)).error()
     assert "input.astype('float32')" in said
 

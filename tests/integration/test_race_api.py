@@ -115,16 +115,16 @@ def test_a_race_is_asked_for_once_cancelled_and_asked_for_again(stack: Stack) ->
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no .npz file"),
-        (b"PK\x03\x04 broken", "no .npz file"),
+        (b"", "not an .npz file"),
+        (b"PK\x03\x04 broken", "not an .npz file"),
         (npz(other=np.zeros((2, 64), np.float32)), "other"),
         (npz(input=np.zeros((2, 63), np.float32)), "[2, 63]"),
-        (npz(input=np.zeros((0, 64), np.float32)), "number of rows"),
-        (npz(input=np.array([{}] * 64, object)), "no .npz file"),
+        (npz(input=np.zeros((0, 64), np.float32)), "there are no rows"),
+        (npz(input=np.array([{}] * 64, object)), "not an .npz file"),
         (npz(**{"input/input": np.zeros((2, 64)), "output/output": np.zeros((3, 10))}), "same number of rows"),
-        (npz(input=np.full((2, 64), "a")), "has the type"),
+        (npz(input=np.full((2, 64), "a")), "has the datatype"),
         (npz(input=np.full((2, 64), 1e39)), "that float32 cannot hold, the largest 1e+39"),
-        (no_array(), "no .npz file"),
+        (no_array(), "not an .npz file"),
     ],
 )
 def test_wrong_samples_are_refused_with_what_to_change(stack: Stack, content: bytes, says: str) -> None:

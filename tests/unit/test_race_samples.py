@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.services.compiler.race import samples
-from millstream.services.compiler.race.samples import draw, read_samples, rows_of, split, write_samples
+from millstream.services.compiler.race.samples import draw, rows_of, split, write_samples
 from millstream.services.errors import Failure
+from millstream.services.model import samples
+from millstream.services.model.samples import check_inputs, read_inputs, read_samples
 from tests.kit.races import signature
 
 BOTH = signature([("x", "FP32", (-1, 3)), ("ids", "INT64", (-1, -1))], [("y", "FP32", (-1, 2))])
@@ -26,7 +27,7 @@ def saved(folder: Path, **arrays: Any) -> Path:
 
 
 def test_arrays_are_named_with_or_without_a_prefix_and_outputs_are_ignored(tmp_path: Path) -> None:
-    found = read_samples(saved(tmp_path, **{"input/x": X, "ids": IDS, "output/y": X}), BOTH)
+    found = read_inputs(saved(tmp_path, **{"input/x": X, "ids": IDS, "output/y": X}), BOTH)
     assert set(found) == {"x", "ids"}
     assert np.array_equal(found["x"], X)
 
@@ -35,22 +36,43 @@ def test_arrays_are_named_with_or_without_a_prefix_and_outputs_are_ignored(tmp_p
     ("arrays", "said"),
     [
         ({"x": X}, "the input 'ids' is missing"),
-        ({"x": X, "ids": IDS, "z": X}, "'z' is no input of the model; its inputs: x, ids"),
+        ({"x": X, "ids": IDS, "z": X}, "there is no array 'z'"),
         ({"x": X[:, :2], "ids": IDS}, r"'x' has the shape \[4, 2\] instead of \[-1, 3\]"),
         ({"x": X[0], "ids": IDS}, r"'x' has the shape \[3\]"),
-        ({"x": X.astype(np.float64), "ids": IDS}, r"x.astype\('float32'\)"),
+        ({"x": X.astype("U"), "ids": IDS}, r"datatype <U\d+ instead of FP32: x.astype\('float32'\)"),
+        ({"x": X, "ids": IDS.astype(np.float32)}, r"ids.astype\('int64'\)"),
+        ({"x": X.astype(np.float64) * 1e38, "ids": IDS}, "that float32 cannot hold, the largest 1.1e"),
         ({"x": X[:3], "ids": IDS}, "same number of rows"),
         ({"x": X[:0], "ids": IDS[:0]}, "there are no rows"),
+        ({"x": np.zeros((70_000, 3)), "ids": np.zeros((70_000, 1), int)}, "70000 rows are more than 65536"),
         ({"x": X.astype(object), "ids": IDS}, "text arrays need the datatype S or U"),
     ],
 )
 def test_wrong_samples_name_the_line_to_fix(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
     with pytest.raises(Failure, match=said):
-        read_samples(saved(tmp_path, **arrays), BOTH)
+        read_inputs(saved(tmp_path, **arrays), BOTH)
+
+
+def test_outputs_are_checked_where_they_are_kept(tmp_path: Path) -> None:
+    path = saved(tmp_path, **{"input/x": X, "ids": IDS, "output/y": X[:, :2]})
+    found = read_samples(path, BOTH)
+    assert (list(found.inputs), list(found.outputs)) == (["x", "ids"], ["y"])
+    with pytest.raises(Failure, match=r"'y' has the shape \[4, 3\]"):
+        read_samples(saved(tmp_path, x=X, ids=IDS, **{"output/y": X}), BOTH)
+    with pytest.raises(Failure, match="there is no array 'output/z'"):
+        read_samples(saved(tmp_path, x=X, ids=IDS, **{"output/z": X}), BOTH)
+
+
+def test_numbers_of_the_same_kind_are_converted_if_they_fit(tmp_path: Path) -> None:
+    small = signature([("n", "INT8", (-1,))], [("y", "FP32", (-1,))])
+    assert read_inputs(saved(tmp_path, n=np.array([-128, 127])), small)["n"].dtype == np.int8
+    with pytest.raises(Failure, match="'n' has numbers that int8 cannot hold, the largest 300"):
+        read_inputs(saved(tmp_path, n=np.array([1, 300])), small)
+    assert read_inputs(saved(tmp_path, x=X.astype(np.float64), ids=IDS), BOTH)["x"].dtype == np.float32
 
 
 def test_arrays_of_another_byte_order_are_converted(tmp_path: Path) -> None:
-    found = read_samples(saved(tmp_path, x=X.astype(">f4"), ids=IDS.astype(">i8")), BOTH)
+    found = read_inputs(saved(tmp_path, x=X.astype(">f4"), ids=IDS.astype(">i8")), BOTH)
     assert np.array_equal(found["x"], X)
     assert found["x"].dtype == np.dtype("<f4")
 
@@ -60,14 +82,14 @@ def test_a_scalar_stays_a_scalar(tmp_path: Path) -> None:
     drawn = draw(of, 1, 0, 1, 10)
     assert drawn["x"].shape == ()
     write_samples(tmp_path / "samples.npz", drawn)
-    assert read_samples(tmp_path / "samples.npz", of)["x"].shape == ()
+    assert read_inputs(tmp_path / "samples.npz", of)["x"].shape == ()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a file of numpy", b"PK\x03\x04" + bytes(100)])
 def test_what_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "samples.npz").write_bytes(content)
     with pytest.raises(Failure, match="this is not an"):
-        read_samples(tmp_path / "samples.npz", BOTH)
+        read_inputs(tmp_path / "samples.npz", BOTH)
 
 
 def test_every_truncation_is_refused_and_nothing_else_is_raised(tmp_path: Path) -> None:
@@ -75,20 +97,20 @@ def test_every_truncation_is_refused_and_nothing_else_is_raised(tmp_path: Path) 
     for length in range(0, len(content) - 1, 7):
         (tmp_path / "cut.npz").write_bytes(content[:length])
         with pytest.raises(Failure):
-            read_samples(tmp_path / "cut.npz", BOTH)
+            read_inputs(tmp_path / "cut.npz", BOTH)
 
 
 def test_a_plain_npy_file_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "samples.npy", X)
     with pytest.raises(Failure, match="this is not an"):
-        read_samples(tmp_path / "samples.npy", BOTH)
+        read_inputs(tmp_path / "samples.npy", BOTH)
 
 
 def test_a_pickle_in_an_archive_is_not_loaded(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
         archive.writestr("x.npy", b"\x80\x04cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(Failure):
-        read_samples(tmp_path / "samples.npz", BOTH)
+        read_inputs(tmp_path / "samples.npz", BOTH)
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,18 +118,18 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path, m
     path = tmp_path / "samples.npz"
     np.savez_compressed(path, x=np.zeros((10_000, 3), np.float32))
     with pytest.raises(Failure, match="send fewer rows"):
-        read_samples(path, BOTH)
+        read_inputs(path, BOTH)
 
 
 def test_text_and_bf16_survive_the_file(tmp_path: Path) -> None:
     odd = signature([("t", "BYTES", (-1,)), ("b", "BF16", (-1,))], [("y", "FP32", (-1,))])
     text = np.array([b"a", "bä".encode(), b""], dtype=object)
     write_samples(tmp_path / "s.npz", {"t": text, "b": np.array([1, 2, 3], np.uint16)})
-    found = read_samples(tmp_path / "s.npz", odd)
+    found = read_inputs(tmp_path / "s.npz", odd)
     assert found["t"].tolist() == text.tolist()
     assert found["b"].tolist() == [1, 2, 3]
     unicode = saved(tmp_path, t=np.array(["a", "bä", ""]), b=np.zeros(3, np.uint16))
-    assert read_samples(unicode, odd)["t"].tolist() == text.tolist()
+    assert read_inputs(unicode, odd)["t"].tolist() == text.tolist()
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4])
@@ -148,7 +170,7 @@ def test_drawn_samples_fit_the_signature_and_are_equal_for_equal_seeds() -> None
         [("y", "FP32", (-1,))],
     )
     drawn = draw(odd, 50, seed=1, size=7, integers_max=1000)
-    checked = samples.check_samples(drawn, odd)
+    checked = check_inputs(drawn, odd)
     assert checked["input_ids"].shape == (50, 7)
     assert 100 < checked["input_ids"].max() < 1000
     assert (checked["attention_mask"] == 1).all()

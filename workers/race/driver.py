@@ -21,7 +21,6 @@ from millstream.services.compiler.race.samples import (
     RANDOM_ROWS,
     Split,
     draw,
-    read_samples,
     split,
     write_samples,
 )
@@ -30,6 +29,7 @@ from millstream.services.compiler.targets import TARGETS, target_of
 from millstream.services.compiler.targets.base import Target
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.agreement import Array
+from millstream.services.model.samples import read_inputs
 from millstream.services.model.warmup_inputs import VARIABLE_SIZES, has_variable_dims, make_inputs
 from millstream.services.process.device import find_device
 from millstream.services.repository.disk import storage_failure
@@ -147,7 +147,7 @@ def _inputs(task: RaceTask, track: ProcessTrack, folder: Path, rows: int) -> Inp
     if path is None and (imported := task.folder / IMPORT_SAMPLES).is_file():
         path, found = imported, "import"
     if path is not None:
-        given = split(read_samples(path, signature), signature, JUDGED_ROWS_MAX)
+        given = split(read_inputs(path, signature), signature, JUDGED_ROWS_MAX)
         write_timed(folder, given.judged[0], signature, rows)
         track.open_baseline(folder / "timed.npz")
         notes = () if given.disjoint else ("calibration and judged samples are the same: there is one sample alone",)

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from millstream.services.compiler.race.samples import read_samples, rows_of
+from millstream.services.compiler.race.samples import rows_of
 from millstream.services.errors import Failure
+from millstream.services.model.samples import read_inputs
 from millstream.services.process.memory_use import memory_use
 from millstream.services.process.parent_death import die_with_parent
 from millstream.workers.backends import get_backend
@@ -34,7 +35,7 @@ class Measurements:
 
     def __init__(self, opening: Opening) -> None:
         self._signature = opening.signature
-        self._inputs = read_samples(opening.inputs, opening.signature)
+        self._inputs = read_inputs(opening.inputs, opening.signature)
         backend = get_backend(opening.backend)
         backend.prepare(opening.device)
         self._instance: Instance = backend.load(
@@ -62,7 +63,7 @@ class Measurements:
 
     def answer(self, command: Answer) -> Said:
         """Run all samples of a file, and write the outputs with the rows of all runs joined."""
-        inputs = read_samples(command.inputs, self._signature)
+        inputs = read_inputs(command.inputs, self._signature)
         if not self._signature.batching:
             write_outputs(command.to, self._run(inputs))
             return Said()

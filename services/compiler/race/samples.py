@@ -1,8 +1,4 @@
-"""The inputs of a race: read from an .npz and checked against the signature, or drawn from the signature.
-
-Arrays are called `input/<name>`, or just `<name>`; `output/<name>` are ignored here. The first dimension of each is the
-rows; a version that does not batch has the arrays of one call. Text has the numpy datatype S or U, BF16 its bits.
-"""
+"""The inputs of a race: written for its processes, split for calibration and judging, or drawn from the signature."""
 
 from __future__ import annotations
 
@@ -12,15 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millstream.services.errors import invalid
 from millstream.services.model.agreement import Array
 from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
-from millstream.services.model.npz import NpzError, TooLargeError, read_npz
+from millstream.services.model.samples import Samples, stored
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 
-SAMPLES_BYTES_MAX = 1 << 28  # of all arrays; a larger file is refused
-ARRAYS_MAX = 1024
-INPUT, OUTPUT = "input/", "output/"
 #: Upper bounds of random integers, tried from the largest: a token id beyond the model's embedding fails its run, and
 #: no signature gives the size of the embedding.
 INTEGERS_MAX = (30_000, 1000, 100, 10, 2, 1)
@@ -43,72 +35,11 @@ class Split(NamedTuple):
     disjoint: bool
 
 
-def read_samples(path: Path, signature: Signature) -> dict[str, Array]:
-    """Return the inputs in a file. Raises Failure(INVALID) with what to change."""
-    inputs = {spec.name for spec in signature.inputs}
-    try:
-        arrays = read_npz(
-            path, SAMPLES_BYTES_MAX, ARRAYS_MAX, lambda name: not name.startswith(OUTPUT) or name in inputs
-        )
-    except TooLargeError as error:
-        raise invalid(f"samples: {error}: send fewer rows") from error
-    except (OSError, NpzError) as error:
-        hint = "; text arrays need the datatype S or U" if "pickle" in str(error) else ""
-        raise invalid(f"samples: this is not an .npz file of numpy arrays ({str(error)[:200]}){hint}") from error
-    found = {name.removeprefix(INPUT): array for name, array in arrays.items()}
-    return check_samples(found, signature)
-
-
-def check_samples(arrays: Mapping[str, Array], signature: Signature) -> dict[str, Array]:
-    """Return the arrays as a run takes them. Raises Failure(INVALID) for names, datatypes or shapes that do not fit."""
-    specs = {spec.name: spec for spec in signature.inputs}
-    for name in arrays:
-        if name not in specs:
-            raise invalid(f"samples: {name!r} is no input of the model; its inputs: {', '.join(specs)}")
-    for spec in needed_inputs(signature):
-        if spec.name not in arrays:
-            raise invalid(f"samples: the input {spec.name!r} is missing: np.savez(file, **{{{spec.name!r}: array, …}})")
-    checked = {name: _checked(array, specs[name]) for name, array in arrays.items()}
-    if signature.batching:
-        rows = {name: len(array) for name, array in checked.items()}
-        if len(set(rows.values())) > 1:
-            raise invalid(f"samples: all inputs must have the same number of rows, not {rows}")
-        if not next(iter(rows.values()), 0):
-            raise invalid("samples: there are no rows")
-    return checked
-
-
-def _checked(array: Array, spec: TensorSpec) -> Array:
-    if len(array.shape) != len(spec.shape) or any(
-        dim not in {-1, size} for dim, size in zip(spec.shape, array.shape, strict=True)
-    ):
-        raise invalid(f"samples: {spec.name!r} has the shape {list(array.shape)} instead of {list(spec.shape)}")
-    if spec.datatype == BYTES:
-        if array.dtype.kind not in "SUO":
-            raise invalid(f"samples: {spec.name!r} is text and has the datatype {array.dtype} instead of S or U")
-        elements = [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()]
-        text = np.empty(len(elements), dtype=object)
-        text[:] = elements
-        return text.reshape(array.shape)
-    expected = NUMPY[spec.datatype]
-    if array.dtype.newbyteorder("=") != expected.newbyteorder("="):
-        raise invalid(
-            f"samples: {spec.name!r} has the datatype {array.dtype} instead of {spec.datatype}: "
-            f"{spec.name}.astype('{expected.name}')"
-        )
-    return np.asarray(array, dtype=expected, order="C")  # `ascontiguousarray` gives scalars a dimension
-
-
 def write_samples(path: Path, inputs: Mapping[str, Array]) -> None:
-    """Write inputs as `read_samples` reads them. Raises OSError."""
-    arrays = {INPUT + name: as_stored(array) for name, array in inputs.items()}
+    """Write inputs as `read_inputs` reads them. Raises OSError."""
+    arrays = stored(Samples(dict(inputs), {}))
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def as_stored(array: Array) -> Array:
-    """Return text with a numpy datatype that a file holds without pickle; other arrays as they are."""
-    return array.astype("S") if array.dtype == object else array
 
 
 def rows_of(inputs: Mapping[str, Array], rows: int, first: int = 0) -> dict[str, Array]:
