@@ -363,6 +363,10 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
     if settings.grpc_port < 0:
         return None
     # Imported only where gRPC is on: the import costs time and memory.
+    if settings.grpc == "fast":
+        from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
+
+        return FastGrpcServer(deps, gateway.drain, shared=shared)
     from millstream.gateway.protocols.grpc.server import GrpcServer
 
     return GrpcServer(deps, gateway.drain, shared=shared)

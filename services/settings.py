@@ -131,6 +131,10 @@ class Settings(BaseSettings):
         "False is for comparisons: slow senders are then not timed out.",
     )
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
+    grpc: Literal["fast", "library"] = Field(
+        "library",
+        description="The gRPC server: `library` is grpc.aio's, `fast` Millstream's own, which is being tried.",
+    )
     grpc_reflection: bool = Field(
         True,
         description="Answer gRPC reflection, which grpcurl uses; with an admin key, only for callers that send it.",

@@ -26,7 +26,7 @@ from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 #: connections age quickly, so that the tests do not take long
-SETTINGS = {"drain_s": 12, "queue_lease_s": 120}
+SETTINGS: dict[str, Any] = {"drain_s": 12, "queue_lease_s": 120}
 DRAIN_S = 8
 BUSY_S = 30  # what a machine that has much else to do may take longer
 OWN = [("grpc.use_local_subchannel_pool", 1)]
@@ -82,10 +82,17 @@ def calling(stack: Stack, number: int) -> Iterator[Callers]:
     assert set(callers.outcomes) == {"OK"}, callers.outcomes
 
 
+@pytest.fixture(params=["library", "fast"])
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return SETTINGS | {"grpc": request.param}
+
+
 @pytest.mark.parametrize("gateways", [1, 2])
-def test_everything_is_replaced_under_load_and_no_call_fails(tmp_path: Path, gateways: int) -> None:
+def test_everything_is_replaced_under_load_and_no_call_fails(
+    tmp_path: Path, gateways: int, settings: dict[str, Any]
+) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, gateways=gateways, models={"m": path}, settings=SETTINGS) as stack:
+    with running_stack(tmp_path, gateways=gateways, models={"m": path}, settings=settings) as stack:
         with calling(stack, 12) as callers:
             callers.more(50)
             replaced = restarted(stack)
@@ -94,9 +101,11 @@ def test_everything_is_replaced_under_load_and_no_call_fails(tmp_path: Path, gat
         print(f"{gateways} gateways: {callers.outcomes['OK']} answers, none failed; {replaced}")
 
 
-def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(tmp_path: Path) -> None:
+def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=settings) as stack:
         with grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -115,9 +124,9 @@ def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(tmp_path
         assert stack.end() == 0
 
 
-def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
+def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS | {"drain_s": DRAIN_S}) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=settings | {"drain_s": DRAIN_S}) as stack:
         with sigstopped(stack.pids()["cpu-0"]), grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             sent = [stub.ModelInfer.future(request(i)) for i in range(10)]
@@ -133,9 +142,9 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None
         assert time.monotonic() - began < DRAIN_S + BUSY_S  # no lease had to expire
 
 
-def test_a_gateway_that_is_killed_is_replaced_on_the_same_port(tmp_path: Path) -> None:
+def test_a_gateway_that_is_killed_is_replaced_on_the_same_port(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=settings) as stack:
         pid = stack.pids()["gateway-0"]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: stack.pids().get("gateway-0", pid) != pid, what="another gateway")

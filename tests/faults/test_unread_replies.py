@@ -42,9 +42,11 @@ def push_spread(stack: Stack, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """A stack with the gRPC server of the parameter."""
     folder = tmp_path_factory.mktemp("unread")
-    with running_stack(folder, settings=SETTINGS, models={"small": models.scale(folder / "s.onnx")}) as stack:
+    settings = SETTINGS | {"grpc": request.param}
+    with running_stack(folder, settings=settings, models={"small": models.scale(folder / "s.onnx")}) as stack:
         push_spread(stack, folder)
         yield stack
 
@@ -100,7 +102,11 @@ KINDS: dict[str, Callable[[Stack, ExitStack], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("served", "kind"),
+    [("library", kind) for kind in KINDS] + [("fast", kind) for kind in KINDS if "gRPC" in kind],
+    indirect=["served"],
+)
 def test_unread_replies_share_one_budget(stack: Stack, kind: str) -> None:
     pid = gateway(stack)
     page = stack.metrics()

@@ -39,10 +39,10 @@ LARGE = 100_000_000  # bytes
 MESSAGE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+@pytest.fixture(scope="module", params=["library", "fast"])
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("grpc")
-    settings = {"request_bytes_max": LARGE + 4096, "shm_bytes_max": 1 << 29, "queue_lease_s": 20}
+    settings = {"grpc": request.param, "request_bytes_max": LARGE + 4096, "shm_bytes_max": 1 << 29, "queue_lease_s": 20}
     with running_stack(folder, gateways=2, pools="cpu=1", settings=settings) as stack:
         path = folder / "m.onnx"
         stack.push("add", models.add_sub(path), version=3)

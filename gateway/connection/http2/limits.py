@@ -55,7 +55,8 @@ class Limits:
     #: seconds without a byte received, after which a PING is sent, and for which its answer may take
     keepalive_s: float = 60.0
     keepalive_timeout_s: float = 20.0
-    #: a stream whose client gives no window for this time is reset; READ_RATE_MIN bytes a second earn more time
+    #: a reply may take this time and a second for each READ_RATE_MIN of it; if the client takes less than READ_RATE_MIN
+    #: of all replies in this time, all that have waited so long are reset
     stall_s_max: float = 60.0
 
 

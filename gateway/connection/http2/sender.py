@@ -44,6 +44,8 @@ class Sender:
         self._waiting: dict[int, Stream] = {}  # streams with a queue, the next one first
         self._blocked: dict[int, Stream] = {}  # streams with a queue whose own window is closed
         self._emptied: list[StreamSent] = []
+        self._data_bytes = 0  # sent from queues
+        self._progress: tuple[int, float] | None = None  # of `_data_bytes`, by READ_RATE_MIN, and its instant
 
     def take_output(self) -> list[Piece]:
         """Return what is to be written now, and forget it."""
@@ -96,6 +98,7 @@ class Sender:
         """Send data, then trailers unless they are None. StreamSent tells when all is in the output."""
         size = sum([len(piece) for piece in pieces])
         if not stream.queued_bytes:
+            stream.queued_at = now
             stream.whole_by = now + self._stall_s_max + size / READ_RATE_MIN
         stream.queue += [memoryview(piece) for piece in pieces if piece]
         stream.queued_bytes += size
@@ -146,6 +149,7 @@ class Sender:
         stream.send_window -= size
         self._window -= size
         self._output_bytes += size
+        self._data_bytes += size
         self.data_frames += 1
 
     def _end(self, stream: Stream) -> None:
@@ -186,5 +190,13 @@ class Sender:
         self._blocked = {}
 
     def stalled(self, now: float) -> list[Stream]:
-        """Return the streams whose client has not taken its reply in time."""
-        return [stream for stream in (*self._waiting.values(), *self._blocked.values()) if stream.whole_by <= now]
+        """Return the streams whose client has not taken its reply in time, or takes nearly nothing of any reply."""
+        waiting = [*self._waiting.values(), *self._blocked.values()]
+        if not waiting:
+            self._progress = None
+            return []
+        if self._progress is None or self._data_bytes >= self._progress[0] + READ_RATE_MIN:
+            self._progress = self._data_bytes, now
+        began = now - self._stall_s_max
+        stuck = self._progress[1] <= began
+        return [stream for stream in waiting if stream.whole_by <= now or (stuck and stream.queued_at <= began)]

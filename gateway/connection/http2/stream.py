@@ -27,6 +27,7 @@ class Stream:
         "held_bytes",
         "number",
         "queue",
+        "queued_at",
         "queued_bytes",
         "receive_window",
         "send_window",
@@ -43,4 +44,5 @@ class Stream:
         self.queue: deque[Piece] = deque()  # data that waits for a window, or for room in the transport
         self.queued_bytes = 0
         self.trailers: bytes | None = None  # sent when the queue is empty; they end the stream
-        self.whole_by = 0.0  # instant by which the client must have taken the queue
+        self.queued_at = 0.0  # instant at which the queue began to wait
+        self.whole_by = 0.0  # instant by which the client must have taken it

@@ -80,8 +80,12 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call. The library calls this for each call."""
+        return self.find(handler_call_details.method)
+
+    def find(self, method: str) -> Any:
+        """Return the handler of a call, and count the call; None: no service has the method."""
         self.calls += 1
-        handler = self._handlers.get(handler_call_details.method)
+        handler = self._handlers.get(method)
         if handler is None:
             self._counts.unknown_method()
         return handler

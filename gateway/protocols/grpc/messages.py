@@ -7,7 +7,7 @@ Replies to a client that compresses are compressed, too.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -17,8 +17,6 @@ from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.protocols.grpc import parse_cost
-from millstream.gateway.protocols.grpc.receiver import Receiver
-from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
 from millstream.gateway.protocols.grpc.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.protocols.http.compression import choose_encoding, decompress
 from millstream.services.errors import Code, Failure, invalid
@@ -46,6 +44,26 @@ async def unpack(body: bytes, bytes_max: int) -> bytes:
         raise too_large(bytes_max) if failure.code is Code.TOO_LARGE else failure from None
 
 
+class Reader(Protocol):
+    """Reads the messages of calls."""
+
+    async def message(self, context: Any) -> bytes:
+        """Return the message of a unary call. Raises Failure."""
+
+    async def next(self, context: Any) -> bytes | None:
+        """Return the next message of a stream; None: the client has ended it. Raises Failure."""
+
+
+class ReplyWatch(Protocol):
+    """Ends the connections of clients that do not take their replies."""
+
+    def begin(self, context: Any, size_bytes: int) -> None:
+        """Start the check of a reply."""
+
+    def end(self, context: Any) -> None:
+        """Stop the check of a reply."""
+
+
 class Messages:
     """Reads the messages of calls and sends replies, within the budgets for both.
 
@@ -61,8 +79,8 @@ class Messages:
         self,
         receive_budget: ReceiveBudget,
         reply_budget: ReplyBudget,
-        receiver: Receiver,
-        stalled_replies: StalledReplies,
+        receiver: Reader,
+        stalled_replies: ReplyWatch,
         bytes_max: int,
     ) -> None:
         self._reply_budget = reply_budget

@@ -33,6 +33,17 @@ _SEEN_MAX = 4  # measurements kept for each connection
 _FRAME_BYTES, _FRAME_HEAD_BYTES, _PREFIX_BYTES = 16384, 9, 5
 
 
+def no_message() -> Failure:
+    """Return the failure of a unary call without a message."""
+    return invalid("the call ended without a message")
+
+
+def crowded(reads_max: int) -> Failure:
+    """Return the failure of the oldest of too many calls whose requests do not arrive."""
+    busy = f"more than {reads_max} calls wait for their requests, this one longest; try again later"
+    return Failure(Code.UNAVAILABLE, busy, retry_after_s=1)
+
+
 class _Read:
     """An unfinished read of one call.
 
@@ -120,7 +131,7 @@ class Receiver(PeriodicCheck):
         """Return the message of a unary call. Raises Failure: INVALID (no message), UNAVAILABLE, EXPIRED."""
         body = await self._body(context, timed=True)
         if body is EOF:
-            raise invalid("the call ended without a message")
+            raise no_message()
         message: bytes = body
         return message
 
@@ -238,8 +249,7 @@ class Receiver(PeriodicCheck):
             if surplus <= 0 or now < read.began + CROWDED_S_MIN:
                 break
             surplus -= 1
-            busy = f"more than {self._reads_max} calls wait for their requests, this one longest; try again later"
-            read.fail(Failure(Code.UNAVAILABLE, busy, retry_after_s=1))
+            read.fail(crowded(self._reads_max))
 
     def _charge(self, held_bytes: int) -> None:
         self._receive_budget.bytes += held_bytes - self._held_bytes

@@ -55,7 +55,7 @@ def max_age_s(settings: Settings) -> float:
     return min(AGE_S_MAX, settings.drain_s * AGE_SHARE)
 
 
-def _calls_max(settings: Settings) -> int:
+def calls_max(settings: Settings) -> int:
     return settings.inflight_requests_max + OTHER_CALLS_MAX
 
 
@@ -100,6 +100,15 @@ def _run_on_all_cores() -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
+def port_taken(settings: Settings) -> Failure:
+    """Return the failure of a server that cannot listen."""
+    return Failure(
+        Code.CONFLICT,
+        f"cannot listen for gRPC on {settings.host} port {settings.grpc_port}: it is in use, or not of this "
+        "machine; choose another with MILLSTREAM_GRPC_PORT, or none with -1",
+    )
+
+
 class GrpcServer:
     """The gRPC server of a gateway. Make it and use it in one event loop.
 
@@ -113,7 +122,7 @@ class GrpcServer:
         self._settings = deps.settings
         self._shared = shared
         settings = deps.settings
-        self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, _calls_max(settings) // 2)
+        self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, calls_max(settings) // 2)
         self._stalled_replies = StalledReplies(settings.client_stall_s_max)
         messages = Messages(
             deps.receive_budget, deps.reply_budget, self._receiver, self._stalled_replies, settings.request_bytes_max
@@ -130,18 +139,14 @@ class GrpcServer:
         settings = self._settings
         self._server = grpc.aio.server(
             options=_options(settings, shared=self._shared),
-            maximum_concurrent_rpcs=_calls_max(settings),
+            maximum_concurrent_rpcs=calls_max(settings),
         )
         self._server.add_generic_rpc_handlers((self._table,))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         try:
             self.port = self._server.add_insecure_port(f"{host}:{settings.grpc_port}")
         except RuntimeError:
-            raise Failure(
-                Code.CONFLICT,
-                f"cannot listen for gRPC on {settings.host} port {settings.grpc_port}: it is in use, or not of this "
-                "machine; choose another with MILLSTREAM_GRPC_PORT, or none with -1",
-            ) from None
+            raise port_taken(settings) from None
         self._receiver.listen(self.port)
         self._stalled_replies.listen(self.port)
         await self._server.start()

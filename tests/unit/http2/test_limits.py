@@ -204,6 +204,35 @@ def test_stream_whose_client_gives_no_window_is_reset_and_others_go_on():
     assert peer.connection.respond(3, b"\x88", b"", b"reply", b"\x88")
 
 
+def test_large_replies_are_reset_together_once_nothing_is_taken():
+    """A reply of 8 MiB alone would earn two minutes."""
+    peer = Peer(Limits(keepalive_s=10_000))
+    peer.set(Setting.INITIAL_WINDOW_SIZE, 0)
+    for stream in (1, 3):
+        peer.begin(stream, end=True)
+        peer.connection.queue(stream, bytes(8 << 20))
+    for second in range(61):
+        peer.now = 100.0 + second
+        if second == 30:
+            peer.widen(1, READ_RATE_MIN - 1)  # too little
+            peer.sent()
+        events = peer.connection.check(peer.now)
+        assert bool(events) == (second == 60)
+    assert events == [StreamReset(1, CALM), StreamReset(3, CALM)]
+
+
+def test_large_reply_that_is_taken_fast_enough_goes_on():
+    peer = Peer(Limits(keepalive_s=10_000))
+    peer.widen(0, 8 << 20)
+    peer.begin(1, end=True)
+    peer.connection.queue(1, bytes(8 << 20))
+    for _ in range(100):
+        peer.widen(1, READ_RATE_MIN)
+        peer.sent()
+        peer.now += 1
+        assert peer.connection.check(peer.now) == []
+
+
 def test_drain_serves_the_calls_that_cross_its_first_step():
     peer = Peer()
     peer.begin(1, end=True)

@@ -1,0 +1,41 @@
+"""gRPC messages in the data of a stream, cut anywhere. Source: gRPC over HTTP2, "Length-Prefixed-Message"."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.gateway.protocols.grpc.message_framing import Message, MessageReader, prefix
+from millstream.services.errors import Code, Failure
+
+messages = st.lists(st.tuples(st.booleans(), st.binary(max_size=40)), max_size=6)
+
+
+@given(messages, st.lists(st.integers(0, 250), max_size=10))
+def test_messages_are_the_same_wherever_the_data_is_cut(sent, cuts):
+    data = b"".join(prefix(len(body), compressed=compressed) + body for compressed, body in sent)
+    edges = sorted(min(cut, len(data)) for cut in cuts)
+    reader = MessageReader(100)
+    received: list[Message] = []
+    for begin, end in zip([0, *edges], [*edges, len(data)], strict=True):
+        received += reader.read(data[begin:end])
+    assert received == sent
+    assert not reader.held_bytes
+
+
+def test_a_message_of_the_limit_is_read():
+    assert MessageReader(3).read(prefix(3) + b"abc") == [(False, b"abc")]
+
+
+@pytest.mark.parametrize("rest", [b"", b"abcd"], ids=["the prefix alone", "the whole message"])
+def test_a_message_over_the_limit_is_refused_by_its_prefix(rest):
+    with pytest.raises(Failure, match=r"larger than max \(4 vs. 3\)") as caught:
+        MessageReader(3).read(prefix(4) + rest)
+    assert caught.value.code is Code.TOO_LARGE
+
+
+def test_unknown_flags_are_refused():
+    with pytest.raises(Failure) as caught:
+        MessageReader(3).read(b"\x02\0\0\0\x01a")
+    assert caught.value.code is Code.INTERNAL
