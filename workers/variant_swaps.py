@@ -36,7 +36,7 @@ from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.open_form import open_form
 from millstream.workers.variant_table import Entry, VariantTable, serving_table
-from millstream.workers.variant_trials import DEATHS_MAX, VariantTrials
+from millstream.workers.variant_trials import DEATHS_MAX, VariantTrials, end_trials_of_deleted
 from millstream.workers.variant_watch import VariantWatch
 
 log = logging.getLogger("millstream.races")
@@ -46,6 +46,7 @@ TRIAL_RUNS = 256  # runs of variants with the baseline beside them
 TRIAL_S_MIN = 10.0  # shortest time likewise
 BASELINES_MAX = 2  # times that a closed baseline is loaded again; then it stays
 POLL_S = 0.002  # between two looks at the main loop
+SWEEP_S = 600.0  # between two looks for trials of versions that were deleted
 
 
 class Progress(NamedTuple):
@@ -108,6 +109,7 @@ class VariantSwaps:
         self._swapped: dict[str, _Swapped] = {}  # by content id
         self._retry_at: dict[str, float] = {}  # content id -> monotonic time
         self._said: dict[str, str] = {}  # content id -> the failure that the log names
+        self._sweep_at = 0.0  # monotonic; at once: versions may have been deleted while no worker ran
         self._stopping = threading.Event()
 
     def close(self) -> None:
@@ -121,6 +123,9 @@ class VariantSwaps:
         for content_id in self._swapped.keys() - models.keys():
             self._trials.end(self._swapped.pop(content_id).trial)
         self._said = {content_id: said for content_id, said in self._said.items() if content_id in models}
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + SWEEP_S
+            end_trials_of_deleted(self._trials, self._repository, models)
         for model in models.values():
             if self._stopping.is_set():
                 return

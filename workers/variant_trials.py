@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+
+from millstream.services.errors import Code, Failure
+from millstream.services.repository.base import Repository
 
 log = logging.getLogger("millstream.races")
 
@@ -25,6 +29,11 @@ class VariantTrials:
         self._lock = threading.Lock()
         self._begun: set[str] = set()  # by this process
         self._counts = self._read()
+
+    def names(self) -> list[str]:
+        """Return the trials that began and have not ended, also those of earlier processes."""
+        with self._lock:
+            return list(self._counts)
 
     def deaths(self, trial: str) -> int:
         """Return how many processes ended while they tried it."""
@@ -73,3 +82,27 @@ class VariantTrials:
             temporary.replace(self._path)
         except OSError as error:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
+
+
+def end_trials_of_deleted(trials: VariantTrials, repository: Repository, loaded: Collection[str]) -> None:
+    """Forget the deaths in trials of versions that are gone; a version that cannot be read now is not gone.
+
+    Args:
+        trials: named by the content id of their version, a space, and more.
+        repository: has the versions.
+        loaded: content ids of versions that are not gone, without a look.
+    """
+    for trial in trials.names():
+        content_id = trial.partition(" ")[0]
+        if content_id not in loaded and _is_deleted(repository, content_id):
+            trials.end(trial)
+
+
+def _is_deleted(repository: Repository, content_id: str) -> bool:
+    try:
+        model, version, _ = content_id.split(":")
+        return repository.manifest(model, int(version)).content_id != content_id
+    except ValueError:  # a name that this program never wrote
+        return True
+    except Failure as failure:
+        return failure.code is Code.NOT_FOUND

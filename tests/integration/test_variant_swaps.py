@@ -31,7 +31,7 @@ from millstream.workers.variant_table import VariantTable
 from millstream.workers.variant_trials import DEATHS_MAX, VariantTrials
 from tests.contract.backend_cases import signature
 from tests.kit import models as kit
-from tests.kit.versions import publish_content
+from tests.kit.versions import publish, publish_content
 
 MLP = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
 KIND, HERE = "onnxruntime.cpu", "0123456789abcdef"
@@ -275,6 +275,24 @@ def test_a_worker_that_leaves_in_order_counts_no_death(worker: Worker, manifest:
     worker.swaps.close()
     assert not VariantTrials(worker.folder, "cpu-0").deaths(f"{manifest.content_id} {worker.table(manifest).raced_at}")
     assert not (worker.folder / "variants-cpu-0.json").exists()
+
+
+def test_trials_of_deleted_versions_are_forgotten(worker: Worker, manifest: Manifest) -> None:
+    """A worker died in them, and the version was deleted before it was loaded again."""
+    damaged = publish(worker.repository, "damaged", 1)
+    deleted = publish(worker.repository, "deleted", 1)
+    replaced = publish(worker.repository, "replaced", 1)
+    for one in (manifest, damaged, deleted, replaced):
+        worker.trials.begin(f"{one.content_id} 1.0")
+    worker.repository.delete_model("deleted")
+    worker.repository.delete_model("replaced")
+    with worker.repository.open_staging() as staging:
+        worker.repository.publish(staging, replaced.model_copy(update={"digest": "0" * 64}))
+    (worker.repository.folder_of(damaged) / "manifest.json").write_text("{")
+    worker.trials = VariantTrials(worker.folder, "cpu-0")
+    worker.swaps = worker.new_swaps()
+    worker.follow()
+    assert worker.trials.names() == [f"{one.content_id} 1.0" for one in (manifest, damaged)]
 
 
 def test_a_busy_main_loop_is_waited_for_before_anything_is_closed(worker: Worker, manifest: Manifest) -> None:
