@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.services.errors import Code, Failure
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature
 from millstream.services.repository.variants import Target
-from millstream.workers.backends.base import Stop
+from millstream.workers.backends.base import Array, Stop
 
 
 class CpuBackend:
@@ -41,6 +41,25 @@ def check_no_text(library: str, signature: Signature) -> None:
     for spec in (*signature.inputs, *signature.outputs):
         if spec.datatype == BYTES:
             raise Failure(Code.MODEL, f"{library} has no text: {spec.name!r} is {spec.datatype}")
+
+
+def ordered(library: str, signature: Signature, names: Sequence[str], found: Sequence[Array]) -> list[Array]:
+    """Return the outputs of a compiled function in the signature's order.
+
+    Args:
+        library: that ran it, for the message.
+        signature: of the version.
+        names: of the outputs, in the function's order.
+        found: the outputs.
+
+    Raises Failure(MODEL) for an output of another datatype.
+    """
+    by_name = dict(zip(names, found, strict=True))
+    for spec in signature.outputs:
+        dtype = by_name[spec.name].dtype
+        if dtype != NUMPY[spec.datatype]:
+            raise Failure(Code.MODEL, f"{library}: output {spec.name!r} is {dtype}, not {spec.datatype}")
+    return [by_name[spec.name] for spec in signature.outputs]
 
 
 def check_not_ended(stop: Stop | None) -> None:

@@ -24,13 +24,12 @@ from millstream.services.compiler.compile_task import CompileTask
 from millstream.services.compiler.targets.iree import Iree as IreeTarget
 from millstream.services.errors import Code, Failure
 from millstream.services.jax_export.document import FORMAT, is_export_file
-from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
+from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended, ordered
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 from millstream.workers.backends.row_padding import padded
 
@@ -145,8 +144,8 @@ class IreeInstance:
         arrays = [np.ascontiguousarray(inputs[name]).reshape(inputs[name].shape) for name in self._document.inputs]
         try:
             if 0 in self._functions:
-                return self._ordered(self._invoke(0, arrays))
-            return self._ordered(self._run_rows(arrays))
+                return ordered("IREE", self._signature, self._document.outputs, self._invoke(0, arrays))
+            return ordered("IREE", self._signature, self._document.outputs, self._run_rows(arrays))
         except MemoryError as error:
             raise OutOfMemory("IREE: out of memory") from error
         except Failure:
@@ -172,16 +171,6 @@ class IreeInstance:
     def _invoke(self, rows: int, arrays: Sequence[Array]) -> list[Array]:
         found = self._functions[rows](*arrays)
         return [np.array(one.to_host()) for one in (found if isinstance(found, (tuple, list)) else [found])]
-
-    def _ordered(self, found: Sequence[Array]) -> list[Array]:
-        """Return the outputs in the signature's order. Raises Failure(MODEL) for another datatype."""
-        by_name = dict(zip(self._document.outputs, found, strict=True))
-        for spec in self._signature.outputs:
-            if by_name[spec.name].dtype != NUMPY[spec.datatype]:
-                raise Failure(
-                    Code.MODEL, f"IREE: output {spec.name!r} is {by_name[spec.name].dtype}, not {spec.datatype}"
-                )
-        return [by_name[spec.name] for spec in self._signature.outputs]
 
     def terminate(self) -> None:
         self._terminating = True

@@ -17,13 +17,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from millstream.services.compiler.targets.tvm_library import load_tvm
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
-from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
+from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended, ordered
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 
 MESSAGE_CHARACTERS_MAX = 1000
@@ -107,7 +106,8 @@ class TvmInstance:
         if missing:
             raise Failure(Code.MODEL, f"TVM: inputs {missing} are missing; they cannot be left out here")
         try:
-            return self._ordered(self._call([inputs[name] for name in self._document.inputs]))
+            found = self._call([inputs[name] for name in self._document.inputs])
+            return ordered("TVM", self._signature, self._document.outputs, found)
         except MemoryError as error:
             raise OutOfMemory("TVM: out of memory") from error
         except Failure:
@@ -124,16 +124,6 @@ class TvmInstance:
         self._library.get_global_func("runtime.config_threadpool")(_ANY_CORE, self._threads)
         found = self._function(*(runtime.tensor(np.ascontiguousarray(array)) for array in arrays))
         return [one.numpy() for one in ([found] if isinstance(found, runtime.Tensor) else found)]
-
-    def _ordered(self, found: Sequence[Array]) -> list[Array]:
-        """Return the outputs in the signature's order. Raises Failure(MODEL) for another datatype."""
-        by_name = dict(zip(self._document.outputs, found, strict=True))
-        for spec in self._signature.outputs:
-            if by_name[spec.name].dtype != NUMPY[spec.datatype]:
-                raise Failure(
-                    Code.MODEL, f"TVM: output {spec.name!r} is {by_name[spec.name].dtype}, not {spec.datatype}"
-                )
-        return [by_name[spec.name] for spec in self._signature.outputs]
 
     def terminate(self) -> None:
         self._terminating = True
