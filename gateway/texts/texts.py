@@ -12,21 +12,19 @@ from functools import partial
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.request_inputs import Inputs
+from millstream.gateway.texts.text_limits import (
+    TEXTS_MAX,
+    check_bytes,
+    check_text_bytes,
+    check_tokens,
+    check_total_bytes,
+)
 from millstream.gateway.texts.text_plans import TEXT
 from millstream.gateway.texts.token_inputs import token_inputs
 from millstream.gateway.texts.tokenizer_thread import TokenizerThread
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
-
-#: texts of a request to a version that does not batch; rows_max bounds those of other versions
-TEXTS_MAX = 2048
-#: one text; a tokenizer needs about a hundred times as much memory
-TEXT_BYTES_MAX = 256 << 10
-#: all texts of a request
-TEXTS_BYTES_MAX = 4 << 20
-TOKENS_MAX = 8192  # of one text
-TOKENS_TOTAL_MAX = 300_000
 
 _LENGTH = struct.Struct("<I")
 
@@ -43,9 +41,22 @@ class Texts:
         self._tokenizers = tokenizers
         self._thread = thread or TokenizerThread()
 
-    async def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text. Raises Failure, as Tokenizers.encode and TokenizerThread.run do."""
-        return await self._thread.run(manifest.content_id, partial(self._tokenizers.encode, manifest, texts))
+    async def encode(self, manifest: Manifest, texts: Sequence[str], name: str) -> list[list[int]]:
+        """Return the token ids of each text.
+
+        Args:
+            manifest: of the version.
+            texts: at least one.
+            name: of the member of the request that has them, for messages.
+
+        Raises:
+            Failure: INVALID for texts over a limit or without a token; those of Tokenizers.encode and
+                TokenizerThread.run.
+        """
+        check_bytes(name, texts)
+        entries = await self._thread.run(manifest.content_id, partial(self._tokenizers.encode, manifest, texts))
+        check_tokens(name, [len(ids) for ids in entries])
+        return entries
 
     async def inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
         """Return the inputs of a request with texts.
@@ -63,7 +74,7 @@ class Texts:
 
     def _inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
         entries = self._tokenizers.encode(manifest, strings_of(texts))
-        check_tokens([len(ids) for ids in entries])
+        check_tokens(TEXT, [len(ids) for ids in entries])
         return token_inputs(plans, entries)[0]
 
 
@@ -73,8 +84,7 @@ def check_texts(texts: InputTensor) -> None:
     if not 0 < count <= TEXTS_MAX:
         raise invalid(f"'{TEXT}' has {count} texts: at least 1, at most {TEXTS_MAX}")
     size_bytes = texts.size_bytes - count * _LENGTH.size
-    if size_bytes > TEXTS_BYTES_MAX:
-        raise invalid(f"'{TEXT}' has {size_bytes} bytes: at most {TEXTS_BYTES_MAX} in a request")
+    check_total_bytes(TEXT, size_bytes)
 
 
 def strings_of(texts: InputTensor) -> list[str]:
@@ -85,22 +95,10 @@ def strings_of(texts: InputTensor) -> list[str]:
     for index in range(texts.shape[0]):
         (size_bytes,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
-        if size_bytes > TEXT_BYTES_MAX:
-            raise invalid(f"'{TEXT}[{index}]' has {size_bytes} bytes: at most {TEXT_BYTES_MAX}")
+        check_text_bytes(TEXT, index, size_bytes)
         try:
             found.append(data[at : at + size_bytes].decode())
         except UnicodeDecodeError:
             raise invalid(f"'{TEXT}[{index}]' is not UTF-8") from None
         at += size_bytes
     return found
-
-
-def check_tokens(counts: Sequence[int]) -> None:
-    """Raise Failure(INVALID) for a text without a token, and for too many tokens in a text, or in all texts."""
-    for index, count in enumerate(counts):
-        if not count:
-            raise invalid(f"'{TEXT}[{index}]' has no token")
-        if count > TOKENS_MAX:
-            raise invalid(f"'{TEXT}[{index}]' has {count} tokens: at most {TOKENS_MAX}")
-    if sum(counts) > TOKENS_TOTAL_MAX:
-        raise invalid(f"'{TEXT}' has {sum(counts)} tokens: at most {TOKENS_TOTAL_MAX} in a request")

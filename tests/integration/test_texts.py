@@ -174,6 +174,20 @@ def test_mistakes_in_each_protocols_form(stack: Stack, client: Any, name: str, t
     assert error in refusal.value.message()
 
 
+EMBEDDING_MISTAKES = [
+    (["a " * (1 << 17) + "a"], "'input[0]' has 262145 bytes: at most 262144"),
+    (["é" * (1 << 17)] * 17, "'input' has 4456448 bytes: at most 4194304 in a request"),
+    (["a", " "], "'input[1]' has no token"),
+    (["the " * 9000], "'input[0]' has 9000 tokens: at most 8192"),
+]
+
+
+@pytest.mark.parametrize(("texts", "error"), EMBEDDING_MISTAKES)
+def test_texts_over_a_limit_are_refused_by_embeddings(stack: Stack, texts: list[str], error: str) -> None:
+    reply = stack.http.post("/v1/embeddings", json={"model": "tx-words", "input": texts})
+    assert (reply.status_code, error in reply.json()["error"]["message"]) == (400, True), reply.text
+
+
 def test_pairs_are_refused(stack: Stack, client: Any) -> None:
     pair = [{**v2(["a"])["inputs"][0], "name": name} for name in ("text", "text_pair")]
     reply = stack.http.post("/v2/models/tx-words/infer", json={"inputs": pair})

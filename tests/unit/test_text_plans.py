@@ -14,18 +14,19 @@ from millstream.gateway.protocols.v2.metadata import model_metadata, text_parame
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.texts.text_plans import plans_of_texts, takes_texts, text_plans
-from millstream.gateway.texts.texts import (
+from millstream.gateway.texts.text_limits import (
+    PADDED_TOKENS_MAX,
     TEXT_BYTES_MAX,
     TEXTS_BYTES_MAX,
     TEXTS_MAX,
     TOKENS_MAX,
     TOKENS_TOTAL_MAX,
-    check_texts,
+    check_bytes,
     check_tokens,
-    strings_of,
 )
-from millstream.gateway.texts.token_inputs import token_inputs
+from millstream.gateway.texts.text_plans import plans_of_texts, takes_texts, text_plans
+from millstream.gateway.texts.texts import check_texts, strings_of
+from millstream.gateway.texts.token_inputs import rows_padded_max, token_inputs
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
@@ -144,13 +145,13 @@ def test_limits_of_texts() -> None:
 
 
 def test_limits_of_tokens() -> None:
-    check_tokens([1, TOKENS_MAX])
+    check_tokens("text", [1, TOKENS_MAX])
     with pytest.raises(Failure, match=r"'text\[1\]' has no token"):
-        check_tokens([1, 0])
+        check_tokens("text", [1, 0])
     with pytest.raises(Failure, match=f"at most {TOKENS_MAX}"):
-        check_tokens([TOKENS_MAX + 1])
+        check_tokens("text", [TOKENS_MAX + 1])
     with pytest.raises(Failure, match=f"at most {TOKENS_TOTAL_MAX} in a request"):
-        check_tokens([TOKENS_MAX] * 37)
+        check_tokens("text", [TOKENS_MAX] * 37)
 
 
 def test_token_ids_become_all_inputs() -> None:
@@ -158,3 +159,22 @@ def test_token_ids_become_all_inputs() -> None:
     assert [np.asarray(tensor.data).tolist() for tensor in made.tensors] == [[[5, 6], [7, 0]], [[1, 1], [1, 0]]]
     assert mask.tolist() == [[1, 1], [1, 0]]
     assert made.rows == 2
+
+
+def test_strings_are_bounded_in_bytes_not_in_characters() -> None:
+    check_bytes("input", ["a" * TEXT_BYTES_MAX] * 16)
+    with pytest.raises(Failure, match=rf"'input\[1\]' has {TEXT_BYTES_MAX + 2} bytes: at most {TEXT_BYTES_MAX}"):
+        check_bytes("input", ["a", "é" * (TEXT_BYTES_MAX // 2 + 1)])
+    with pytest.raises(Failure, match=f"'input' has {17 * TEXT_BYTES_MAX} bytes: at most {TEXTS_BYTES_MAX}"):
+        check_bytes("input", ["a" * TEXT_BYTES_MAX] * 17)
+
+
+def test_padding_is_bounded_before_it_is_made() -> None:
+    """One long text would pad all others to its length: a request of some megabytes would take hundreds."""
+    of = InputPlans("m", manifest(IDS, MASK).signature, 256)
+    entries = [[1] * TOKENS_MAX, *[[1]] * (PADDED_TOKENS_MAX // TOKENS_MAX)]
+    with pytest.raises(Failure, match=r"129 texts padded to the 8192 tokens of the longest .* at most 1048576"):
+        token_inputs(of, entries)
+    assert rows_padded_max(of, entries) == 128
+    token_inputs(of, entries[:128])
+    assert rows_padded_max(of, [[1]]) == PADDED_TOKENS_MAX

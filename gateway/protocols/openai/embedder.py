@@ -17,7 +17,7 @@ from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.numpy_arrays import as_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
-from millstream.gateway.texts.token_inputs import IDS, MASK, TYPES, Array, takes_tokens, token_inputs
+from millstream.gateway.texts.token_inputs import IDS, MASK, TYPES, Array, rows_padded_max, takes_tokens, token_inputs
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.model.signature import Signature
@@ -32,6 +32,10 @@ class Embedder(NamedTuple):
     plans: InputPlans
     output: int
     text: bool
+
+    def rows_max(self, entries: Sequence[Any]) -> int:
+        """Return how many of these entries `inputs` takes at once, at least 1. Raises Failure(INVALID)."""
+        return len(entries) if self.text else rows_padded_max(self.plans, entries)
 
     def inputs(self, entries: Sequence[Any]) -> tuple[Inputs, Array]:
         """Return the entries as one request, and a mask of the tokens that are not padding. Raises Failure(INVALID)."""

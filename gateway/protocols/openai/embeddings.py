@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from millstream.gateway.protocols.openai.embedder import Embedder, embedder, shortened
-from millstream.gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
+from millstream.gateway.protocols.openai.request import INPUT, EmbeddingRequest, read
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -80,15 +80,15 @@ class Embeddings:
             version_embedder.inputs(entries[:1])  # raises for token ids
             return entries, 0
         if texts:
-            entries = await self._texts.encode(route.lane.manifest, entries)
-            check_tokens([len(ids) for ids in entries])
+            entries = await self._texts.encode(route.lane.manifest, entries, INPUT)
         return entries, sum(map(len, entries))
 
     async def _vectors(
         self, route: ModelRoute, version_embedder: Embedder, entries: Sequence[Any]
     ) -> np.ndarray[Any, Any]:
         signature, config = route.plans.signature, route.lane.manifest.config
-        size = config.rows_max if signature.batching else 1
+        with self._caller.count_rejections(route, embeddings_body):
+            size = min(config.rows_max, version_embedder.rows_max(entries)) if signature.batching else 1
         turns = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
 
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.texts.text_limits import check_tokens
 from millstream.services.errors import invalid
 
 ENTRIES_MAX = 2048
-TOKENS_MAX = 8192  # of one entry
-TOKENS_TOTAL_MAX = 300_000
+INPUT = "input"  # the member with the entries
 
 
 class EmbeddingRequest(NamedTuple):
@@ -75,13 +75,4 @@ def _check_ids(entries: list[list[Any]]) -> None:
     for at, ids in enumerate(entries):
         if not ids or not all(type(one) is int and one >= 0 for one in ids):
             raise invalid(f"'input[{at}]' is a list of token ids: whole numbers, at least one")
-    check_tokens([len(ids) for ids in entries])
-
-
-def check_tokens(counts: list[int]) -> None:
-    """Raise Failure(INVALID) for too many tokens in an entry, or in all entries."""
-    for at, count in enumerate(counts):
-        if count > TOKENS_MAX:
-            raise invalid(f"'input[{at}]' has {count} tokens: at most {TOKENS_MAX}")
-    if sum(counts) > TOKENS_TOTAL_MAX:
-        raise invalid(f"'input' has {sum(counts)} tokens: at most {TOKENS_TOTAL_MAX} in a request")
+    check_tokens(INPUT, [len(ids) for ids in entries])
