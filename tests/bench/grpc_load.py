@@ -40,7 +40,15 @@ def message(model: str, name: str, row: np.ndarray) -> pb.ModelInferRequest:
     return request
 
 
-def measure(server: Server, folder: Path, request: pb.ModelInferRequest, calls: int, seconds: int) -> Load:
+def measure(
+    server: Server,
+    folder: Path,
+    request: pb.ModelInferRequest,
+    calls: int,
+    seconds: int,
+    *,
+    connections: int = CONNECTIONS,
+) -> Load:
     """Keep `calls` calls in flight for `seconds` after a second of warm-up. Raises LoadError."""
     with grpc.insecure_channel(server.grpc) as channel:
         try:
@@ -50,9 +58,9 @@ def measure(server: Server, folder: Path, request: pb.ModelInferRequest, calls: 
     body = request.SerializeToString()
     path = folder / "message.bin"
     path.write_bytes(struct.pack(">BI", 0, len(body)) + body)
-    _h2load(server, path, calls, WARM_UP_S)
+    _h2load(server, path, calls, WARM_UP_S, connections)
     before = cpu_s(server.pid)
-    output = _h2load(server, path, calls, min(seconds, SECONDS_MAX))
+    output = _h2load(server, path, calls, min(seconds, SECONDS_MAX), connections)
     spent = cpu_s(server.pid) - before
     done = int(_match(r"(\d+) succeeded", output))
     if done != int(_match(r"requests: (\d+) total", output)) or not done:
@@ -65,8 +73,8 @@ def measure(server: Server, folder: Path, request: pb.ModelInferRequest, calls: 
     )
 
 
-def _h2load(server: Server, path: Path, calls: int, seconds: int) -> str:
-    command = ["h2load", "-t1", f"-c{CONNECTIONS}", f"-m{calls // CONNECTIONS}", f"-D{seconds}", "-d", str(path)]
+def _h2load(server: Server, path: Path, calls: int, seconds: int, connections: int) -> str:
+    command = ["h2load", "-t1", f"-c{connections}", f"-m{calls // connections}", f"-D{seconds}", "-d", str(path)]
     headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
     url = f"http://{server.grpc}/inference.GRPCInferenceService/ModelInfer"
     done = subprocess.run([*command, *headers, url], capture_output=True, text=True, check=False)

@@ -18,7 +18,8 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.faults import ErrorCode
 from millstream.gateway.connection.http2.frames import Frame, FrameReader, Setting, frame
-from millstream.gateway.protocols.grpc import fast_server
+from millstream.gateway.protocols.grpc import fast_server, reply_blocks
+from millstream.gateway.protocols.grpc.fast_call import FastCall
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.gateway.protocols.grpc.message_framing import prefix
 from millstream.gateway.protocols.grpc.server import GrpcServer
@@ -145,6 +146,11 @@ async def connected(server: FastGrpcServer) -> AsyncIterator[Client]:
         client.close()
 
 
+def to(method: str) -> list[tuple[str, str]]:
+    """Return the header fields of a call of a method of the inference service."""
+    return [*CALL[:2], (":path", f"{SERVICE}{method}"), *CALL[3:]]
+
+
 #: unary calls, with what the application behind both servers answers or refuses
 CALLS: list[tuple[str, Any, Any]] = [
     ("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse),
@@ -263,20 +269,59 @@ def header_frames(client: Client, headers: list[tuple[str, str]]) -> list[bytes]
 
 
 @pytest.mark.anyio
-async def test_a_unary_call_without_a_message_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ServerLive", "ModelInfer"])
+async def test_a_unary_call_without_a_message_is_refused(tmp_path: Path, method: str) -> None:
     async with served(tmp_path) as (_, server, _), connected(server) as client:
-        client.begin(1, end=True)
-        client.begin(3)
+        client.begin(1, to(method), end=True)
+        client.begin(3, to(method))
         client.give(3, b"")
         for stream in (1, 3):
             assert (await client.reply(stream))["grpc-status"] == "3"
 
 
 @pytest.mark.anyio
+async def test_an_infer_call_that_is_submitted_needs_no_handler(tmp_path: Path) -> None:
+    async with served(tmp_path) as (application, server, _), connected(server) as client:
+        taken: list[bytes] = []
+
+        def submit(call: FastCall) -> bool:
+            taken.append(call.take_message())
+            call.answer(b"reply", reply_blocks.ok_trailers(b"some-id"))
+            return True
+
+        server._parts.infer = submit
+        client.begin(1, to("ModelInfer"))
+        for byte in prefix(7) + b"message":
+            client.give(1, bytes((byte,)), end=False)
+        fields = await client.reply(1)
+        assert (fields["grpc-status"], fields["x-request-id"]) == ("0", "some-id")
+        assert (taken, client.data[1]) == ([b"message"], prefix(5) + b"reply")
+        assert sum(application.registry.counts(GRPC_CALLS).values()) == 0  # the handler counts its calls
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("metadata", [{}, {"x-request-id": "mine"}], ids=["plain", "with a request id"])
+async def test_an_infer_call_that_is_not_submitted_has_its_handler(tmp_path: Path, metadata: dict[str, str]) -> None:
+    message = INFER.SerializeToString()
+    async with served(tmp_path) as (_, server, _), connected(server) as client:
+        offered: list[FastCall] = []
+
+        def submit(call: FastCall) -> bool:
+            offered.append(call)
+            return False
+
+        server._parts.infer = submit
+        client.begin(1, [*to("ModelInfer"), *metadata.items()])
+        client.give(1, prefix(len(message)) + message)
+        assert (await client.reply(1))["grpc-status"] == "5"
+        assert len(offered) == (0 if metadata else 1)
+
+
+@pytest.mark.anyio
 async def test_a_message_may_come_byte_by_byte(tmp_path: Path) -> None:
     message = pb.ModelReadyRequest(name="nothing").SerializeToString()
     async with served(tmp_path) as (_, server, _), connected(server) as client:
-        client.begin(1, [*CALL[:2], (":path", f"{SERVICE}ModelReady"), *CALL[3:]])
+        client.begin(1, to("ModelReady"))
         for byte in prefix(len(message)) + message:
             client.give(1, bytes((byte,)), end=False)
         client.give(1, b"")
@@ -303,18 +348,20 @@ async def test_a_message_over_the_limit_is_refused_before_it_comes(tmp_path: Pat
 
 
 @pytest.mark.anyio
-async def test_a_request_that_comes_too_slowly_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ServerLive", "ModelInfer"])
+async def test_a_request_that_comes_too_slowly_ends(tmp_path: Path, method: str) -> None:
     async with served(tmp_path, client_stall_s_max=0.1) as (_, server, _), connected(server) as client:
-        client.begin(1)
+        client.begin(1, to(method))
         client.give(1, prefix(100), end=False)
         assert (await client.reply(1))["grpc-status"] == "4"
 
 
 @pytest.mark.anyio
-async def test_a_call_over_the_receive_budget_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ServerLive", "ModelInfer", "ModelStreamInfer"])
+async def test_a_call_over_the_receive_budget_is_refused(tmp_path: Path, method: str) -> None:
     limits = {"inflight_bytes_max": 70_000, "request_bytes_max": 1 << 20}
     async with served(tmp_path, **limits) as (application, server, _), connected(server) as client:
-        client.begin(1)
+        client.begin(1, to(method))
         client.give(1, prefix(200_000), end=False)
         for _ in range(8):
             client.give(1, bytes(16_000), end=False)

@@ -9,7 +9,7 @@ Source: RFC 9113.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.events import (
@@ -82,18 +82,6 @@ class Connection(Generic[H]):
         self._empty = Allowance(limits.empty_frames, "empty frames", now)
         self._ignored = Allowance(limits.ignored_frames, "frames without effect", now)
         self._updates = Allowance(limits.window_updates, "WINDOW_UPDATE frames", now)
-        self._receivers: tuple[Callable[[int, int, bytes], None], ...] = (
-            self._on_data,
-            self._on_headers,
-            self._on_priority,
-            self._on_reset,
-            self._on_settings,
-            self._on_push_promise,
-            self._on_ping,
-            self._on_goaway,
-            self._on_window_update,
-            self._on_continuation,
-        )
         self._greet()
 
     def _greet(self) -> None:
@@ -163,11 +151,11 @@ class Connection(Generic[H]):
             if kind != frames.SETTINGS or flags & frames.ACK:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._opened = True
-        if kind >= len(self._receivers):
+        if kind >= len(_RECEIVERS):
             self._ignored.take(self._now)
             return
         try:
-            self._receivers[kind](flags, number, payload)
+            _RECEIVERS[kind](self, flags, number, payload)
         except StreamFault as fault:
             self._reset(fault.stream, fault.code)
 
@@ -455,9 +443,29 @@ class Connection(Generic[H]):
         if increment:
             self._sender.control(frames.window_update(0, increment))
 
-    def _fail(self, fault: ConnectionFault) -> None:
+    def abandon(self) -> None:
+        """Drop all streams: the transport is gone."""
         self.closed = True
         for stream in list(self.streams.values()):
             self._sender.drop(stream)
+
+    def _fail(self, fault: ConnectionFault) -> None:
+        self.abandon()
         self._sender.control(frames.goaway(self._last, fault.code, fault.message))
         self._events.append(ConnectionEnded(fault.code, fault.message))
+
+
+#: by type of frame; not bound to a connection, which would then refer to itself and hold its replies until the next
+#: garbage collection
+_RECEIVERS: tuple[Callable[[Connection[Any], int, int, bytes], None], ...] = (
+    Connection._on_data,
+    Connection._on_headers,
+    Connection._on_priority,
+    Connection._on_reset,
+    Connection._on_settings,
+    Connection._on_push_promise,
+    Connection._on_ping,
+    Connection._on_goaway,
+    Connection._on_window_update,
+    Connection._on_continuation,
+)

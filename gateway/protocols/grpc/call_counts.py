@@ -35,6 +35,18 @@ class CallCounts:
         wrapped = self._generator if inspect.isasyncgenfunction(handle) else self._coroutine
         return handler._replace(**{field: wrapped(method, handle)})
 
+    def counter(self, method: str) -> Callable[[grpc.StatusCode], None]:
+        """Return a function that counts a call of `method` that ended with a status."""
+        ok = self._registry.counter(GRPC_CALLS, method, grpc.StatusCode.OK.name)
+
+        def count(code: grpc.StatusCode) -> None:
+            if code is grpc.StatusCode.OK:
+                ok.add()
+            else:
+                self._registry.counter(GRPC_CALLS, method, code.name).add()
+
+        return count
+
     def unknown_method(self) -> None:
         """Count a call of a method that no service has. The library answers it."""
         self._registry.counter(GRPC_CALLS, OTHER, grpc.StatusCode.UNIMPLEMENTED.name).add()

@@ -20,6 +20,8 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 _CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?")
 #: fields of the protocol itself, which are not metadata
 _RESERVED = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
+#: metadata that changes how a call is answered, where no key is needed
+_CHANGING = frozenset({b"accept-encoding", b"x-request-id", b"traceparent"})
 #: encodings that messages may have
 ENCODINGS = (b"identity", b"deflate", b"gzip")
 
@@ -34,7 +36,7 @@ class CallHead(NamedTuple):
     accepts: frozenset[bytes]  # encodings that the client reads
     http_status: int = 200  # another: this is not a call of gRPC
     fault: str = ""  # what is wrong with the fields, for INTERNAL
-    asks_encoding: bool = False  # whether metadata asks for an encoding of the reply
+    plain: bool = True  # whether no metadata changes how the call is answered
 
 
 def read_head(headers: Headers) -> CallHead:
@@ -64,7 +66,7 @@ def read_head(headers: Headers) -> CallHead:
         frozenset(part.strip() for part in fields.get(b"grpc-accept-encoding", b"identity").split(b",")),
         _http_status(fields),
         fault,
-        b"accept-encoding" in fields,
+        _CHANGING.isdisjoint(fields),
     )
 
 

@@ -46,6 +46,7 @@ class FastCall:
         self.over = False  # the client has the reply, or is gone
         self.answered = False  # the reply, or the last part of it, is on its way
         self.task: asyncio.Task[None] | None = None
+        self.pending: Any = None  # the handler of a call that starts when its message is there
         self.began = self._moved = now
         self.receiving = unary  # the message of a unary call is not complete
         self._connection = connection
@@ -130,6 +131,10 @@ class FastCall:
 
     # --- what answers it
 
+    def first_message(self) -> bytes:
+        """Return the message that `take_message` would take."""
+        return self._messages[0]
+
     def take_message(self) -> bytes:
         """Return the next message, which must be there, and let the client send more."""
         body = self._messages.popleft()
@@ -141,11 +146,14 @@ class FastCall:
 
     def finish(self, reply: bytes) -> None:
         """Answer a unary call."""
+        self.answer(reply, reply_blocks.trailers(0, "", self._trailing))
+
+    def answer(self, reply: bytes, trailers: bytes) -> None:
+        """Answer a unary call, and end it with the block `trailers`."""
         if self.over or self.answered:
             return
         self.answered = True
         head, body = self._message(reply)
-        trailers = reply_blocks.trailers(0, "", self._trailing)
         if self._connection.h2.respond(self._number, self._head_block(), head, body, trailers):
             self._end()
         self._connection.touch()
@@ -180,6 +188,7 @@ class FastCall:
 
     def start(self, handler: Any) -> None:
         """Run the handler, one of grpc's, in a task."""
+        self.pending = None
         self.task = self._connection.loop.create_task(self._run(handler))
 
     async def _run(self, handler: Any) -> None:
@@ -200,7 +209,8 @@ class FastCall:
 
     def received(self, data: bytes, now: float, *, ended: bool) -> None:
         """Take data of the stream."""
-        self._ended |= ended
+        if ended:
+            self._ended = True
         self._moved = now
         self._unconsumed_bytes += len(data)
         if data and self._failure is None:
@@ -224,6 +234,7 @@ class FastCall:
 
     @property
     def has_message(self) -> bool:
+        """Whether a message is complete."""
         return bool(self._messages)
 
     def _consume(self) -> None:
@@ -250,6 +261,8 @@ class FastCall:
             self._reader = MessageReader(0)
             self._reserve()
         self._wake()
+        if self.pending is not None:
+            self.start(self.pending)
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():

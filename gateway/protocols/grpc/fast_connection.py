@@ -28,6 +28,7 @@ from millstream.gateway.protocols.grpc.call_head import ENCODINGS, CallHead, rea
 from millstream.gateway.protocols.grpc.fast_call import FastCall
 
 _Code = grpc.StatusCode
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Parts:
         stall_s_max: seconds that a client may be late when it sends a request or reads a reply.
         age_s_max: seconds after which a connection is drained.
         age_grace_s: seconds after that until it is closed with its calls.
+        infer: submits a call of ModelInfer whose message is complete, and returns whether it could; None: the handler
+            of the method takes all calls.
     """
 
     find: Callable[[str], Any]
@@ -55,6 +58,7 @@ class Parts:
     stall_s_max: float
     age_s_max: Callable[[], float]
     age_grace_s: float
+    infer: Callable[[FastCall], bool] | None = None
     connections: set[FastConnection] = field(default_factory=set)
     calls: int = 0
 
@@ -91,6 +95,7 @@ class FastConnection(asyncio.Protocol):
         self.parts.connections.discard(self)
         self._stall.end()
         self._lose_calls()
+        self.h2.abandon()
 
     def _lose_calls(self) -> None:
         for call in list(self.calls.values()):
@@ -128,6 +133,8 @@ class FastConnection(asyncio.Protocol):
                 call = self.calls.get(event.stream)  # type: ignore[union-attr]
                 if call is not None:
                     call.received(event.data, now, ended=event.ended)  # type: ignore[union-attr]
+                    if call.pending is not None and not call.receiving:
+                        self._submit(call)
             elif kind is RequestStarted:
                 self._begin(event, now)  # type: ignore[arg-type]
             elif kind is StreamReset:
@@ -149,7 +156,18 @@ class FastConnection(asyncio.Protocol):
         self.parts.calls += 1
         if ended:
             call.received(b"", now, ended=True)
+        elif head.plain and head.method == INFER and self.parts.infer is not None:
+            call.pending = handler
+            return
         call.start(handler)
+
+    def _submit(self, call: FastCall) -> None:
+        """Submit a call whose message is complete; if only the handler can answer it, start the handler."""
+        submit = self.parts.infer
+        if submit is None or not call.has_message or not submit(call):
+            call.start(call.pending)
+        else:
+            call.pending = None
 
     def _refusal(self, head: CallHead | None) -> bytes | None:
         """Return the reply to a request that starts no call; None: it starts one."""

@@ -15,6 +15,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.protocols.grpc.fast_call import FastCall
 from millstream.gateway.protocols.grpc.fast_connection import FastConnection, Parts
+from millstream.gateway.protocols.grpc.fast_infer import FastInfer
 from millstream.gateway.protocols.grpc.handlers import MethodTable
 from millstream.gateway.protocols.grpc.messages import Messages
 from millstream.gateway.protocols.grpc.receiver import CROWDED_S_MIN, crowded, no_message
@@ -97,11 +98,17 @@ class FastGrpcServer:
             settings.client_stall_s_max,
             lambda: max_age_s(settings) * (1 + JITTER * random.random()),
             settings.grpc_age_grace_s,
+            None if deps.observer is not None else self._fast_infer(deps),
         )
         self.reads_max = calls_max(settings) // 2
         self._listener: asyncio.Server | None = None
         self._checking: asyncio.Task[None] | None = None
         self.port = 0
+
+    def _fast_infer(self, deps: Deps) -> Callable[[FastCall], bool]:
+        table = self._table
+        timeout_s_max = deps.settings.request_timeout_s_max
+        return FastInfer(table.infer, deps.gate, deps.reply_budget, timeout_s_max, table.count_infer).submit
 
     @property
     def connections(self) -> int:

@@ -39,6 +39,7 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     All methods are registered as stream methods, so that the handler decides when to read. On the wire a unary call is
     a stream of one message. `calls` counts all calls.
+    `infer` and `count_infer` are for a server that answers ModelInfer without its handler.
 
     Args:
         deps: the parts of the gateway.
@@ -49,7 +50,8 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
         self._counts = CallCounts(deps.registry)
-        infer = InferCalls(deps.callers.grpc, messages, deps.texts)
+        self.count_infer = self._counts.counter("ModelInfer")
+        self.infer = infer = InferCalls(deps.callers.grpc, messages, deps.texts)
         observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
         guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)

@@ -16,7 +16,7 @@ from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
 from millstream.gateway.protocols.grpc.encode import GrpcEncoder
-from millstream.gateway.protocols.grpc.envelopes import Envelopes, inputs_of
+from millstream.gateway.protocols.grpc.envelopes import Envelope, Envelopes, inputs_of
 from millstream.gateway.protocols.grpc.example import advice_text, with_advice
 from millstream.gateway.protocols.grpc.messages import PACKED, Messages, parse_infer, set_compression
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
@@ -105,6 +105,19 @@ class InferCalls:
             else:
                 self._envelopes.learn(body, request, route.plans, call)
         return await self._run(route, call, size_bytes, remaining_s, permit, extra)
+
+    def prepared(self, body: bytes) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
+        """Return the route, envelope and encoder of a message whose envelope is cached; None: it needs `reply`."""
+        envelope = self._envelopes.find(body)
+        if envelope is None:
+            return None
+        try:
+            route = self._caller.find(envelope.model, envelope.version or None)
+        except Failure:
+            return None
+        if route.plans is not envelope.plans:
+            return None
+        return route, envelope, self._codecs[route.plans].encoder
 
     async def _tokenized(self, route: ModelRoute, decoder: GrpcDecoder, request: Any, size_bytes: int) -> GrpcCall:
         """Return a request with texts, decoded, with token ids in their place. Raises Failure."""

@@ -16,6 +16,7 @@ _CONTENT_TYPE = (b"content-type", b"application/grpc")
 #: begins the reply to a call
 HEAD = _OK + encode([_CONTENT_TYPE])
 _STATUS_OK = encode([(b"grpc-status", b"0")])
+_REQUEST_ID = encode([(b"x-request-id", b"")])[:-1]  # without the length of its value
 _ACCEPTED = (b"grpc-accept-encoding", b"identity, deflate, gzip")
 #: of a status message as sent, which escapes may lengthen; the rest is cut off
 MESSAGE_BYTES_MAX = 8192
@@ -43,6 +44,11 @@ def trailers(code: int, message: str = "", metadata: Pairs = ()) -> bytes:
     if message:
         block += encode([(b"grpc-message", escaped(message))])
     return block + encode([(name.encode("ascii"), _value(name, value)) for name, value in metadata])
+
+
+def ok_trailers(request_id: bytes) -> bytes:
+    """Return the block that ends a reply, with the request id, which is shorter than 127 bytes."""
+    return b"%b%b%c%b" % (_STATUS_OK, _REQUEST_ID, len(request_id), request_id)
 
 
 def trailers_only(code: int, message: str, metadata: Pairs = (), *, encodings: bool = False) -> bytes:

@@ -24,17 +24,22 @@ def details(failure: Failure) -> str:
 
 
 async def refuse(context: Any, failure: Failure) -> NoReturn:
-    """End the call with the status of `failure`. Raises grpc.aio.AbortError.
+    """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
+    await context.abort(*refusal(failure, REQUEST_ID.get()))
+    raise AssertionError("abort always raises")
+
+
+def refusal(failure: Failure, request_id: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return the status, message and metadata with which a call ends.
 
     The metadata says when to try again: as in HTTP, and in the form that gRPC clients with a retry policy follow
     (gRPC proposal A6).
     """
-    metadata: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, REQUEST_ID.get()),)
+    metadata: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, request_id),)
     seconds = failure.retry_after
     if seconds is not None:
         pushback_s = seconds if failure.retry_after_s is None else failure.retry_after_s
         metadata += (("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(math.ceil(pushback_s * 1000))))
     if isinstance(failure, LimitReached):
         metadata += failure.headers
-    await context.abort(_STATUS[failure.code], details(failure), metadata)
-    raise AssertionError("abort always raises")
+    return _STATUS[failure.code], details(failure), metadata

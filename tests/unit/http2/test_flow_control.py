@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
+import numpy as np
+
 from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.events import StreamReset, StreamSent
 from millstream.gateway.connection.http2.faults import ErrorCode
@@ -117,6 +122,25 @@ def test_output_is_bounded_while_the_transport_has_no_room():
     assert data_of(peer.sent(), 1) == b""
     peer.connection.resume()
     assert len(data_of(peer.sent(), 1)) == 1000
+
+
+def test_replies_of_a_lost_connection_are_freed_without_a_garbage_collection():
+    peer = Peer()
+    peer.begin(1, end=True)
+    reply = np.zeros(1 << 20, np.uint8)
+    alive = weakref.ref(reply)
+    peer.connection.queue(1, reply.data)
+    peer.sent()
+    gc.disable()
+    try:
+        del reply
+        assert alive() is not None
+        connection = weakref.ref(peer.connection)
+        del peer
+        assert connection() is None
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_5_2_client_that_exceeds_the_window_of_a_stream_loses_the_stream():

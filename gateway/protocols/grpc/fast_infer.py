@@ -1,0 +1,134 @@
+"""fast_infer: answers ModelInfer calls whose envelope is cached, without a task, coroutine or future.
+
+message ─> envelope ─> lane ……… encode ─> FastCall.answer
+Every other message goes to the handler of the method.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import grpc
+
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
+from millstream.gateway.protocols.grpc import reply_blocks
+from millstream.gateway.protocols.grpc.encode import GrpcEncoder
+from millstream.gateway.protocols.grpc.envelopes import inputs_of
+from millstream.gateway.protocols.grpc.fast_call import FastCall
+from millstream.gateway.protocols.grpc.infer import InferCalls
+from millstream.gateway.protocols.grpc.status import refusal
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
+from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.process.request_id import new_request_id, request_context
+
+log = logging.getLogger("millstream.grpc")
+
+
+class _InferRequest(Request):
+    call: FastCall
+    encoder: GrpcEncoder
+    outputs: tuple[int, ...] | None
+    permit: ReplyPermit
+    answered = False
+
+    def over(self, _: FastCall) -> None:
+        """Give the reply's bytes back, and drop the request if its caller is gone."""
+        self.permit.release()
+        if not self.answered:
+            self.lane.cancel(self)
+
+
+class FastInfer:
+    """Submits calls of ModelInfer, and answers them as the responder of their requests.
+
+    Args:
+        infer: the handler of all other messages; its caches are used.
+        gate: while it checks keys, all calls go to the handler.
+        reply_budget: the gateway's reply budget.
+        timeout_s_max: the longest timeout.
+        count: counts a call that ended with a status.
+    """
+
+    protocol = RequestProtocol.GRPC
+
+    def __init__(
+        self,
+        infer: InferCalls,
+        gate: Gate,
+        reply_budget: ReplyBudget,
+        timeout_s_max: float,
+        count: Callable[[grpc.StatusCode], None],
+    ) -> None:
+        self._infer = infer
+        self._gate = gate
+        self._reply_budget = reply_budget
+        self._timeout_s_max = timeout_s_max
+        self._count = count
+
+    def submit(self, call: FastCall) -> bool:
+        """Submit the call's message. Returns False if the handler has to take it: then nothing was done."""
+        if self._gate.enforced:
+            return False
+        body = call.first_message()
+        prepared = self._infer.prepared(body)
+        if prepared is None:
+            return False
+        route, envelope, encoder = prepared
+        remaining_s = call.time_remaining()
+        timeout_s = min(route.timeout_s, self._timeout_s_max)
+        if remaining_s is not None:
+            timeout_s = min(timeout_s, remaining_s)
+        now = time.monotonic()
+        request = _InferRequest(inputs_of(body, envelope), envelope.rows, 0, now, now + timeout_s, self)
+        request.request_id = new_request_id()
+        request.call = call
+        request.encoder = encoder
+        request.outputs = envelope.outputs
+        request.permit = ReplyPermit(self._reply_budget)
+        call.take_message()
+        call.add_done_callback(request.over)
+        try:
+            route.lane.add(request, len(body), single=True)
+        except Failure as failure:
+            route.lane.record_rejection(self.protocol, failure.code)
+            self.fail(request, failure)
+        return True
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
+        """Answer the requests of a batch."""
+        for request, reply in zip(requests, outputs.replies([request.rows for request in requests]), strict=True):
+            self.answer_one(request, reply)
+
+    def answer_one(self, request: Request, reply: Reply) -> None:
+        """Answer a request. Its reply is written at once, since the tensors are views valid only now."""
+        mine = cast("_InferRequest", request)
+        if mine.call.over:
+            return
+        try:
+            mine.permit.take(size_of(reply))
+            body = mine.encoder.encode(mine.outputs, "", reply)
+        except Failure as failure:
+            self.fail(mine, failure)
+        except Exception as error:
+            with request_context(mine.request_id):
+                self.fail(mine, internal_failure("a reply could not be written", error))
+        else:
+            mine.answered = True
+            mine.call.answer(body, reply_blocks.ok_trailers(mine.request_id))
+            self._count(grpc.StatusCode.OK)
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        """End a call with the status of `failure`."""
+        mine = cast("_InferRequest", request)
+        mine.answered = True
+        status, details, metadata = refusal(failure, mine.request_id.decode("ascii"))
+        if not mine.call.over:
+            mine.call.end(status, details, metadata)
+            self._count(status)
