@@ -17,6 +17,7 @@ from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
+from millstream.services.access.limits import Account
 from millstream.services.wire.batch import ShmSlice
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class InFlightBatch:
     earliest: float  # earliest deadline of its requests
     latest: float  # latest deadline of its requests
     inputs: Sequence[InputTensor] = ()  # inputs of its only request, kept after that request was answered
+    outlived: list[Account] | None = None  # keys whose calls have ended, and for which its run still counts
 
 
 class InFlight:
@@ -109,10 +111,26 @@ class InFlight:
         """Whether Redis can be reached."""
         return self._context.link.connected
 
+    def outlive(self, request: Request, batch: InFlightBatch | None = None) -> None:
+        """Count the run of a request, whose call ends, as a call of its key until its batch is no longer in flight.
+
+        Else a key could have any number of runs at once, by calls that it gives up.
+
+        Args:
+            request: in flight, not done.
+            batch: has the request; None: it is not known.
+        """
+        account = request.account
+        if account is None:
+            return
+        batch = batch or next((one for one in self.batches() if request in one.requests), None)
+        if batch is not None:
+            account.outlive()
+            batch.outlived = [*(batch.outlived or ()), account]
+
     def replied(self, batch: InFlightBatch) -> float:
         """Record the reply to a batch, which frees its credit. Returns the current instant."""
-        del self._context.pending[batch.name]
-        self.count -= 1
+        self._remove(batch)
         self.replied_at = now = self._context.clock()
         self._policy.estimator.replied(batch.run_s, now)
         self._poll.record_wait(now - batch.put_at, len(batch.requests))
@@ -120,12 +138,18 @@ class InFlight:
 
     def forget(self, batch: InFlightBatch) -> None:
         """Withdraw a batch and free its credit: no reply is expected."""
-        del self._context.pending[batch.name]
-        self.count -= 1
+        self._remove(batch)
         self._policy.estimator.removed(batch.run_s)
         self._context.link.withdraw(self._lane.content_id, batch.name)
         if batch.slices:
             self._cool_down(batch.slices)
+
+    def _remove(self, batch: InFlightBatch) -> None:
+        del self._context.pending[batch.name]
+        self.count -= 1
+        if batch.outlived is not None:
+            for account in batch.outlived:
+                account.leave()
 
     def free_slices(self, batch: InFlightBatch, attempt: int) -> None:
         """Give back the shared memory of a batch that was answered at this `attempt`.

@@ -423,6 +423,8 @@ class Lane:
         """Drop a request whose caller went away. A request in flight still runs, but gets no reply."""
         if request.done:
             return
+        if request.taken:
+            self._in_flight.outlive(request)
         self._answers.cancel(request)
         if not request.taken:
             self._batcher.discard(request)

@@ -133,6 +133,8 @@ class Recovery:
         """Answer requests of a batch whose deadline passed; forget the batch ABANDON_S after the last of them."""
         late = [request for request in batch.requests if request.deadline <= now and not request.done]
         if late:
+            for request in late:
+                self._in_flight.outlive(request, batch)
             if len(batch.requests) == 1:
                 batch.inputs = late[0].inputs  # for the quarantine, in case its run turns out to be endless
             self._answers.fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))

@@ -122,8 +122,12 @@ class Account:
         self.requests += 1.0
         self.in_flight += 1
 
+    def outlive(self) -> None:
+        """Count a run that goes on though its call has left. The run ends with `leave`, too."""
+        self.in_flight += 1
+
     def leave(self) -> None:
-        """End a call that was counted."""
+        """End a call, or a run, that was counted."""
         self.in_flight -= 1
 
     def add_rows(self, rows: int) -> None:
