@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.gateway.access.principal import Principal
+from millstream.gateway.access.principal import LIMITED, Principal
 from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
@@ -58,12 +58,19 @@ class Request:
 
 
 def bill(request: Request, principal: Principal) -> None:
-    """Charge the rows of a request to its caller's key, bound its priority, and have its run charged, too."""
+    """Charge the rows of a request to its caller's key, bound its priority, and have its run charged, too.
+
+    Raises Failure: TOO_LARGE; LimitReached.
+    """
     request.priority = principal.capped(request.priority)
     account = principal.account
     if account is not None:
+        try:
+            account.add_rows(request.rows, request.arrival)
+        except Failure:
+            principal.count(LIMITED)
+            raise
         request.account = account
-        account.add_rows(request.rows)
 
 
 class Responder(Protocol):

@@ -4,7 +4,8 @@ enter (requests, calls at once) ─> add_rows, add_compute (paid afterwards) ─
 others' use ─> settle: each gateway knows the use of all, some tenths of a second late
 
 Rows and compute time are known only after a request was let in. So they are charged afterwards: the account may go into
-debt by the requests that are in flight, and refuses further ones until the debt is paid.
+debt by the requests that are in flight, and refuses further ones until the debt is paid. Rows are never forgiven: a
+request whose debt would be too large is refused when its rows are known.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from millstream.services.access.document import Limits
 from millstream.services.errors import Code, Failure
 
 MINUTE_S = 60.0
-#: Seconds of the rate that a debt is at most: one huge request does not lock a key out for hours.
-DEBT_S_MAX = 60.0
+#: Seconds of the rate that a debt is at most: one huge request locks a key out for an hour, not for days. Rows beyond
+#: are refused; the time of a run is known only when it has passed, so time beyond is not charged.
+DEBT_S_MAX = 3600.0
 RETRY_S_CONCURRENCY = 1.0  # when to try again if too many calls are in flight
 
 
@@ -45,12 +47,13 @@ class Bucket:
         window_s: seconds of the rate that it holds when it is full.
     """
 
-    __slots__ = ("_at", "_rate", "burst", "level")
+    __slots__ = ("_at", "_rate", "burst", "debt_max", "level")
 
     def __init__(self, rate: float, window_s: float, now: float) -> None:
         self._rate = rate
         self.burst = max(rate * window_s, 1.0) if window_s <= 1.0 else rate * window_s
         self.level = self.burst
+        self.debt_max = rate * DEBT_S_MAX
         self._at = now
 
     def wait_s(self, needed: float, now: float) -> float:
@@ -62,7 +65,11 @@ class Bucket:
 
     def take(self, amount: float) -> None:
         """Take tokens, also when there are none left."""
-        self.level = max(self.level - amount, -self._rate * DEBT_S_MAX)
+        self.level -= amount
+
+    def take_to_debt(self, amount: float) -> None:
+        """Take tokens, and leave the debt at `debt_max` if it would be larger."""
+        self.level = max(self.level - amount, min(self.level, -self.debt_max))
 
 
 class Account:
@@ -130,17 +137,30 @@ class Account:
         """End a call, or a run, that was counted."""
         self.in_flight -= 1
 
-    def add_rows(self, rows: int) -> None:
-        """Charge the rows of a request that was let in."""
+    def add_rows(self, rows: int, now: float) -> None:
+        """Charge the rows of a request that was let in.
+
+        Raises:
+            Failure: TOO_LARGE: no wait would do. LimitReached: the debt would be too large now. Nothing is charged.
+        """
+        bucket = self._rows
+        if bucket is not None:
+            if rows > bucket.burst + bucket.debt_max:
+                raise Failure(
+                    Code.TOO_LARGE,
+                    f"key '{self.name}' may send {self.limits.rows_per_s:g} rows/s, and {rows} rows would take it more "
+                    f"than {DEBT_S_MAX / MINUTE_S:g} minutes: send fewer rows in one request",
+                )
+            if wait_s := bucket.wait_s(rows - bucket.debt_max, now):
+                raise self._reached("rows", self.limits.rows_per_s, "rows/s", wait_s, 1)
+            bucket.take(rows)
         self.rows += rows
-        if self._rows is not None:
-            self._rows.take(rows)
 
     def add_compute(self, seconds: float) -> None:
         """Charge a request's part of a run."""
         self.compute_s += seconds
         if self._compute is not None:
-            self._compute.take(seconds)
+            self._compute.take_to_debt(seconds)
 
     @property
     def use(self) -> Use:
@@ -149,14 +169,13 @@ class Account:
 
     def settle(self, others: Use, now: float) -> None:
         """Charge what the other gateways let in since the last call. `others.in_flight`: their calls in flight now."""
-        for bucket, amount in (
-            (self._requests, others.requests),
-            (self._rows, others.rows),
-            (self._compute, others.compute_s),
-        ):
-            if bucket is not None and amount > 0:
+        for bucket, amount in ((self._requests, others.requests), (self._rows, others.rows)):
+            if bucket is not None:
                 bucket.wait_s(0.0, now)
                 bucket.take(amount)
+        if self._compute is not None:
+            self._compute.wait_s(0.0, now)
+            self._compute.take_to_debt(others.compute_s)
         self.others_in_flight = others.in_flight
 
     def _reached(self, what: str, limit: float | None, unit: str, wait_s: float, window_s: int) -> LimitReached:
@@ -166,7 +185,8 @@ class Account:
             ("ratelimit-policy", f'"{what}";q={max(1, round(limit))}{window}'),
             ("ratelimit", f'"{what}";r=0;t={max(1, int(wait_s) + (wait_s > int(wait_s)))}'),
         )
-        message = f"key '{self.name}' has reached its limit of {limit:g} {unit}: try again in {wait_s:.2g} s"
+        wait = f"{wait_s:.0f}" if wait_s >= 10 else f"{wait_s:.2g}"
+        message = f"key '{self.name}' has reached its limit of {limit:g} {unit}: try again in {wait} s"
         return LimitReached(message, wait_s, headers)
 
 

@@ -69,12 +69,32 @@ def test_a_rate_holds_over_time_and_says_when_to_come_back() -> None:
 def test_rows_and_compute_are_paid_afterwards_and_debts_are_bounded() -> None:
     one = account(rows_per_s=10, compute_s_per_minute=6)
     one.enter(0.0)
-    one.add_rows(1_000_000)
-    assert not entered(one, DEBT_S_MAX - 1)
-    assert entered(one, DEBT_S_MAX + 1)
+    one.add_rows(10 + 1000, 0.0)  # the bucket, and a hundred seconds of the rate
+    assert not entered(one, 99.0)
+    assert entered(one, 101.0)
     one.add_compute(12.0)
-    assert not entered(one, DEBT_S_MAX + 2)
-    assert entered(one, DEBT_S_MAX + 2 + 61)
+    assert not entered(one, 102.0)
+    assert entered(one, 102.0 + 61)
+    one.add_compute(1e9)
+    assert not entered(one, 200.0 + DEBT_S_MAX - 61)
+    assert entered(one, 200.0 + DEBT_S_MAX + 1)
+
+
+def test_rows_that_would_take_too_long_are_refused_and_not_charged() -> None:
+    one = account(rows_per_s=10)
+    most = int(10 * DEBT_S_MAX) + 10
+    with pytest.raises(Failure, match="fewer rows in one request") as never:
+        one.add_rows(most + 1, 0.0)
+    assert never.value.code is Code.TOO_LARGE
+    assert entered(one, 0.0)
+    one.add_rows(most, 0.0)
+    with pytest.raises(LimitReached, match="try again in 100 s") as later:  # it was let in before those rows were known
+        one.add_rows(1000, 0.0)
+    assert later.value.retry_after_s == pytest.approx(100.0)
+    one.add_rows(1000, 100.1)
+    assert one.rows == most + 1000
+    assert not entered(one, DEBT_S_MAX + 99)
+    assert entered(one, DEBT_S_MAX + 101)
 
 
 def test_calls_at_once_end_when_they_leave() -> None:
