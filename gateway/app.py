@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.observing.observed_app import ObservedApp
@@ -37,7 +38,6 @@ from millstream.gateway.protocols.tfserving import adapter as tfserving
 from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
 from millstream.gateway.protocols.vertex.adapter import vertex_adapter
-from millstream.services.access.audit_rules import Refusals
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.
@@ -90,7 +90,7 @@ def build_app(deps: Deps) -> FastAPI:
     replies = ErrorReplies(formats)
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
-    app.add_middleware(AccessMiddleware, audit=deps.audit, refusals=Refusals())
+    app.add_middleware(AccessMiddleware, audit=AuditTrail(deps.audit))
     app.add_middleware(
         BrowserMiddleware,
         guard=deps.browser_guard,

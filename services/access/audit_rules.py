@@ -7,28 +7,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 TEXT_CHARACTERS_MAX = 512  # of an address, a path, …
-#: Entries about refused calls of one key in a minute. Beyond, they are only counted: else a caller without rights could
-#: push entries about changes out of the log.
+#: Entries about refused calls of one key in a minute. Beyond, they are only counted: else a caller without rights, or
+#: one with rights and wrong calls, could push entries about changes out of the log.
 REFUSALS_A_MINUTE = 10
-_MINUTE_S = 60.0
-_KEYS_MAX = 1024
-
-
-class Refusals:
-    """Bounds the entries about refused calls."""
-
-    def __init__(self) -> None:
-        self._written: dict[str, tuple[float, int]] = {}  # by key: start of the minute, entries
-
-    def may_write(self, key_id: str, now: float) -> bool:
-        """Whether a refused call of a key is written. `now`: an instant of the monotonic clock."""
-        began, count = self._written.get(key_id, (now, 0))
-        if now - began >= _MINUTE_S:
-            began, count = now, 0
-        if len(self._written) >= _KEYS_MAX:
-            self._written.clear()
-        self._written[key_id] = (began, count + 1)
-        return count < REFUSALS_A_MINUTE
+MINUTE_S = 60.0
+KEYS_MAX = 1024  # keys whose refusals are counted apart; the others share one count
+_OTHERS = "(others)"
 
 
 class Who(NamedTuple):
@@ -43,6 +27,62 @@ class Who(NamedTuple):
     label: str
     key_id: str
     address: str
+
+
+class _Minute:
+    """The refused calls of one key since an instant."""
+
+    __slots__ = ("began", "left_out", "who", "written")
+
+    def __init__(self, who: Who, began: float) -> None:
+        self.who = who  # the first caller whose entry was left out
+        self.began = began
+        self.written = 0
+        self.left_out = 0
+
+
+class Refusals:
+    """Bounds the entries about refused calls, and counts those that are left out."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[str, _Minute] = {}  # by key
+
+    @property
+    def any_left_out(self) -> bool:
+        """Whether `left_out` has something to return, now or later."""
+        return any(minute.left_out for minute in self._minutes.values())
+
+    def may_write(self, who: Who, now: float) -> bool:
+        """Whether a refused call is written; else it is counted. `now`: an instant of the monotonic clock."""
+        key = who.key_id
+        if key not in self._minutes and len(self._minutes) >= KEYS_MAX:
+            self._forget_ended(now)
+            key = key if len(self._minutes) < KEYS_MAX else _OTHERS
+        minute = self._minutes.get(key)
+        if minute is None or (now - minute.began >= MINUTE_S and not minute.left_out):
+            minute = self._minutes[key] = _Minute(who, now)
+        if now - minute.began < MINUTE_S and minute.written < REFUSALS_A_MINUTE:
+            minute.written += 1
+            return True
+        if not minute.left_out:
+            minute.who = who
+        minute.left_out += 1
+        return False
+
+    def left_out(self, now: float) -> list[tuple[Who, int]]:
+        """Return and forget who had entries left out in minutes that have ended, and how many."""
+        ended = [minute for minute in self._minutes.values() if minute.left_out and now - minute.began >= MINUTE_S]
+        for minute in ended:
+            minute.began, minute.written = now, 0
+        found = [(minute.who, minute.left_out) for minute in ended]
+        for minute in ended:
+            minute.left_out = 0
+        return found
+
+    def _forget_ended(self, now: float) -> None:
+        for key, minute in list(self._minutes.items()):
+            if now - minute.began >= MINUTE_S and not minute.left_out:
+                del self._minutes[key]
 
 
 def audit_entry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import httpx2
@@ -36,8 +37,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, st
 
 def runs_now(stack: Stack) -> bool:
     """Whether a batch that is no readiness probe has left the gateway."""
-    for key in stack.redis.scan_iter("ms:*:stream:*"):
-        if any(not decode_batch(fields[b"e"])[0].probe for _, fields in stack.redis.xrange(key)):
+    redis: Any = stack.redis
+    for key in redis.scan_iter("ms:*:stream:*"):
+        if any(not decode_batch(fields[b"e"])[0].probe for _, fields in redis.xrange(key)):
             return True
     return False
 

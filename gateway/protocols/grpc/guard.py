@@ -5,20 +5,19 @@ metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
 
+from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Gate, Pass, forbidden
 from millstream.gateway.access.principal import CALLER, FORBIDDEN, Principal
 from millstream.gateway.protocols.grpc.auth import is_local_call
 from millstream.gateway.protocols.grpc.messages import Messages
-from millstream.gateway.protocols.http.access_middleware import write_audit
 from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import Refusals, Who, audit_entry
+from millstream.services.access.audit_rules import Who
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import GRPC, Row
 from millstream.services.errors import Code, Failure
@@ -45,9 +44,8 @@ class Guard:
     def __init__(self, gate: Gate, messages: Messages, audit: AuditLog, count_refusal: Callable[[str], None]) -> None:
         self._gate = gate
         self._messages = messages
-        self._audit = audit
+        self._audit = AuditTrail(audit)
         self._count_refusal = count_refusal
-        self._refusals = Refusals()
 
     def guarded(self, method: str, handler: Any) -> Any:
         """Return `handler`, whose calls are checked. `method`: its full name; without a row, all calls are refused."""
@@ -140,14 +138,11 @@ class Guard:
         what = method.rpartition("/")[2]
         if what in _READ_TOO and code == "OK" and not changes:
             return
-        if code in _REFUSED and not (
-            principal is not None and self._refusals.may_write(principal.key_id, time.monotonic())
-        ):
-            return
+        if code in _REFUSED and principal is None:
+            return  # anybody can make such calls
         label, key_id = ("", "") if principal is None else (principal.label, principal.key_id)
-        now = time.time()  # noqa: TID251 - for people
-        entry = audit_entry(now, Who(label, key_id, unquote(context.peer())), what, method, code, changes)
-        await write_audit(self._audit, entry)
+        who = Who(label, key_id, unquote(context.peer()))
+        await self._audit.write(who, what, method, code, changes, refused=code != "OK")
 
 
 def check_message(gate: Gate, row: Row | None, request: Any) -> None:

@@ -5,22 +5,14 @@ request ─> Visit ─> authorize fills it ─> route ─> head of the reply: au
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from typing import Any
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Pass
 from millstream.gateway.access.principal import CALLER, Principal
-from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import Refusals, Who, audit_entry
+from millstream.services.access.audit_rules import Who
 from millstream.services.access.table import Row
-from millstream.services.errors import Failure
 from millstream.services.process.audit import CHANGES
-
-log = logging.getLogger("millstream.admin")
 
 _VISIT = "millstream.visit"  # key of a scope
 
@@ -51,14 +43,12 @@ class AccessMiddleware:
     """ASGI middleware: makes the visit of a request, and ends it.
 
     Args:
-        audit: the audit log.
-        refusals: bounds the entries about refused calls.
+        audit: writes the entries.
     """
 
-    def __init__(self, app: ASGIApp, audit: AuditLog, refusals: Refusals) -> None:
+    def __init__(self, app: ASGIApp, audit: AuditTrail) -> None:
         self.app = app
         self._audit = audit
-        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,22 +72,10 @@ class AccessMiddleware:
 
     async def _write(self, scope: Scope, visit: Visit, status: int) -> None:
         principal = visit.principal
-        if status in {401, 403, 429} and not (
-            principal is not None and self._refusals.may_write(principal.key_id, time.monotonic())
-        ):
-            return
+        if status in {401, 403, 429} and principal is None:
+            return  # anybody can make such calls
         client = scope.get("client")
         label, key_id = (visit.label, "") if principal is None else (principal.label, principal.key_id)
         who = Who(label, key_id, "" if client is None else client[0])
-        now = time.time()  # noqa: TID251 - for people
         target = f"{scope['method']} {scope['path']}"
-        entry = audit_entry(now, who, visit.what, target, status, CHANGES.get() or [])
-        await write_audit(self._audit, entry)
-
-
-async def write_audit(audit: AuditLog, entry: dict[str, Any]) -> None:
-    """Write an entry. A failure is logged: the call itself has been made."""
-    try:
-        await asyncio.to_thread(audit.append, entry)
-    except Failure as failure:
-        log.error("no audit entry: %s: %s", failure.message, entry)  # noqa: TRY400 - one line is enough
+        await self._audit.write(who, visit.what, target, status, CHANGES.get() or [], refused=status >= 400)

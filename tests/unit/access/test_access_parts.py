@@ -19,7 +19,6 @@ from millstream.gateway.access.gate import MEMO_MAX, Gate
 from millstream.services.access import audit_log, sigv4
 from millstream.services.access.access_secret import access_secret
 from millstream.services.access.audit_log import AuditLog
-from millstream.services.access.audit_rules import REFUSALS_A_MINUTE, Refusals
 from millstream.services.access.document import KeyDocument, Limits, StoredSecret
 from millstream.services.access.limits import DEBT_S_MAX, Account, LimitReached, Use
 from millstream.services.access.scopes import check_scope
@@ -286,10 +285,3 @@ def test_the_audit_log_is_bounded_and_keeps_the_newest(tmp_path: Path, monkeypat
     logs[0].append({"at": 500, "changes": ["y" * 20_000]})
     assert logs[0].newest(1) == [{"at": 500, "changes": ["(too long)"]}]
     assert json.loads(files[-1].read_text().splitlines()[0])["what"]
-
-
-def test_refusals_of_one_key_cannot_push_others_out() -> None:
-    refusals = Refusals()
-    assert sum(refusals.may_write("a", 0.0) for _ in range(1000)) == REFUSALS_A_MINUTE
-    assert refusals.may_write("b", 0.0)
-    assert refusals.may_write("a", 61.0)

@@ -1,0 +1,68 @@
+"""audit_trail: writes entries of the audit log, and bounds those about refused calls.
+
+a call that changes something ─> AuditTrail.write ─> refused too often? ─no──> entry
+                                                                        ─yes─> counted, and told once a minute
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream.services.access.audit_log import AuditLog
+from millstream.services.access.audit_rules import MINUTE_S, Refusals, Who, audit_entry
+from millstream.services.errors import Failure
+
+log = logging.getLogger("millstream.admin")
+
+
+class AuditTrail:
+    """The audit entries of one protocol.
+
+    Args:
+        audit: the audit log.
+        monotonic: returns seconds of a clock for rates.
+    """
+
+    def __init__(self, audit: AuditLog, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._audit = audit
+        self._monotonic = monotonic
+        self._refusals = Refusals()
+        self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    async def write(
+        self, who: Who, what: str, target: str, outcome: int | str, changes: Sequence[str], *, refused: bool
+    ) -> None:
+        """Write an entry; one about a refused call is only counted if its caller has too many.
+
+        A failure to write is logged: the call itself has been made. Arguments as in `audit_entry`.
+        """
+        if refused and not self._refusals.may_write(who, self._monotonic()):
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(MINUTE_S, self._tell)
+            return
+        await self._append(who, what, target, outcome, changes)
+
+    def _tell(self) -> None:
+        self._timer = None
+        self._telling = asyncio.ensure_future(self.tell_left_out())
+
+    async def tell_left_out(self) -> None:
+        """Write how many entries were left out, of each caller, in minutes that have ended."""
+        for who, count in self._refusals.left_out(self._monotonic()):
+            changes = [f"{count} refused calls within a minute have no entry"]
+            await self._append(who, "left_out", "", "refused", changes)
+        if self._timer is None and self._refusals.any_left_out:
+            self._timer = asyncio.get_running_loop().call_later(MINUTE_S, self._tell)
+
+    async def _append(self, who: Who, what: str, target: str, outcome: int | str, changes: Sequence[str]) -> None:
+        now = time.time()  # noqa: TID251 - for people
+        entry: dict[str, Any] = audit_entry(now, who, what, target, outcome, changes)
+        try:
+            await asyncio.to_thread(self._audit.append, entry)
+        except Failure as failure:
+            log.error("no audit entry: %s: %s", failure.message, entry)  # noqa: TRY400 - one line is enough
