@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Collection
 
 from millstream.services.extras import exit_unfit, exit_without
@@ -30,15 +31,19 @@ from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.certificate_watch import CertificateWatch
 from millstream.gateway.cluster_events import ClusterEvents
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
+from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
+from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
+from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handshakes
 from millstream.gateway.memory_trim import MemoryTrim
 from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.observing.observed_protocol import with_observer
@@ -98,6 +103,7 @@ from millstream.services.settings import (
     read_settings,
 )
 from millstream.services.start_log import log_start
+from millstream.services.tls.files import TlsFiles
 from millstream.services.trace_settings import at_start
 from millstream.services.version import VERSION
 from millstream.services.wire.records import WorkerRecord
@@ -117,6 +123,8 @@ class Gateway:
         self.registry = MetricsRegistry(
             settings.metrics_dir, f"gateway-{index}", models_max=settings.metrics_models_max
         )
+        self.certificates = _certificates(settings, self.registry)
+        self.handshakes = Handshakes()
         self._process_metrics = ProcessMetrics(self.registry)
         self.observing = Observing(settings, self.registry, f"gateway-{index}")
         self.drain = Drain()
@@ -236,6 +244,8 @@ class Gateway:
         self._loops.append(asyncio.create_task(self.refusals.run()))
         self._loops.append(asyncio.create_task(self._redis_probe.run()))
         self._loops.append(asyncio.create_task(self.loads.run()))
+        if self.certificates is not None:
+            self._loops.append(asyncio.create_task(self.certificates.run()))
         freeze_gc()
 
     async def stop(self) -> None:
@@ -321,6 +331,12 @@ def _redis_address(settings: Settings) -> RedisAddress:
     return RedisAddress.parse(settings.redis_url.get_secret_value())
 
 
+def _certificates(settings: Settings, registry: MetricsRegistry) -> CertificateWatch | None:
+    files = TlsFiles.of(settings)
+    listeners = ("http",) if settings.grpc_port < 0 else ("http", "grpc")
+    return None if files is None else CertificateWatch(files, registry, listeners)
+
+
 def _gate(settings: Settings, registry: MetricsRegistry) -> Gate:
     key = None if settings.admin_key is None else settings.admin_key.get_secret_value()
     return Gate(key, lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome))
@@ -369,7 +385,9 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
         return FastGrpcServer(deps, gateway.drain, shared=shared)
     from millstream.gateway.protocols.grpc.server import GrpcServer
 
-    return GrpcServer(deps, gateway.drain, shared=shared)
+    certificates = gateway.certificates
+    identity = None if certificates is None else lambda: certificates.identity
+    return GrpcServer(deps, gateway.drain, shared=shared, identity=identity)
 
 
 def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
@@ -391,6 +409,15 @@ def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> u
 
 
 def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
+    """Return the protocol class of HTTP connections: over TLS if there is a certificate."""
+    plain, certificates = _plain_protocol(settings, gateway), gateway.certificates
+    if certificates is None:
+        return plain
+    foreign_log = ForeignLog(time.monotonic)
+    return tls_protocol(plain, TlsListener(lambda: certificates.identity.context, gateway.handshakes, foreign_log))
+
+
+def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     if not settings.http_fast_path:
         return with_cors(asgi_protocol(gateway.drain), settings.cors_origin_list)
     protocol = fast_path_protocol(
@@ -426,7 +453,8 @@ def main() -> int:
         settings = read_settings()
         configure_logs(settings.log_format, name)
         check_platform_port()
-        allow_connections(settings.client_connections_max * (1 if settings.grpc_port < 0 else 2))
+        connections_max = settings.client_connections_max * (1 if settings.grpc_port < 0 else 2)
+        allow_connections(connections_max + (0 if settings.tls_cert_file is None else HANDSHAKES_MAX))
         gateway = Gateway(settings, arguments.index)
         protocol = _protocol(settings, gateway)
     except (Failure, OSError) as error:
@@ -442,6 +470,7 @@ def main() -> int:
         shared_port=shared,
         ready_fd=arguments.ready_fd,
         side_server=_grpc(settings, gateway, deps, shared=shared),
+        handshakes=gateway.handshakes,
     )
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
     server.run([socket.socket(fileno=arguments.fd)] if shared else None)

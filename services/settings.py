@@ -79,6 +79,14 @@ class Settings(BaseSettings):
         description="Server that the command line and the Python client call: a URL, or a name in the user's "
         "configuration. Unset: the installation in `home`, else the default of the configuration.",
     )
+    ca_file: Path | None = Field(
+        None,
+        description="Certificates (PEM) that the command line and the Python client trust instead of the system's.",
+    )
+    client_cert_file: Path | None = Field(
+        None, description="Certificate (PEM) that the command line and the Python client show to servers that ask."
+    )
+    client_key_file: Path | None = Field(None, description="Private key of the client's certificate.")
     server_name: str = Field("triton", description="Server name in `GET /v2`; Triton's clients expect `triton`.")
     gateways: int = Field(1, ge=1, le=64, description="Number of gateway processes.")
     pools: str = Field(
@@ -143,6 +151,17 @@ class Settings(BaseSettings):
         3600,
         gt=0,
         description="Seconds that a gRPC call or stream may continue after its connection reached its maximum age.",
+    )
+    tls_cert_file: Path | None = Field(
+        None,
+        description="Certificate of the server with its intermediates (PEM), for HTTP and gRPC. Read again when it "
+        "changes. Unset: no TLS.",
+    )
+    tls_key_file: Path | None = Field(None, description="Private key of the certificate (PEM, without a passphrase).")
+    tls_client_ca_file: Path | None = Field(
+        None,
+        description="Certificates (PEM) of the authorities that sign clients' certificates: clients without one are "
+        "refused. Unset: clients need none.",
     )
     server_timing: bool = Field(
         False,
@@ -365,6 +384,20 @@ class Settings(BaseSettings):
         if not all("!" <= character <= "~" for character in text):
             raise ValueError("the admin key may have visible ASCII characters only, no spaces or line breaks")
         return key
+
+    @field_validator(
+        "tls_cert_file",
+        "tls_key_file",
+        "tls_client_ca_file",
+        "ca_file",
+        "client_cert_file",
+        "client_key_file",
+        mode="before",
+    )
+    @classmethod
+    def _named_file(cls, path: object) -> object:
+        """Take "" for unset: compose files pass on variables that may be empty."""
+        return None if path == "" else path
 
     @field_validator("trace_config", mode="after")
     @classmethod

@@ -79,6 +79,17 @@ _REQUESTS = (
         (("max by (key) (millstream_key_expiry_timestamp_seconds) - time()", "{{key}}"),),
     ),
     Chart(
+        "Certificates that expire",
+        "Time that is left, by listener: the shortest of all machines.",
+        "s",
+        (
+            (
+                "min by (listener) (millstream_tls_certificate_expiry_timestamp_seconds) - time()",
+                "{{listener}}",
+            ),
+        ),
+    ),
+    Chart(
         "Refused",
         "Turned away before they were queued, by reason; and taken by another pool, by the pool that could not answer.",
         "reqps",

@@ -1,8 +1,8 @@
 """foreign_protocol: recognises clients of another protocol on the HTTP port by their first bytes, and logs them.
 
-Such a client gets a plain HTTP answer. By it TLS clients recognise a plain port ("wrong version number"; Go: "server
-gave HTTP response to HTTPS client"), and gRPC clients an HTTP/1 server ("Trying to connect an http1.x server"). A
-GOAWAY instead would make gRPC clients reconnect without a pause.
+Such a client gets a plain HTTP answer, also from a port that speaks TLS. By it TLS clients recognise a plain port
+("wrong version number"; Go: "server gave HTTP response to HTTPS client"), and gRPC clients an HTTP/1 server ("Trying to
+connect an http1.x server"). A GOAWAY instead would make gRPC clients reconnect without a pause.
 Sources: RFC 8446 5.1 (TLS records); RFC 9113 3.4 (HTTP/2 preface).
 """
 
@@ -11,6 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
+
+from millstream.gateway.connection.error_reply import error_reply
+from millstream.gateway.connection.reply_head import head
+from millstream.services.errors import Code, Failure
+from millstream.services.process.request_id import new_request_id
 
 log = logging.getLogger("millstream.http")
 
@@ -30,7 +35,7 @@ _PROTOCOLS = (
     Foreign(
         "TLS",
         b"\x16",
-        "this port speaks plain HTTP, and the client began with TLS: call http://, or put a proxy for TLS in front",
+        "this port speaks plain HTTP, and the client began with TLS: call http://, or set MILLSTREAM_TLS_CERT_FILE",
     ),
     Foreign(
         "HTTP/2",
@@ -39,6 +44,20 @@ _PROTOCOLS = (
         "(MILLSTREAM_GRPC_PORT, 8001 by default)",
     ),
 )
+
+#: on a port that speaks TLS
+PLAIN_HTTP = Foreign("plain HTTP", b"", "this port speaks HTTPS, and the client began with plain HTTP: call https://")
+
+
+def looks_like_http(data: bytes) -> bool:
+    """Whether a connection that starts with `data` may be of an HTTP client: a method has capital letters."""
+    return b"A" <= data[:1] <= b"Z"
+
+
+def plain_refusal(foreign: Foreign) -> bytes:
+    """Return the HTTP reply to a client that began with `foreign`, to be sent as it is."""
+    reply = error_reply(Failure(Code.INVALID, foreign.message))
+    return head(reply, [], new_request_id(), keep_alive=False) + reply.body
 
 
 def recognise(data: bytes) -> Foreign | None:

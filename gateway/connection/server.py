@@ -17,6 +17,7 @@ from typing import Protocol
 import uvicorn
 
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.tls_handshakes import Handshakes
 from millstream.services.errors import Failure
 from millstream.services.process.logs import about, exit_message
 
@@ -75,6 +76,7 @@ class Server(uvicorn.Server):
         shared_port: Whether other processes accept on the same ports.
         ready_fd: A file descriptor that gets the line "ready" when the gateway is first ready; None: no such line.
         side_server: A server that starts and drains together with this server.
+        handshakes: Connections whose TLS handshake is not complete; None: the server does without TLS.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Server(uvicorn.Server):
         shared_port: bool,
         ready_fd: int | None,
         side_server: SideServer | None = None,
+        handshakes: Handshakes | None = None,
     ) -> None:
         super().__init__(config)
         self._side_server = side_server
@@ -93,6 +96,7 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._shared_port = shared_port
         self._ready_fd = ready_fd
+        self._handshakes = Handshakes() if handshakes is None else handshakes
         self._announcement: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,6 +145,7 @@ class Server(uvicorn.Server):
         # send requests until they do.
         await self._until(self._no_connections if self._shared_port else _never, loop.time() + notice_s)
         self._stop_accepting()
+        self._handshakes.abort()
         for connection in list(self.server_state.connections):
             connection.shutdown()  # idle connections close; the others close after their reply
         await self._until(self._no_connections, give_up)
@@ -167,7 +172,7 @@ class Server(uvicorn.Server):
             server.close()  # a shared listening socket stays open in the other gateways and in the supervisor
 
     def _no_connections(self) -> bool:
-        return not self.server_state.connections
+        return not self.server_state.connections and not self._handshakes
 
     @staticmethod
     async def _until(condition: Callable[[], bool], instant_s: float) -> None:

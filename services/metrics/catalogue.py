@@ -137,6 +137,12 @@ KEY_EXPIRY = Metric(
     "When an API key expires, in seconds since the epoch.",
     ("key",),
 )
+TLS_CERTIFICATE_EXPIRY = Metric(
+    "millstream_tls_certificate_expiry_timestamp_seconds",
+    Kind.GAUGE_MAX,
+    "When the certificate of a TLS listener expires, in seconds since the epoch.",
+    ("listener",),
+)
 REQUESTS_REFUSED = Metric(
     "millstream_requests_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",)
 )

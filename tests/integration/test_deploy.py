@@ -48,9 +48,7 @@ SAMPLES = {
     )
 }
 #: metrics that a later change brings and that an alert asks for already -> their labels
-FORTHCOMING = {
-    "millstream_tls_certificate_expiry_timestamp_seconds": ("listener",),
-}
+FORTHCOMING: dict[str, tuple[str, ...]] = {}
 
 
 def content(*command: str | Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting
+from tests.kit.tls_wire import transport_of
 from tests.kit.wire import Wire, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
@@ -25,20 +26,28 @@ LIVE = request("GET", "/v2/health/live")
 SOON_S = 0.05
 
 
+@pytest.fixture(scope="module", autouse=True, params=["plain", "tls"])
+def transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    with transport_of(request.param):
+        yield
+
+
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
 @pytest.fixture(scope="module", params=["fast path", "plain"])
-async def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
+async def either(
+    request: pytest.FixtureRequest, transport: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Front]:
     """What uvicorn guarantees, and so both."""
     async with fronting(tmp_path_factory.mktemp("home"), fast=request.param == "fast path") as front:
         yield front
 
 
 @pytest.fixture(scope="module")
-async def front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
+async def front(transport: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     async with fronting(tmp_path_factory.mktemp("home")) as front:
         yield front
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_head import HEAD_BYTES_MAX
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting
+from tests.kit.tls_wire import transport_of
 from tests.kit.wire import PATIENCE_S, Wire, chunked, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
@@ -29,13 +30,19 @@ BIG_HEAD = b'{"error":"the request\'s head is larger than 65536 bytes"}'
 MUCH = 32 << 20  # more than the sockets between two processes hold
 
 
+@pytest.fixture(scope="module", autouse=True, params=["plain", "tls"])
+def transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    with transport_of(request.param):
+        yield
+
+
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
 @pytest.fixture(scope="module")
-async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
+async def started(transport: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     async with fronting(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX) as front:
         yield front
 

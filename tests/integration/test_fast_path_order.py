@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.reply_order import PIPELINE_MAX
 from tests.kit.servers import Front, fronting
+from tests.kit.tls_wire import transport_of
 from tests.kit.wire import Wire, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
@@ -25,13 +26,19 @@ BODY_BYTES_MAX = 1 << 24
 SEGMENT_BYTES = 262_144  # what uvloop reads at once
 
 
+@pytest.fixture(scope="module", autouse=True, params=["plain", "tls"])
+def transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    with transport_of(request.param):
+        yield
+
+
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
 @pytest.fixture(scope="module")
-async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
+async def started(transport: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     async with fronting(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX) as front:
         yield front
 

@@ -77,6 +77,7 @@ TOOLS = {
         ),
         Tool("libb64.so.0d", "libb64-0d"),  # perf_analyzer links to it
         Tool("nginx", "nginx"),
+        Tool("openssl", "openssl"),  # signs the certificates of TLS tests
         Tool("prometheus", "prometheus"),
         Tool("promtool", "prometheus"),
         Tool("setpriv", "util-linux"),

@@ -46,10 +46,15 @@ class Wire:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         try:
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            wire = cls(sock)
+            await wire.begin()
         except BaseException:
             sock.close()
             raise
-        return cls(sock)
+        return wire
+
+    async def begin(self) -> None:
+        """Do what comes before the first request."""
 
     async def send(self, *segments: bytes) -> None:
         """Send each segment in its own packet, as far as a sender can. Raises OSError if the server is gone."""
@@ -145,7 +150,7 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """Run uvicorn with a protocol class (or its name) on a free port until the end of the block; yields the server."""
     options = {"lifespan": "off", "access_log": False, "server_header": False, "timeout_keep_alive": 60, **config}
-    server = server_of(uvicorn.Config(app, http=http, port=0, log_config=None, ws="none", **options))
+    server = server_of(uvicorn.Config(app, http=below(http), port=0, log_config=None, ws="none", **options))
     listener = server.config.bind_socket()
     listener.listen()  # connections before the server has started wait in the backlog
     running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -155,6 +160,11 @@ async def serving(
         server.should_exit = True
         await asyncio.wait_for(running, PATIENCE_S)
         listener.close()
+
+
+def below(http: Any) -> Any:
+    """Return the protocol class of a server's connections: `http`. Tests over TLS replace this function."""
+    return http
 
 
 def post(path: str, body: bytes = b"", *headers: str, version: str = "1.1") -> bytes:

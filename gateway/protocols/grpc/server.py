@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 import grpc
 
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX
 from millstream.gateway.protocols.grpc import proc_net
+from millstream.gateway.protocols.grpc.credentials import server_credentials
 from millstream.gateway.protocols.grpc.handlers import MethodTable
 from millstream.gateway.protocols.grpc.messages import Messages
 from millstream.gateway.protocols.grpc.receiver import Receiver
@@ -27,6 +30,7 @@ from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Code, Failure
 from millstream.services.settings import Settings
+from millstream.services.tls.identity import Identity
 
 DRAIN_POLL_S = 0.05
 FIRST_CALL_POLL_S = 0.5
@@ -78,6 +82,7 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", KEEPALIVE_S * SECOND_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * SECOND_MS),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S_MAX * SECOND_MS)),
         # Clients may ping at any rate: closing their connections for it would look like a fault of the server.
         ("grpc.http2.max_ping_strikes", 0),
     ]
@@ -116,11 +121,15 @@ class GrpcServer:
         deps: the parts of the gateway.
         drain: tells whether the gateway is draining.
         shared: whether other processes listen on the same port.
+        identity: returns the certificate for a new connection; None: the server does without TLS.
     """
 
-    def __init__(self, deps: Deps, drain: Drain, *, shared: bool) -> None:
+    def __init__(
+        self, deps: Deps, drain: Drain, *, shared: bool, identity: Callable[[], Identity] | None = None
+    ) -> None:
         self._settings = deps.settings
         self._shared = shared
+        self._identity = identity
         settings = deps.settings
         self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, calls_max(settings) // 2)
         self._stalled_replies = StalledReplies(settings.client_stall_s_max)
@@ -144,7 +153,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((self._table,))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{settings.grpc_port}")
+            self.port = self._listen(f"{host}:{settings.grpc_port}")
         except RuntimeError:
             raise port_taken(settings) from None
         self._receiver.listen(self.port)
@@ -152,6 +161,14 @@ class GrpcServer:
         await self._server.start()
         if self._shared:
             self._unpinning = asyncio.create_task(self._unpin_after_first_call())
+
+    def _listen(self, address: str) -> int:
+        """Listen on `address` and return the port. Raises RuntimeError."""
+        if self._identity is None:
+            port: int = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, server_credentials(self._identity))
+        return port
 
     async def _unpin_after_first_call(self) -> None:
         """Unpin the process after the first call, which starts the library's threads; without calls it stays pinned."""

@@ -1,0 +1,193 @@
+"""tls_connection: TLS below the HTTP protocol classes, which see a transport like that of plain TCP.
+
+TCP bytes ─> handshake ─> FastPathProtocol.connection_made(TlsTransport) ─> decrypted bytes ─> data_received
+
+| state       | left when                                      | for        |
+|-------------|------------------------------------------------|------------|
+| new         | the first byte is that of a TLS handshake      | handshake  |
+|             | the first byte is any other                    | refused    |
+|             | HANDSHAKE_S_MAX pass                           | (reset)    |
+| handshake   | it is complete                                 | open       |
+|             | it fails: the client is told by an alert       | refused    |
+|             | HANDSHAKE_S_MAX pass since the connection began| (reset)    |
+| refused     | the client closes, or HANDSHAKE_S_MAX pass     | (closed)   |
+| open        | either side ends it                            | (closed)   |
+
+asyncio's and uvloop's own TLS is not used: it has no bound on handshakes, sends no alert when a handshake fails,
+resets clients of plain HTTP without an answer, and buffers replies where `reply_budget` does not count them.
+Sources: RFC 8446 5.1 (records), 6 (alerts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from millstream.gateway.connection.foreign_protocol import PLAIN_HTTP, ForeignLog, looks_like_http, plain_refusal
+from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX, Handshakes
+from millstream.gateway.connection.tls_transport import TlsTransport
+
+#: bytes that are decrypted at once; a record has at most 16 KiB
+READ_BYTES = 16 * 1024
+_HANDSHAKE = 0x16  # type of the record that a client begins with
+
+
+class TlsListener:
+    """What the TLS connections of a gateway share.
+
+    Args:
+        context: Returns the SSLContext for a new connection.
+        handshakes: Bounds connections whose handshake is not complete.
+        foreign_log: Logs clients that begin with plain HTTP.
+        handshake_s_max: Seconds for a handshake.
+    """
+
+    def __init__(
+        self,
+        context: Callable[[], ssl.SSLContext],
+        handshakes: Handshakes,
+        foreign_log: ForeignLog,
+        handshake_s_max: float = HANDSHAKE_S_MAX,
+    ) -> None:
+        self.context = context
+        self.handshakes = handshakes
+        self.foreign_log = foreign_log
+        self.handshake_s_max = handshake_s_max
+
+
+class TlsConnection(asyncio.Protocol):
+    """One TCP connection, which carries TLS.
+
+    uvicorn creates protocols from a class alone, so `tls_protocol(...)` makes the class for a server.
+
+    Args:
+        arguments: Those of `protocol`, which is made when the handshake is complete.
+    """
+
+    listener: ClassVar[TlsListener]
+    protocol: ClassVar[type[asyncio.Protocol]]
+
+    def __init__(self, **arguments: Any) -> None:
+        self._arguments = arguments
+        self._loop = asyncio.get_running_loop()
+        self._tcp: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tls: ssl.SSLObject | None = None  # made when the first byte comes: it takes memory
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._discarding = False  # input is dropped, also what is encrypted
+        self._above: TlsTransport | None = None  # of the protocol above, once the handshake is complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._tcp = transport
+        self._timer = self._loop.call_later(self.listener.handshake_s_max, self.abort)
+        self.listener.handshakes.enter(self)
+
+    def abort(self) -> None:
+        """Reset the connection."""
+        if self._tcp is not None:
+            self._tcp.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        if self._above is not None:
+            self._incoming.write(data)
+            self._pump()
+        elif self._tls is None and data[0] != _HANDSHAKE:
+            self._refuse_plain(data)
+        else:
+            self._incoming.write(data)
+            self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        assert self._tcp is not None
+        if self._tls is None:
+            self._tls = self.listener.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._tcp.write(self._outgoing.read())
+        except ssl.SSLError:
+            self._refuse(self._outgoing.read())  # an alert that says why
+        else:
+            self._open(self._tcp, self._tls)
+
+    def _open(self, tcp: asyncio.Transport, tls: ssl.SSLObject) -> None:
+        self._end_handshake()
+        protocol = self.protocol(**self._arguments)
+        above = self._above = TlsTransport(tcp, tls, self._outgoing, protocol, self._resumed)
+        above.flush()
+        protocol.connection_made(above)
+        self._pump()  # the client may have sent its request with the last message of its handshake
+
+    def _end_handshake(self) -> None:
+        self.listener.handshakes.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse_plain(self, data: bytes) -> None:
+        assert self._tcp is not None
+        if looks_like_http(data):
+            client = self._tcp.get_extra_info("peername")
+            self.listener.foreign_log.count(PLAIN_HTTP, client[0] if client else "a unix socket")
+            self._refuse(plain_refusal(PLAIN_HTTP))
+        else:
+            self.abort()
+
+    def _refuse(self, last: bytes) -> None:
+        """Send `last` and end the output; discard input until the client closes, so that it can read this."""
+        assert self._tcp is not None
+        self._discarding = True
+        if not self._tcp.is_closing():
+            self._tcp.write(last)
+            self._tcp.write_eof()
+
+    def _resumed(self) -> None:
+        self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Pass received bytes on to the protocol above, as long as it reads."""
+        above, tls = self._above, self._tls
+        if above is None or tls is None:
+            return  # the connection is lost
+        while above.is_reading():
+            try:
+                data = tls.read(READ_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError:
+                self._discarding = True
+                above.fail()
+                return
+            if not data:  # close_notify
+                above.close()
+                return
+            above.protocol.data_received(data)
+        above.flush()
+
+    def eof_received(self) -> bool | None:
+        return None if self._above is None else self._above.protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._above is not None:
+            self._above.tcp_full()
+
+    def resume_writing(self) -> None:
+        if self._above is not None:
+            self._above.tcp_has_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_handshake()
+        above, self._above, self._tls, self._tcp = self._above, None, None, None
+        if above is not None:
+            above.lost()
+            above.protocol.connection_lost(exc)
+
+
+def tls_protocol(protocol: type[asyncio.Protocol], listener: TlsListener) -> type[TlsConnection]:
+    """Return the protocol class of a server whose connections are those of `protocol`, over TLS."""
+    return type("TlsConnection", (TlsConnection,), {"protocol": protocol, "listener": listener})

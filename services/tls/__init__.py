@@ -1,0 +1,1 @@
+"""The certificates of the listeners: reading, checking and describing their files."""

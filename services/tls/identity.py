@@ -1,0 +1,118 @@
+"""identity: who a server is to its TLS clients, and which clients it accepts: checked contents of the files.
+
+TlsFiles ─> Contents ─> Identity: an SSLContext for HTTP, the same bytes for the gRPC library
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from millstream.services.errors import invalid
+from millstream.services.tls.certificate import Validity, pem_blocks, validity
+from millstream.services.tls.files import CERTIFICATE, CLIENT_CA, KEY, Contents, TlsFiles
+
+#: certificates of a server: its own and the intermediates, which every handshake sends; a longer file is a bundle of
+#: authorities
+CHAIN_MAX = 16
+_ALPN = ["http/1.1"]
+#: OpenSSL's reasons, in words
+_REASONS = {
+    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+    "KEY_TYPE_MISMATCH": "the key is not that of the certificate",
+    "NO_CERTIFICATE_ASSIGNED": "the key is not that of the certificate",
+    "EE_KEY_TOO_SMALL": "the key is too short",
+    "CA_MD_TOO_WEAK": "the certificate is signed with a hash that is broken",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate that fits its key, and the authorities of clients. `context`: for connections of HTTP clients."""
+
+    contents: Contents
+    validity: Validity
+    context: ssl.SSLContext
+
+    def expired(self, now: float) -> bool:
+        """Whether the certificate is no longer valid at `now`, in seconds since the epoch."""
+        return self.validity.ends <= now
+
+    def premature(self, now: float) -> bool:
+        """Whether the certificate is not valid yet at `now`."""
+        return now < self.validity.begins
+
+
+class _Encrypted(Exception):
+    """The key needs a passphrase."""
+
+
+def load_identity(files: TlsFiles) -> Identity:
+    """Return what the files say now. Raises Failure(INVALID) that names the file and says what is wrong."""
+    return check_identity(files, files.read())
+
+
+def check_identity(files: TlsFiles, contents: Contents) -> Identity:
+    """Return the identity in `contents`, which was read from `files`. Raises Failure(INVALID)."""
+    chain = pem_blocks(contents.certificate)
+    if not chain:
+        raise invalid(f"{CERTIFICATE}: {files.certificate} contains no certificate in PEM form")
+    if len(chain) > CHAIN_MAX:
+        raise invalid(
+            f"{CERTIFICATE}: {files.certificate} contains {len(chain)} certificates, and at most {CHAIN_MAX} are "
+            "allowed: the server's own, then its intermediates"
+        )
+    if b"PRIVATE KEY-----" not in contents.key:
+        raise invalid(f"{KEY}: {files.key} contains no private key in PEM form")
+    try:
+        dates = validity(chain[0])
+    except ValueError as error:
+        raise invalid(f"{CERTIFICATE}: {files.certificate}: its first certificate cannot be read: {error}") from error
+    return Identity(contents, dates, _context(files, contents))
+
+
+def _context(files: TlsFiles, contents: Contents) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # which costs the server a signature each time a client asks
+    context.set_alpn_protocols(_ALPN)
+    # From memory, and not from the files: they may have changed since they were read.
+    with _in_memory(contents.certificate) as certificate, _in_memory(contents.key) as key:
+        try:
+            context.load_cert_chain(certificate, key, password=_refuse_passphrase)
+        except _Encrypted:
+            raise invalid(f"{KEY}: {files.key} is encrypted: store the key without a passphrase") from None
+        except ssl.SSLError as error:
+            reason = _REASONS.get(error.reason or "", f"OpenSSL cannot use them ({error.reason or error})")
+            raise invalid(f"{CERTIFICATE} {files.certificate}, {KEY} {files.key}: {reason}") from error
+    if contents.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        authorities = pem_blocks(contents.client_ca)
+        if not authorities:
+            raise invalid(f"{CLIENT_CA}: {files.client_ca} contains no certificate in PEM form")
+        try:
+            context.load_verify_locations(cadata="\n".join(authorities))
+        except ssl.SSLError as error:
+            raise invalid(f"{CLIENT_CA}: {files.client_ca} cannot be used: {error.reason or error}") from error
+    return context
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """Yield the path of a file with `content` that is on no disk: the ssl module reads keys from files only."""
+    descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_passphrase() -> NoReturn:
+    """Stand in for OpenSSL's own question, which would wait for an answer on the terminal."""
+    raise _Encrypted
