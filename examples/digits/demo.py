@@ -16,6 +16,7 @@ import numpy as np
 
 from millstream.services.cli.load_generator import LoadTarget, drive
 from millstream.services.cli.terminal import emit, results, show_detail
+from millstream.services.client.trust import SYSTEM_TRUST, Trust
 from millstream.services.errors import Code, Failure
 
 ACCURACY_MIN = 0.97
@@ -77,10 +78,10 @@ class _Answers:
             raise DemoError(f"the endpoint answered {status}, with no label: {text}") from error
 
 
-async def measure(url: str, connections: int) -> Outcome:
+async def measure(url: str, connections: int, trust: Trust = SYSTEM_TRUST) -> Outcome:
     """Send every held-out image once, `connections` at a time. Raises DemoError."""
     bodies, labels = _load()
-    targets = [LoadTarget.of(url, "/v2/models/digits/infer", body, None) for body in bodies]
+    targets = [LoadTarget.of(url, "/v2/models/digits/infer", body, None, trust) for body in bodies]
     answers = _Answers([target.request for target in targets])
     try:
         seconds = await drive(targets[0], answers, connections, TIMEOUT_S)
@@ -93,12 +94,12 @@ async def measure(url: str, connections: int) -> Outcome:
     return Outcome(len(bodies), connections, right / len(labels), len(bodies) / seconds, p50, p95, p99)
 
 
-def run(url: str, *, connections: int = 16, json_output: bool = False) -> int:
+def run(url: str, *, connections: int = 16, json_output: bool = False, trust: Trust = SYSTEM_TRUST) -> int:
     """Run the demo against the server at `url` and print the outcome.
 
     Returns the exit status: 0, or 1 if the accuracy is below 0.97. Raises DemoError.
     """
-    outcome = asyncio.run(measure(url, connections))
+    outcome = asyncio.run(measure(url, connections, trust))
     if json_output:
         emit(asdict(outcome))
     else:

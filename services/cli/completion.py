@@ -15,6 +15,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+TYPE_CHECKING = False  # typing takes too long to import
+if TYPE_CHECKING:
+    import ssl
+
 URL_DEFAULT = "http://127.0.0.1:8000"
 #: A key press must not wait longer for a server that is busy or far away.
 ANSWER_S_MAX = 0.5
@@ -116,7 +120,7 @@ def expects_model(words: Sequence[str], incomplete: str) -> bool:
 def model_names(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the names of the server's models, sorted; empty if it does not answer in time, or not as expected."""
     try:
-        models = json.loads(_request(_url(words, environment)))
+        models = json.loads(_request(_url(words, environment), environment))
         # A name with other characters would be read as code by zsh, which evaluates the answer.
         return sorted({name for model in models if isinstance(name := model["name"], str) and _is_plain(name)})
     except (OSError, ValueError, LookupError, TypeError):
@@ -177,7 +181,7 @@ def _value(option: str, words: Sequence[str]) -> str | None:
     return None
 
 
-def _request(url: str) -> bytes:
+def _request(url: str, environment: Mapping[str, str]) -> bytes:
     """Return the server's list of models as JSON, which needs no key.
 
     HTTP/1.0, so that the end of the connection is that of the reply.
@@ -192,9 +196,7 @@ def _request(url: str) -> bytes:
     connection = socket.create_connection((host.strip("[]"), int(port or (443 if secure else 80))), ANSWER_S_MAX)
     with connection:
         if secure:
-            import ssl
-
-            connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host.strip("[]"))
+            connection = _tls_context(url, environment).wrap_socket(connection, server_hostname=host.strip("[]"))
         lines = [f"POST {slash}{path.rstrip('/')}/v2/repository/index HTTP/1.0", f"Host: {address}"]
         lines += ["Content-Length: 2", "Accept-Encoding: identity", "", "{}"]
         connection.sendall("\r\n".join(lines).encode())
@@ -207,6 +209,24 @@ def _request(url: str) -> bytes:
     if head.split(b" ", 2)[1] != b"200":
         raise ValueError(head)
     return bytes(body)
+
+
+def _tls_context(url: str, environment: Mapping[str, str]) -> ssl.SSLContext:
+    """Return the TLS context for a URL that `_url` returned. Raises OSError if a certificate cannot be used."""
+    from pathlib import Path
+
+    from millstream.services.client.address import certificate_of_home, url_of_home
+    from millstream.services.client.trust import Trust
+    from millstream.services.errors import Failure
+
+    home = Path(_home(environment))
+    pinned = certificate_of_home(home) if url == url_of_home(home) else None
+    files = [environment.get(f"MILLSTREAM_{name}_FILE") for name in ("CA", "CLIENT_CERT", "CLIENT_KEY")]
+    ca_file, certificate, key = (Path(file) if file else None for file in files)
+    try:
+        return Trust(None if pinned else ca_file, pinned, certificate, key).context()
+    except Failure as failure:
+        raise OSError(failure.message) from failure
 
 
 def _answer(shell: str, names: list[str], environment: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from millstream.services.client.trust import SYSTEM_TRUST, Trust
 from millstream.services.errors import Code, Failure
 
 ANSWER_S_MAX = 60.0
@@ -39,7 +40,7 @@ class LoadTarget:
     request: bytes
 
     @classmethod
-    def of(cls, url: str, path: str, body: bytes, header_bytes: int | None) -> LoadTarget:
+    def of(cls, url: str, path: str, body: bytes, header_bytes: int | None, trust: Trust = SYSTEM_TRUST) -> LoadTarget:
         """Return a target that receives `body` as a POST to `path` below `url`; `header_bytes` as in EncodedRequest."""
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -51,7 +52,7 @@ class LoadTarget:
             head += ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {header_bytes}"]
         request = "\r\n".join([*head, "", ""]).encode() + body
         port = parts.port or (443 if secure else 80)
-        return cls(parts.hostname or "", port, ssl.create_default_context() if secure else None, request)
+        return cls(parts.hostname or "", port, trust.context() if secure else None, request)
 
 
 class Source(Protocol):

@@ -84,6 +84,8 @@ _OPTIONS = {
     "pools": "pool",
     "preload_example": "example",
     "redis_url": "redis",
+    "tls_cert_file": "tls-cert",
+    "tls_key_file": "tls-key",
     "triton_repositories": "triton-repository",
     "worker_memory": "memory",
 }

@@ -44,7 +44,7 @@ class StartupView:
     async def prepare(self, running: Running) -> None:
         self._show_started(running)
         with self._working("starting"):
-            async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
+            async with AsyncClient(ServerAddress(running.local_url, self._key, running.trust), retries=0) as client:
                 await preload.wait_until_live(client)
                 await repositories.load_repositories(client, self._plan.repositories, self._on_loaded)
                 async for model in preload.load_models(client, self._plan.models):
@@ -125,7 +125,8 @@ class TerminalView(StartupView):
         console = self._console
         if any(model.name == "digits" for model in self._served):
             request = _short(EXAMPLE / "request.json")
-            console.print(f"\n[dim]try[/]        curl -s {running.local_url}/v2/models/digits/infer -d @{request}")
+            curl = f"curl -s{_curl_option(running)} {running.local_url}"
+            console.print(f"\n[dim]try[/]        {curl}/v2/models/digits/infer -d @{request}")
             console.print(f"           {_command()} demo")
         else:
             console.print(f"\n[dim]try[/]        {_command()} push NAME FILE.onnx")
@@ -221,6 +222,11 @@ def _short(path: Path) -> str:
     """Return the path relative to the current folder if it is below that."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def _curl_option(running: Running) -> str:
+    """Return what lets curl trust a certificate that may be for another name than that of this machine."""
+    return "k" if running.local_url.startswith("https://") else ""
 
 
 def _command() -> str:

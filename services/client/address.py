@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from millstream.services.client.trust import SYSTEM_TRUST, Trust
 from millstream.services.errors import invalid
 
+#: link in the folder `run` of a home to the certificate of its installation
+CERTIFICATE = "certificate.pem"
 URL_DEFAULT = "http://127.0.0.1:8000"
 
 
@@ -22,13 +25,13 @@ class ServerAddress:
     Attributes:
         url: without a slash at its end.
         key: of its admin API.
-        ca_file: certificates to trust; None: those of the system.
+        trust: which servers to trust over TLS.
         warnings: what the user should change in the configuration.
     """
 
     url: str
     key: str | None = field(default=None, repr=False)
-    ca_file: Path | None = None
+    trust: Trust = SYSTEM_TRUST
     warnings: tuple[str, ...] = ()
 
 
@@ -43,16 +46,21 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
     settings = read_settings()
     if not endpoint and settings.endpoint:
         endpoint, source = settings.endpoint, "MILLSTREAM_ENDPOINT"
+    pinned = None
     if not endpoint:
         endpoint = url_of_home(settings.home)
+        pinned = certificate_of_home(settings.home)
     secret = settings.admin_key.get_secret_value() if settings.admin_key else None
     if endpoint and "://" in endpoint:
-        return ServerAddress(checked_url(endpoint, source), _checked_key(key or secret))
+        return ServerAddress(
+            checked_url(endpoint, source), _checked_key(key or secret), Trust.of(settings, pinned=pinned)
+        )
     config = read_user_config()
     named = config.find(endpoint, source) if endpoint or config.default else None
     if named is None:
-        return ServerAddress(URL_DEFAULT, _checked_key(key or secret))
-    return ServerAddress(named.url, _checked_key(key or named.api_key or secret), named.ca_file, named.warnings)
+        return ServerAddress(URL_DEFAULT, _checked_key(key or secret), Trust.of(settings))
+    trust = Trust.of(settings, named.ca_file)
+    return ServerAddress(named.url, _checked_key(key or named.api_key or secret), trust, named.warnings)
 
 
 def checked_url(url: str, source: str) -> str:
@@ -79,3 +87,9 @@ def url_of_home(home: Path) -> str | None:
         return (home / "run" / "url").read_text().strip() or None
     except (OSError, ValueError):
         return None
+
+
+def certificate_of_home(home: Path) -> Path | None:
+    """Return the link to the certificate of the installation that runs in a home; None if it does without TLS."""
+    link = home / "run" / CERTIFICATE
+    return link if link.is_symlink() else None

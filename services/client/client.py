@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,8 +54,8 @@ def connection_to(
     server = endpoint if isinstance(endpoint, ServerAddress) else find_server(endpoint, key)
     for warning in server.warnings:
         warnings.warn(warning, stacklevel=3)
-    trusted = Path(ca_file) if ca_file is not None else server.ca_file
-    return Connection(server.url, server.key, trusted, attempts_max=retries + 1)
+    trust = server.trust if ca_file is None else replace(server.trust, ca_file=Path(ca_file), pinned=None)
+    return Connection(server.url, server.key, trust, attempts_max=retries + 1)
 
 
 class Client:
@@ -70,7 +71,9 @@ class Client:
         timeout: seconds that a method may take with all its repeated calls, unless it says otherwise.
         retries: how often a call is repeated that is safe to repeat: refused connections, 429 and 503 with
             Retry-After, connections that ended before the reply to a call that changes nothing.
-        ca_file: certificates to trust instead of the system's.
+        ca_file: certificates to trust instead of the system's. None: that of the named endpoint, or MILLSTREAM_CA_FILE.
+            A server that asks for a certificate gets that in MILLSTREAM_CLIENT_CERT_FILE and
+            MILLSTREAM_CLIENT_KEY_FILE.
     """
 
     def __init__(

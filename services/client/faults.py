@@ -15,6 +15,8 @@ from millstream.services.errors import Code, Failure
 
 #: messages of OpenSSL for a server that answers in plain text
 _PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+#: … for a client without a certificate, or with one of another authority (RFC 8446 6.2; TLS 1.2: handshake_failure)
+_NO_CLIENT_CERTIFICATE = ("CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_HANDSHAKE_FAILURE")
 _UNFINISHED = "without sending complete"
 
 
@@ -56,7 +58,7 @@ def _connect_failure(error: httpx2.ConnectError, url: str) -> ConnectionFailed:
             return ConnectionFailed(
                 Cause.TLS,
                 f"the certificate of {url} is not trusted: {cause.verify_message}; "
-                "name its authority with ca_file in config.toml or Client(ca_file=...)",
+                "name its authority with MILLSTREAM_CA_FILE, ca_file in config.toml or Client(ca_file=...)",
             )
         if isinstance(cause, ssl.SSLError):
             if any(word in str(cause) for word in _PLAIN_TEXT):
@@ -70,6 +72,13 @@ def _connect_failure(error: httpx2.ConnectError, url: str) -> ConnectionFailed:
 def _broken(error: Exception, url: str) -> ConnectionFailed:
     """Return the failure for a connection that ended early, or carried no HTTP."""
     reason = str(error) or type(error).__name__
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLError) and any(word in str(cause) for word in _NO_CLIENT_CERTIFICATE):
+            return ConnectionFailed(
+                Cause.TLS,
+                f"{url} accepts only clients with a certificate of its authority: set MILLSTREAM_CLIENT_CERT_FILE and "
+                f"MILLSTREAM_CLIENT_KEY_FILE ({cause.reason})",
+            )
     if _UNFINISHED in reason:
         return ConnectionFailed(Cause.INCOMPLETE, f"{url} closed the connection within its reply: {reason}")
     address = httpx2.URL(url)

@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -23,7 +22,8 @@ from millstream.services.client.call import NO_REPLY, Body, Call, Pause, Reply, 
 from millstream.services.client.errors import Timeout
 from millstream.services.client.faults import failure_from
 from millstream.services.client.retry import Budget, Retries, with_retries
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.client.trust import SYSTEM_TRUST, Trust
+from millstream.services.errors import Code, Failure
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.client")
@@ -45,15 +45,15 @@ def _log(pause: Pause) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach a server. `ca_file`: certificates to trust instead of the system's."""
+    """How to reach a server. `trust`: which servers to trust over TLS."""
 
     url: str
     key: str | None = None
-    ca_file: Path | None = None
+    trust: Trust = SYSTEM_TRUST
     attempts_max: int = 1
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of an httpx2 client. Raises Failure(INVALID) for an unusable `ca_file`."""
+        """Return the arguments of an httpx2 client. Raises Failure(INVALID) for an unusable certificate."""
         headers = {"User-Agent": f"millstream/{VERSION}", "Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -73,12 +73,7 @@ class Connection:
     def _trusted(self) -> ssl.SSLContext | bool:
         if not self.url.startswith("https://"):
             return False  # no TLS connection is made: the system's certificates need not be read
-        if self.ca_file is None:
-            return True
-        try:
-            return ssl.create_default_context(cafile=self.ca_file)
-        except OSError as error:  # ssl.SSLError is one
-            raise invalid(f"ca_file {self.ca_file}: {error.strerror or error}") from error
+        return True if self.trust == SYSTEM_TRUST else self.trust.context()
 
     def repeated(self, steps: Steps[T], budget: Budget) -> Steps[T]:
         return with_retries(steps, Retries(self.attempts_max, random.random), budget)

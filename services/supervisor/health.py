@@ -6,6 +6,7 @@ processes of each kind: does one run, or did one within DOWN_S_MAX? -> the HTTP 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ class Health:
 
     def __init__(self, url: str, children: Callable[[], Mapping[str, Sequence[Child]]]) -> None:
         parts = urlsplit(url)
+        self._tls = _unverified() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, parts.port
         self._children = children
         self._seen_s: dict[str, float] = {}  # when a process of a kind was last seen running
@@ -51,9 +53,20 @@ class Health:
 
     async def _ask(self) -> None:
         """Return when a gateway answered or, full of connections, closed this one."""
-        reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
-            writer.write(_REQUEST)
-            await reader.read(1)
-        finally:
-            writer.transport.abort()
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+            try:
+                writer.write(_REQUEST)
+                await reader.read(1)
+            finally:
+                writer.transport.abort()
+        except ssl.SSLError:
+            return  # it answered that clients need a certificate
+
+
+def _unverified() -> ssl.SSLContext:
+    """Return a context for questions whose answer does not count, only that there is one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -77,19 +77,21 @@ def _bind_failure(host: str, port: int, option: str, error: OSError) -> Failure:
     return invalid(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
-def url_of(host: str, port: int) -> str:
-    """Return `http://HOST:PORT`, with brackets for IPv6."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
+    """Return `http://HOST:PORT`, or with https, with brackets for IPv6."""
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def address_of(host: str, port: int) -> str:
-    """Return `HOST:PORT` in the form for gRPC clients."""
-    return url_of(host, port).removeprefix("http://")
+def address_of(host: str, port: int, *, tls: bool = False) -> str:
+    """Return `HOST:PORT` in the form for gRPC clients; with TLS, `grpcs://HOST:PORT`."""
+    address = url_of(host, port).removeprefix("http://")
+    return f"grpcs://{address}" if tls else address
 
 
-def local_url_of(host: str, port: int) -> str:
+def local_url_of(host: str, port: int, *, tls: bool = False) -> str:
     """Return the URL for clients on this machine: with the loopback address in place of a wildcard address."""
     family, address = resolve(host)
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
-        return url_of("::1" if family is socket.AF_INET6 else "127.0.0.1", port)
-    return url_of(host, port)
+        return url_of("::1" if family is socket.AF_INET6 else "127.0.0.1", port, tls=tls)
+    return url_of(host, port, tls=tls)

@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+from millstream.services.client.address import CERTIFICATE
 from millstream.services.errors import Code, Failure
 
 
@@ -17,6 +18,7 @@ class HomeLock:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "lock"
         self._url_path = run_dir / "url"
+        self._certificate_path = run_dir / CERTIFICATE
         self._fd = -1
 
     def take(self) -> None:
@@ -34,10 +36,11 @@ class HomeLock:
             ) from error
         self.announce(None)
 
-    def announce(self, url: str | None, control: Path | None = None) -> None:
+    def announce(self, url: str | None, control: Path | None = None, certificate: Path | None = None) -> None:
         """Write the holder's pid and, once known, its URL and control socket into the lock file.
 
-        Also writes the URL to `<home>/run/url`, which the command line tools read.
+        Also writes the URL to `<home>/run/url`, which the command line tools read, and beside it a link to the
+        server's certificate, which they trust.
         """
         document = json.dumps({"pid": os.getpid(), "url": url, "control": control and str(control)}).encode()
         # The lock works without this text: an installation must also start and serve on a full disk.
@@ -45,6 +48,10 @@ class HomeLock:
             os.pwrite(self._fd, document, 0)
             os.ftruncate(self._fd, len(document))
         if url is not None:
+            self._certificate_path.unlink(missing_ok=True)
+            if certificate is not None:
+                with contextlib.suppress(OSError):
+                    self._certificate_path.symlink_to(certificate)
             try:
                 self._url_path.write_text(url + "\n")
             except OSError:
@@ -53,6 +60,7 @@ class HomeLock:
     def release(self) -> None:
         # The lock file itself stays: removing it while another process is about to lock it would break the lock.
         self._url_path.unlink(missing_ok=True)
+        self._certificate_path.unlink(missing_ok=True)
         os.ftruncate(self._fd, 0)
         self._close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from millstream.services.client.trust import Trust
 from millstream.services.installation import shm_prefix
 from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, MANAGER_VARIABLES, SECRET_FILES, Settings
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
@@ -107,6 +108,7 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
     return settings.model_copy(
         update={
             "home": home,
+            **_absolute_files(settings),
             "triton_repositories": ",".join(map(str, settings.triton_repository_dirs)),
             "http_port": port,
             "grpc_port": grpc_port,
@@ -123,6 +125,12 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "controller_metrics_port": 0,
         }
     )
+
+
+def _absolute_files(settings: Settings) -> dict[str, Path]:
+    """Return the files of certificates, which may be named relative to the folder that the user is in."""
+    names = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
+    return {name: path.expanduser().absolute() for name in names if (path := getattr(settings, name)) is not None}
 
 
 def gateways(settings: Settings, fd: int, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
@@ -218,10 +226,17 @@ def _common(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What is running, for display. `grpc` is HOST:PORT, or None. `threads`: of each worker, by pool."""
+    """What is running, for display and for calls to it.
+
+    Args:
+        grpc: HOST:PORT, with TLS grpcs://HOST:PORT; None: there is no gRPC.
+        trust: how to call `local_url` over TLS.
+        threads: of each worker, by pool.
+    """
 
     url: str
     local_url: str
+    trust: Trust
     grpc: str | None
     home: Path
     redis: str

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from millstream.services.client.trust import Trust
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
@@ -54,6 +55,8 @@ from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
+from millstream.services.tls.files import TlsFiles
+from millstream.services.tls.identity import load_identity
 from millstream.services.wire.scaling import is_fresh
 from millstream.services.wire.worker_id import worker_id
 
@@ -141,6 +144,7 @@ class Supervisor:
         left running, and a failure before the lock is taken has changed nothing.
         """
         check_exposure(self._settings)
+        check_tls(self._settings)
         check_device_memory(self._settings.pools, self._settings.worker_device)
         memory = memory_of_pools(self._settings.pools, self._settings.worker_memory)
         check_memory(memory, worker_counts(self._settings.pools), total_bytes())
@@ -205,17 +209,20 @@ class Supervisor:
         if grpc_port >= 0:
             self._grpc_reservation = listener.reserve(host, grpc_port)
             grpc_port = self._grpc_reservation.getsockname()[1]
+        certificate = self._settings.tls_cert_file and self._settings.tls_cert_file.expanduser().absolute()
+        tls = certificate is not None
         running = Running(
-            url=listener.url_of(host, port),
-            local_url=listener.local_url_of(host, port),
-            grpc=None if self._grpc_reservation is None else listener.address_of(host, grpc_port),
+            url=listener.url_of(host, port, tls=tls),
+            local_url=listener.local_url_of(host, port, tls=tls),
+            trust=Trust.of(self._settings, pinned=certificate),
+            grpc=None if self._grpc_reservation is None else listener.address_of(host, grpc_port, tls=tls),
             home=self._settings.home,
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
             pools=parse_pools(self._settings.pools),
             threads=plan.threads_of_pools(self._settings, cpus()),
         )
-        self._lock.announce(running.local_url, self._control_path)
+        self._lock.announce(running.local_url, self._control_path, certificate)
         assert self._address is not None
         settings = plan.settings_of_children(
             self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
@@ -481,6 +488,19 @@ class Supervisor:
     def _kill_all(self) -> None:
         for child in (*self._gateways, *self._controllers, *self._workers, *self._scaler.leaving, *self._redis):
             child.kill()
+
+
+def check_tls(settings: Settings) -> None:
+    """Check the certificates of the listeners. Raises Failure(INVALID)."""
+    files = TlsFiles.of(settings)
+    if files is None:
+        return
+    load_identity(files)
+    if files.client_ca is not None and settings.client_cert_file is None:
+        raise invalid(
+            "MILLSTREAM_TLS_CLIENT_CA_FILE: `millstream up` calls its own gateways, too: set "
+            "MILLSTREAM_CLIENT_CERT_FILE and MILLSTREAM_CLIENT_KEY_FILE to a certificate of these authorities"
+        )
 
 
 def check_exposure(settings: Settings) -> None:

@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_without_files_there_is_no_tls() -> None:
         ({"tls_client_ca_file": "ca.pem"}, "set MILLSTREAM_TLS_CERT_FILE and MILLSTREAM_TLS_KEY_FILE, or unset it"),
     ],
 )
-def test_half_of_the_settings_is_refused(given: dict[str, str], advice: str) -> None:
+def test_half_of_the_settings_is_refused(given: dict[str, Any], advice: str) -> None:
     with pytest.raises(Failure, match=advice):
         TlsFiles.of(Settings(**given))
 
@@ -111,7 +112,7 @@ def test_a_key_with_a_passphrase_is_refused_without_a_question(authority: Author
 @pytest.mark.parametrize("days", [-1, 30, 36500])  # the last one is after 2049, from when a year has four digits
 def test_the_validity_is_that_of_openssl(authority: Authority, kind: str, days: int) -> None:
     pair: Pair = authority.issue(kind=kind, days=days)
-    command = [program("openssl"), "x509", "-in", pair.certificate, "-noout", "-dates"]
+    command = [program("openssl"), "x509", "-in", str(pair.certificate), "-noout", "-dates"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     begins, ends = (line.partition("=")[2] for line in said.splitlines())
     read = validity(pem_blocks(pair.certificate.read_bytes())[0])

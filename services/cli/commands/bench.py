@@ -77,7 +77,7 @@ async def _bench(
 
 
 def _target(server: ServerAddress, name: str, call: EncodedRequest, target: Any) -> Any:
-    return target.of(server.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes)
+    return target.of(server.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes, server.trust)
 
 
 async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:

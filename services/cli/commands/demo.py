@@ -46,7 +46,7 @@ def demo(
     _check(server)
     from millstream.examples.digits.demo import run
 
-    raise typer.Exit(run(server.url, connections=connections, json_output=json_output))
+    raise typer.Exit(run(server.url, connections=connections, json_output=json_output, trust=server.trust))
 
 
 def _check(server: ServerAddress) -> None:

@@ -30,7 +30,7 @@ What = Annotated[
 
 
 def doctor(what: What = Subject.MACHINE, json_output: Json = False) -> None:
-    """Check this machine: packages, devices, Redis, clock, memory, disk, limits, ports, and the kernel's sandbox.
+    """Check this machine: packages, devices, Redis, clock, memory, disk, limits, ports, certificate, and the sandbox.
 
     A Redis that answers is asked for its version, latency, memory limit and clock. If an installation runs with this
     home, or MILLSTREAM_ENDPOINT names one, says which controller leads it and whether clocks of workers are wrong.
@@ -64,6 +64,7 @@ def doctor(what: What = Subject.MACHINE, json_output: Json = False) -> None:
 
 def run_checks(settings: Settings) -> list[Check]:
     """Return the results of all checks, in display order."""
+    from millstream.services.cli.doctor.certificates import certificate_checks
     from millstream.services.cli.doctor.installation import installation_checks
     from millstream.services.cli.doctor.installed import installed_checks, sandbox_checks
     from millstream.services.cli.doctor.redis import redis_checks
@@ -71,4 +72,4 @@ def run_checks(settings: Settings) -> list[Check]:
 
     redis = [] if missing_modules("worker") else redis_checks(settings)
     here = [*installed_checks(settings), *redis, *system_checks(settings), *sandbox_checks()]
-    return [*here, *installation_checks(settings)]
+    return [*here, *certificate_checks(settings), *installation_checks(settings)]

@@ -30,6 +30,17 @@ GrpcPort = Annotated[
         metavar="PORT", help="Port for gRPC, 0 for a free one, -1 for none (MILLSTREAM_GRPC_PORT); default 8001."
     ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificate of the server with its intermediates, PEM (MILLSTREAM_TLS_CERT_FILE): HTTPS, and gRPC over "
+        "TLS. Renewed files are taken without a restart. Default: no TLS.",
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Private key of the certificate, PEM (MILLSTREAM_TLS_KEY_FILE).")
+]
 Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLSTREAM_GATEWAYS); default 1.")]
 Pools = Annotated[
     list[str] | None,
@@ -137,6 +148,8 @@ def up(
     host: Host = None,
     http_port: Port = None,
     grpc_port: GrpcPort = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     gateways: Gateways = None,
     pool: Pools = None,
     worker_threads: WorkerThreads = None,
@@ -154,9 +167,9 @@ def up(
 ) -> None:
     """Start Redis, gateways, workers and a controller on this machine.
 
-    Prints the line "ready http://HOST:PORT" when a first inference has been answered. Processes that die are
-    restarted. Ctrl-C and SIGTERM stop the server after answering requests in flight; a second signal stops it at once.
-    SIGHUP replaces all processes one after the other, as `millstream restart` does.
+    Prints the line "ready http://HOST:PORT" when a first inference has been answered; with a certificate, https://.
+    Processes that die are restarted. Ctrl-C and SIGTERM stop the server after answering requests in flight; a second
+    signal stops it at once. SIGHUP replaces all processes one after the other, as `millstream restart` does.
     """
     open_standard_descriptors()
     require("gateway", "worker", "cpu")
@@ -165,6 +178,8 @@ def up(
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,
+        tls_cert_file=tls_cert,
+        tls_key_file=tls_key,
         gateways=gateways,
         pools=",".join(pool) if pool else None,
         worker_threads=worker_threads,
