@@ -62,7 +62,7 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def test_there_is_an_overlay_for_each_purpose() -> None:
-    assert OVERLAYS == ["cpu", "external-redis", "gpu", "hpa", "keda", "monitoring", "one-node", "s3"]
+    assert OVERLAYS == ["cpu", "external-redis", "gpu", "hpa", "keda", "monitoring", "one-node", "s3", "tls"]
     components = {path.parent.name for path in FOLDER.glob("components/*/kustomization.yaml")}
     used = {part for overlay in OVERLAYS for part in re.findall(r"components/([\w-]+)", text_of(overlay))}
     assert components == used
@@ -161,8 +161,9 @@ def test_secrets_are_named_and_never_contained(overlay: str) -> None:
     for pod in pods(overlay).values():
         for volume in pod["spec"]["volumes"]:
             if secret := volume.get("secret"):
-                assert f"create secret generic {secret['secretName']}" in readme
-                assert all(f"--from-literal={item['key']}=" in readme for item in secret["items"])
+                kind = "generic" if "items" in secret else "tls"
+                assert f"create secret {kind} {secret['secretName']}" in readme
+                assert all(f"--from-literal={item['key']}=" in readme for item in secret.get("items", []))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -215,6 +216,23 @@ def test_models_of_a_bucket_are_read_by_gateways_and_workers_and_written_by_none
         assert models == {"claimName": "millstream-models", "readOnly": True}
         if one["name"] == "gateway":
             assert variables(built("s3"), one)["MILLSTREAM_TRITON_REPOSITORIES"] == mounts[0]["mountPath"]
+
+
+def test_tls_reaches_the_gateways_and_their_probes() -> None:
+    for name, pod in pods("tls").items():
+        (one,) = pod["spec"]["containers"]
+        given = variables(built("tls"), one)
+        if name != "millstream-gateway":
+            assert not [variable for variable in given if variable.startswith("MILLSTREAM_TLS")]
+            continue
+        folder = next(mount["mountPath"] for mount in one["volumeMounts"] if mount["name"] == "tls")
+        assert given["MILLSTREAM_TLS_CERT_FILE"] == f"{folder}/tls.crt"
+        assert given["MILLSTREAM_TLS_KEY_FILE"] == f"{folder}/tls.key"
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert one[kind]["httpGet"]["scheme"] == "HTTPS"
+    services = {item["metadata"]["name"]: item for item in of_kind(built("tls"), "Service")}
+    ports = services["millstream"]["spec"]["ports"]
+    assert [(port["name"], port["appProtocol"]) for port in ports] == [("http", "https"), ("grpc", "https")]
 
 
 def test_the_readmes_patch_of_the_bucket_builds(tmp_path: Path) -> None:

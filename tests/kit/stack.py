@@ -21,6 +21,7 @@ from typing import Any
 import httpx2
 import redis
 
+from millstream.services.client.trust import Trust
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.queue.keys import PROTOCOL
 from millstream.services.queue.server import socket_path
@@ -32,10 +33,12 @@ from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until
 
 ROOT = Path(__file__).parents[2]
-READY = "ready http://"
+READY = "ready http"
 START_S_MAX = 60.0
 _UP = (sys.executable, "-P", "-m", "millstream.services.cli", "up", "--http-port", "0", "--grpc-port", "0")
 WAIT_S = 60.0
+#: settings of clients over TLS
+_CERTIFICATES = ("ca_file", "client_cert_file", "client_key_file")
 
 
 class Stack:
@@ -77,6 +80,8 @@ class Stack:
             raise
         self.redis: redis.Redis = client(RedisAddress.unix(str(self.socket)))
         key = settings.get("admin_key")
+        certificates = Settings.model_validate({name: settings[name] for name in _CERTIFICATES if name in settings})
+        self.tls = Trust.of(certificates).context() if self.url.startswith("https://") else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._thread = threading.local()
         self._clients: list[httpx2.Client] = []
@@ -96,7 +101,9 @@ class Stack:
         """The client of this thread; a shared one sometimes reads from a connection that another thread closed."""
         known: httpx2.Client | None = getattr(self._thread, "client", None)
         if known is None:
-            known = httpx2.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
+            known = httpx2.Client(
+                base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False, verify=self.tls or True
+            )
             self._thread.client = known
             self._clients.append(known)
         return known
@@ -123,7 +130,7 @@ class Stack:
     @property
     def grpc(self) -> str:
         """HOST:PORT for gRPC clients."""
-        return self.wait_for_line("grpc  ").split()[-1]
+        return self.wait_for_line("grpc  ").split()[-1].removeprefix("grpcs://")
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -207,7 +214,12 @@ class Stack:
         others = [pid for name, pid in pids.items() if name.startswith("gateway-") and name != f"gateway-{index}"]
         limits = httpx2.Limits(max_connections=1, keepalive_expiry=None)
         with httpx2.Client(
-            base_url=self.url, headers=self.headers, timeout=WAIT_S, limits=limits, trust_env=False
+            base_url=self.url,
+            headers=self.headers,
+            timeout=WAIT_S,
+            limits=limits,
+            trust_env=False,
+            verify=self.tls or True,
         ) as caller:
             with sigstopped(*others):
                 assert caller.get("/v2/health/live").status_code == 200
@@ -322,7 +334,9 @@ def assert_nothing_left(stack: Stack) -> None:
     assert not stack.socket.exists()
     assert list((stack.home / "repository" / ".staging").glob("*")) == []
     with suppress(httpx2.ConnectError):
-        raise AssertionError(f"{stack.url} still answers {httpx2.get(stack.url, trust_env=False).status_code}")
+        raise AssertionError(
+            f"{stack.url} still answers {httpx2.get(stack.url, trust_env=False, verify=False).status_code}"
+        )
     assert "Traceback" not in stack.logs()
     assert not any("Traceback" in line for line in stack.lines)
 

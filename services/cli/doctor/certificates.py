@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: days before the end from which the alert MillstreamCertificateExpires fires
 DAYS_LEFT_MIN = 14
-_DAY_S = 86400
+_SECONDS_OF_DAY = 86400
 _NAME = "Certificate"
 
 
@@ -45,7 +45,7 @@ def _validity(files: TlsFiles, identity: Identity, now: float) -> Check:
         return Check(_NAME, "warn", f"{detail}, and expired on {ends}", "clients refuse it: renew it")
     if identity.premature(now):
         return Check(_NAME, "warn", f"{detail}, and is not valid yet", "clients refuse it: check this machine's clock")
-    days = int((identity.validity.ends - now) // _DAY_S)
+    days = int((identity.validity.ends - now) // _SECONDS_OF_DAY)
     detail = f"{detail}, expires on {ends}, in {days} days"
     if days < DAYS_LEFT_MIN:
         return Check(_NAME, "warn", detail, "renew it: gateways read the new files without a restart")
