@@ -22,11 +22,13 @@ _END = "-----END CERTIFICATE-----"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Attributes:
-    ca_file: certificates of authorities to trust instead of the system's.
-    pinned: a file whose first certificate is that of the server, the only one to trust: an installation on this
-        machine, whose certificate names the host by which others call it.
-    certificate: certificate of the client, with its chain; `key` has its private key.
+    """The files that decide it.
+
+    Attributes:
+        ca_file: certificates of authorities to trust instead of the system's.
+        pinned: a file whose first certificate is that of the server, the only one to trust: an installation on this
+            machine, whose certificate names the host by which others call it.
+        certificate: certificate of the client, with its chain; `key` has its private key.
     """
 
     ca_file: Path | None = None

@@ -48,6 +48,7 @@ LABELS = {
         f"Of orders: {', '.join(f'`{reason}`' for reason in OrderReason)}."
     ),
     "key": "Name of an API key; `admin` for the admin key, `none` for calls without a right key.",
+    "listener": "Listener with TLS: `http`, `grpc`.",
     "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
     "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
     "device": "Device of a worker: `cpu`, `cuda:0`, …",

@@ -53,10 +53,18 @@ def test_half_of_the_settings_is_refused(given: dict[str, Any], advice: str) -> 
         TlsFiles.of(Settings(**given))
 
 
+def test_a_server_without_tls_is_not_started_by_mistake() -> None:
+    given = {"tls_cert_file": CERTIFICATE, "tls_key_file": KEY, "grpc": "fast"}
+    with pytest.raises(Failure, match="set MILLSTREAM_GRPC=library"):
+        TlsFiles.of(Settings.model_validate(given))
+    assert TlsFiles.of(Settings.model_validate({**given, "grpc_port": -1})) is not None
+
+
 def test_a_pair_is_loaded() -> None:
     identity = load_identity(TlsFiles(CERTIFICATE, KEY, CERTIFICATES / "ca.pem"))
     assert identity.context.verify_mode is ssl.CERT_REQUIRED
     assert identity.context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert identity.context.options & ssl.OP_NO_RENEGOTIATION
     assert not identity.expired(time.time())
     assert load_identity(TlsFiles(CERTIFICATE, KEY)).context.verify_mode is ssl.CERT_NONE
     assert KEY.read_text() not in repr(identity)
