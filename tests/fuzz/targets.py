@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.fuzz.connection import Connections
 from tests.fuzz.decoding import fuzz_binary, fuzz_json, fuzz_packed
+from tests.fuzz.http2 import fuzz_frames, fuzz_hpack
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -30,6 +31,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "binary": fuzz_binary,
     "packed": fuzz_packed,
     "connection": fuzz_connection,
+    "frames": fuzz_frames,
+    "hpack": fuzz_hpack,
 }
 
 
