@@ -6,7 +6,9 @@ read again with the plans of texts, if the version has a tokenizer; then its tex
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, UnknownInput
@@ -17,6 +19,8 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature, TensorSpec
+
+T = TypeVar("T")
 
 TEXT, TEXT_PAIR = "text", "text_pair"
 TOKENIZER = "tokenizer.json"
@@ -51,6 +55,45 @@ def text_plans(manifest: Manifest, rows_max: int, limits: JsonLimits = DEFAULT_L
         return None
     signature = Signature(inputs=(TEXT_SPEC,), outputs=manifest.signature.outputs, batching=manifest.signature.batching)
     return TextPlans(manifest.model, signature, rows_max, limits)
+
+
+def read_with_texts(plans: InputPlans, read: Callable[[InputPlans], T], *, strings: bool = False) -> tuple[T, bool]:
+    """Return what `read` returns, and whether it read texts. Raises Failure, of the plans that fit the request.
+
+    Args:
+        plans: the version's own plans.
+        read: reads the request with plans.
+        strings: whether the request gives strings without the name of an input: texts, if the version takes them.
+    """
+    if strings and plans.texts is not None and not _takes_strings(plans):
+        return read(plans.texts), True
+    try:
+        return read(plans), False
+    except Failure as failure:
+        texts = plans_of_texts(plans, failure)
+        if texts is None:
+            raise
+    return read(texts), True
+
+
+def expect_no_text(plans: InputPlans, names: Collection[str]) -> None:
+    """Raise UnknownInput if a request names texts that the version takes: it is read again with the plans of texts.
+
+    For readers that take a name which is no input's for something else.
+    """
+    for name in (TEXT, TEXT_PAIR):
+        if name in names and plans.texts is not None:
+            plans.named(name)
+
+
+def are_strings(document: object) -> bool:
+    """Return whether the rows, or the one column, of a JSON document are strings, which name no input."""
+    values = document.get("instances", document.get("inputs")) if isinstance(document, dict) else document
+    return type(values) is list and set(map(type, values)) == {str}
+
+
+def _takes_strings(plans: InputPlans) -> bool:
+    return any(plan.datatype == BYTES for plan in plans)
 
 
 def plans_of_texts(plans: InputPlans, failure: Failure) -> InputPlans | None:

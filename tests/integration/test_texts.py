@@ -188,6 +188,64 @@ def test_texts_over_a_limit_are_refused_by_embeddings(stack: Stack, texts: list[
     assert (reply.status_code, error in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
+ROWS = [{"text": text} for text in TEXTS]
+FRAME = {"columns": ["text"], "data": [[text] for text in TEXTS]}
+OTHERS: list[tuple[str, Any]] = [
+    ("/endpoints/tx-words/invocations", {"instances": ROWS}),
+    ("/endpoints/tx-words/invocations", {"instances": TEXTS}),
+    ("/endpoints/tx-words/invocations", {"inputs": {"text": TEXTS}}),
+    ("/endpoints/tx-words/invocations", TEXTS),
+    ("/endpoints/tx-words/invocations", {"dataframe_split": FRAME}),
+    ("/endpoints/tx-words/invocations", {"dataframe_records": ROWS}),
+    ("/models/tx-words/invoke", {"instances": ROWS}),
+    ("/predictions/tx-words", {"text": TEXTS}),
+    ("/v2/models/tx-words/generate", {"text": TEXTS}),
+]
+
+
+def numbers(document: Any) -> Any:
+    """Return the rows in a reply, whichever member has them."""
+    if isinstance(document, dict):
+        return numbers(next(value for value in document.values() if isinstance(value, list)))
+    return [numbers(next(iter(row.values()))) if isinstance(row, dict) else row for row in document]
+
+
+@pytest.mark.parametrize(("path", "body"), OTHERS)
+def test_texts_in_the_forms_of_other_protocols(stack: Stack, path: str, body: Any) -> None:
+    wanted = stack.http.post("/v2/models/tx-words/infer", json=v2(TEXTS)).json()["outputs"][0]
+    reply = stack.http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    np.testing.assert_allclose(np.ravel(numbers(reply.json())), np.ravel(wanted["data"]), rtol=1e-5)
+
+
+def test_a_body_of_plain_text_is_one_text(stack: Stack) -> None:
+    wanted = stack.http.post("/v2/models/tx-words/infer", json=v2(TEXTS[:1])).json()["outputs"][0]
+    headers = {"content-type": "text/plain"}
+    reply = stack.http.post("/predictions/tx-words", content=TEXTS[0], headers=headers)
+    assert reply.status_code == 200, reply.text
+    np.testing.assert_allclose(reply.json(), np.ravel(wanted["data"]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/endpoints/tx-words/invocations", {"instances": [" "]}, 424),
+        ("/models/tx-words/invoke", {"inputs": {"text": [" "]}}, 400),
+        ("/predictions/tx-words", {"text": [" "]}, 400),
+        ("/v2/models/tx-words/generate", {"text": [" "]}, 400),
+    ],
+)
+def test_a_text_without_a_token_is_refused_by_other_protocols(stack: Stack, path: str, body: Any, status: int) -> None:
+    reply = stack.http.post(path, json=body)
+    assert (reply.status_code, "'text[0]' has no token" in reply.text) == (status, True), reply.text
+
+
+def test_a_model_without_a_tokenizer_takes_no_text_in_any_protocol(stack: Stack) -> None:
+    for path, body in OTHERS:
+        reply = stack.http.post(path.replace("tx-words", "tx-plain"), json=body)
+        assert reply.status_code in {400, 424}, (path, reply.text)
+
+
 def test_pairs_are_refused(stack: Stack, client: Any) -> None:
     pair = [{**v2(["a"])["inputs"][0], "name": name} for name in ("text", "text_pair")]
     reply = stack.http.post("/v2/models/tx-words/infer", json={"inputs": pair})

@@ -8,7 +8,6 @@ import numpy as np
 import orjson
 import pytest
 
-from millstream.gateway.protocols.tfserving.predict import are_strings
 from millstream.gateway.protocols.v2.decode import V2Decoder
 from millstream.gateway.protocols.v2.metadata import model_metadata, text_parameters
 from millstream.gateway.tensors.elements import raw_from_strings
@@ -24,7 +23,7 @@ from millstream.gateway.texts.text_limits import (
     check_bytes,
     check_tokens,
 )
-from millstream.gateway.texts.text_plans import plans_of_texts, takes_texts, text_plans
+from millstream.gateway.texts.text_plans import are_strings, plans_of_texts, takes_texts, text_plans
 from millstream.gateway.texts.texts import check_texts, strings_of
 from millstream.gateway.texts.token_inputs import rows_padded_max, token_inputs
 from millstream.services.errors import Failure

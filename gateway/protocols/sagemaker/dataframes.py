@@ -20,6 +20,7 @@ from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import FLOATS
 
@@ -41,6 +42,7 @@ def read_dataframe(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     columns, lines = _of_split(document[SPLIT]) if SPLIT in document else _of_records(document[RECORDS])
     if not len(columns):
         raise invalid("the DataFrame has no columns")
+    expect_no_text(plans, columns)
     _check_nulls(plans, columns, lines)
     if all(name in plans.by_name for name in columns):
         return _by_column(plans, columns, lines)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Request, Response
 from starlette.exceptions import HTTPException
 
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.context import DepsOf, deps_of
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import (
@@ -46,6 +46,7 @@ from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import rows_body
 from millstream.gateway.tensors.forms import CSV, NPY
 from millstream.gateway.tensors.outputs import size_of
+from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -220,12 +221,18 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
         )
+    parsed: forms.ParsedBody | None = None
+    texts = False
     with caller.count_rejections(route, rows_body):
         if forms.media_type(content_type) == forms.JSON:
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
-            parsed = None if is_v2(document) else await run_in_thread_if_large(len(body), _parsed, route, document)
+            if not is_v2(document):
+                parsed, texts = await run_in_thread_if_large(len(body), _parsed, route, document)
         else:
             parsed = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
+        if parsed is not None and texts:
+            tokens = await deps_of(request).texts.inputs(route.lane.manifest, route.plans, parsed.inputs.tensors[0])
+            parsed = parsed._replace(inputs=tokens)
     if parsed is None:
         return _v2_reply(*await infer_v2(caller, route, body, None))
     outputs = await infer_arrays(caller, route, parsed.inputs)
@@ -238,11 +245,14 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
     return _with_type(text, form)
 
 
-def _parsed(route: ModelRoute, document: Any) -> forms.ParsedBody:
+def _parsed(route: ModelRoute, document: Any) -> tuple[forms.ParsedBody, bool]:
+    """Return the inputs of a JSON document, and whether they are texts. Raises Failure(INVALID)."""
     check_params(document)
     if is_dataframe(document):
-        return forms.ParsedBody(read_dataframe(route.plans, document), row_form=True)
-    return forms.from_json(route.plans, document)
+        return read_with_texts(
+            route.plans, lambda plans: forms.ParsedBody(read_dataframe(plans, document), row_form=True)
+        )
+    return read_with_texts(route.plans, lambda plans: forms.from_json(plans, document), strings=are_strings(document))
 
 
 def _v2_reply(text: bytes, header_bytes: int | None) -> Response:

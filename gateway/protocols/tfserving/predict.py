@@ -49,12 +49,6 @@ def check_signature_name(document: dict[str, Any]) -> None:
         raise invalid(f"Serving signature name: \"{excerpt(name)}\" not found: there is '{SIGNATURE_NAME}'")
 
 
-def are_strings(document: dict[str, Any]) -> bool:
-    """Return whether the rows or the one column of a request are strings, which name no input."""
-    values = document.get("instances", document.get("inputs"))
-    return type(values) is list and set(map(type, values)) == {str}
-
-
 def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     """Return the inputs in `examples`, each `{feature: value or list}`, and in `context`. Raises Failure(INVALID)."""
     examples = document.get("examples")

@@ -18,7 +18,6 @@ from millstream.gateway.protocols.http.row_schemas import ModelList, PredictRepl
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
 from millstream.gateway.protocols.tfserving.predict import (
-    are_strings,
     classify_body,
     read_document,
     read_examples,
@@ -42,7 +41,7 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
-from millstream.gateway.texts.text_plans import plans_of_texts
+from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -260,10 +259,7 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
 
 def _parsed(route: ModelRoute, read: Reader, data: bytes) -> _Parsed:
     document = read_document(data, route.plans.json_limits)
-    try:
-        return _Parsed(*read.read(route, route.plans, document))
-    except Failure as failure:
-        texts = route.plans.texts if are_strings(document) else plans_of_texts(route.plans, failure)
-        if texts is None:
-            raise
-    return _Parsed(*read.read(route, texts, document), texts=True)
+    parsed, texts = read_with_texts(
+        route.plans, lambda plans: read.read(route, plans, document), strings=are_strings(document)
+    )
+    return _Parsed(*parsed, texts=texts)

@@ -29,6 +29,7 @@ from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
+from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature
@@ -125,6 +126,7 @@ def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[Checke
 def _read_value(plans: InputPlans, document: Any) -> Prediction:
     if type(document) is dict and not is_b64(document):
         names = set(document)
+        expect_no_text(plans, names)
         if names <= {plan.name for plan in plans} or len(plans) != 1:
             found = {name: row_of_lists(plans.named(name), value) for name, value in document.items()}
             single = all(_is_single(plans.named(name), value) for name, value in document.items())

@@ -11,17 +11,20 @@ from millstream.gateway.protocols.http.docs import document
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
-from millstream.gateway.protocols.torchserve.predictions import read, write
+from millstream.gateway.protocols.torchserve.predictions import Prediction, read, write
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body
-from millstream.gateway.tensors.forms import CSV, NPY
+from millstream.gateway.tensors.forms import CSV, NPY, media_type
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
+from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
 
+_PLAIN = "text/plain"  # which is JSON, too, where its first character says so: not all clients name their content
 _BODY = request_body(
     {
         JSON: content({"description": "A row, rows, or an object {input: value}."}, form="rows"),
@@ -105,7 +108,15 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
     with deps.callers.torchserve.count_rejections(route, value_body):
-        inputs, single = await run_in_thread_if_large(len(body), read, route.plans, content_type, body)
+        (inputs, single), texts = await run_in_thread_if_large(len(body), _read, route.plans, content_type, body)
+        if texts:
+            inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
     outputs = await infer_arrays(deps.callers.torchserve, route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
     return Response(text, media_type="application/json")
+
+
+def _read(plans: InputPlans, content_type: str, body: bytes) -> tuple[Prediction, bool]:
+    """Return the inputs in a body, and whether they are texts; a body of plain text is one. Raises Failure."""
+    strings = media_type(content_type) == _PLAIN and body.lstrip()[:1] not in {b"[", b"{"}
+    return read_with_texts(plans, lambda one: read(one, content_type, body), strings=strings)

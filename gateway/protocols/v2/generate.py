@@ -25,6 +25,7 @@ from millstream.gateway.tensors.nested_json import text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
 
@@ -48,6 +49,7 @@ def read(plans: InputPlans, body: bytes) -> GenerateRequest:
     parameters = expect_parameters(document.pop("parameters", None))
     named = {plan.name for plan in plans}
     found = {name: row_of_lists(plans.named(name), value) for name, value in document.items() if name in named}
+    expect_no_text(plans, document)
     for name, value in document.items():
         if name not in named and type(value) not in SCALARS:
             raise invalid(f"'{excerpt(name)}' is not an input of model '{plans.model}', and a parameter is a scalar")

@@ -13,10 +13,13 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import content, json_body, ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.v2.example import generate_body
+from millstream.gateway.protocols.v2.generate import GenerateRequest as ReadRequest
 from millstream.gateway.protocols.v2.generate import event, read, write
 from millstream.gateway.protocols.v2.schemas import GenerateReply, GenerateRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
+from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
@@ -78,6 +81,14 @@ async def _generate(model: str, version: str | None, request: Request, deps: Dep
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
     route = deps.callers.generate.find(model, version)
     with deps.callers.generate.count_rejections(route, generate_body):
-        prompt = await run_in_thread_if_large(len(body), read, route.plans, body)
-    outputs = await infer_arrays(deps.callers.generate, route, prompt.inputs, prompt.options)
+        prompt, texts = await run_in_thread_if_large(len(body), _read, route.plans, body)
+        inputs = prompt.inputs
+        if texts:
+            inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
+    outputs = await infer_arrays(deps.callers.generate, route, inputs, prompt.options)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
+
+
+def _read(plans: InputPlans, body: bytes) -> tuple[ReadRequest, bool]:
+    """Return the request, and whether it gives texts. Raises Failure(INVALID)."""
+    return read_with_texts(plans, lambda one: read(one, body))
