@@ -26,7 +26,7 @@ from millstream.workers.race.messages import Opening
 from tests.kit import models
 from tests.kit.races import MLP, signature
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # a compilation may take 280 s on a busy machine
 
 PAIR = signature(
     [("ids", "INT64", (-1, -1)), ("mask", "FP64", (-1, -1))], [("sum", "FP64", (-1, -1)), ("ids2", "INT64", (-1, -1))]
