@@ -7,9 +7,10 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from millstream.services.extras import exit_unfit, exit_without
 from millstream.services.process.gc_tuning import collect_rarely, freeze_gc
@@ -379,13 +380,14 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
     if settings.grpc_port < 0:
         return None
     # Imported only where gRPC is on: the import costs time and memory.
+    certificates = gateway.certificates
     if settings.grpc == "fast":
         from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 
-        return FastGrpcServer(deps, gateway.drain, shared=shared)
+        tls = None if certificates is None else _tls(gateway, lambda: certificates.identity.h2_context)
+        return FastGrpcServer(deps, gateway.drain, shared=shared, tls=tls)
     from millstream.gateway.protocols.grpc.server import GrpcServer
 
-    certificates = gateway.certificates
     identity = None if certificates is None else lambda: certificates.identity
     return GrpcServer(deps, gateway.drain, shared=shared, identity=identity)
 
@@ -413,8 +415,11 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     plain, certificates = _plain_protocol(settings, gateway), gateway.certificates
     if certificates is None:
         return plain
-    foreign_log = ForeignLog(time.monotonic)
-    return tls_protocol(plain, TlsListener(lambda: certificates.identity.context, gateway.handshakes, foreign_log))
+    return tls_protocol(plain, _tls(gateway, lambda: certificates.identity.context))
+
+
+def _tls(gateway: Gateway, context: Callable[[], ssl.SSLContext]) -> TlsListener:
+    return TlsListener(context, gateway.handshakes, ForeignLog(time.monotonic))
 
 
 def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:

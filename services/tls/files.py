@@ -44,8 +44,6 @@ class TlsFiles:
             raise invalid(f"{CERTIFICATE} is set without {KEY}: set it to the file of the certificate's private key")
         if certificate is None:
             raise invalid(f"{KEY} is set without {CERTIFICATE}: set it to the file of the certificate and its chain")
-        if settings.grpc == "fast" and settings.grpc_port >= 0:
-            raise invalid(f"MILLSTREAM_GRPC=fast does without TLS: set MILLSTREAM_GRPC=library, or unset {CERTIFICATE}")
         return cls(certificate.expanduser(), key.expanduser(), None if client_ca is None else client_ca.expanduser())
 
     def read(self) -> Contents:

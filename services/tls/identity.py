@@ -1,6 +1,6 @@
 """identity: who a server is to its TLS clients, and which clients it accepts: checked contents of the files.
 
-TlsFiles ─> Contents ─> Identity: an SSLContext for HTTP, the same bytes for the gRPC library
+TlsFiles ─> Contents ─> Identity: SSLContexts for our own connections, the same bytes for the gRPC library
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from millstream.services.tls.files import CERTIFICATE, CLIENT_CA, KEY, Contents,
 #: certificates of a server: its own and the intermediates, which every handshake sends; a longer file is a bundle of
 #: authorities
 CHAIN_MAX = 16
-_ALPN = ["http/1.1"]
 #: OpenSSL's reasons, in words
 _REASONS = {
     "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
@@ -32,11 +31,19 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A certificate that fits its key, and the authorities of clients. `context`: for connections of HTTP clients."""
+    """A certificate that fits its key, and the authorities of clients.
+
+    Attributes:
+        contents: of the files.
+        validity: of the certificate.
+        context: for connections of HTTP/1.1.
+        h2_context: for connections of HTTP/2.
+    """
 
     contents: Contents
     validity: Validity
     context: ssl.SSLContext
+    h2_context: ssl.SSLContext
 
     def expired(self, now: float) -> bool:
         """Whether the certificate is no longer valid at `now`, in seconds since the epoch."""
@@ -72,14 +79,14 @@ def check_identity(files: TlsFiles, contents: Contents) -> Identity:
         dates = validity(chain[0])
     except ValueError as error:
         raise invalid(f"{CERTIFICATE}: {files.certificate}: its first certificate cannot be read: {error}") from error
-    return Identity(contents, dates, _context(files, contents))
+    return Identity(contents, dates, _context(files, contents, "http/1.1"), _context(files, contents, "h2"))
 
 
-def _context(files: TlsFiles, contents: Contents) -> ssl.SSLContext:
+def _context(files: TlsFiles, contents: Contents, protocol: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # which costs the server a signature each time a client asks
-    context.set_alpn_protocols(_ALPN)
+    context.set_alpn_protocols([protocol])
     # From memory, and not from the files: they may have changed since they were read.
     with _in_memory(contents.certificate) as certificate, _in_memory(contents.key) as key:
         try:

@@ -258,6 +258,39 @@ def test_unfinished_handshakes_do_not_delay_the_end(secure: Secure, tmp_path: Pa
             half.sendall(b"\x16\x03\x01")
 
 
+def test_grpc_on_our_own_connections(authority: Authority, tmp_path: Path) -> None:
+    """MILLSTREAM_GRPC=fast: the same certificate, renewal and clients' certificates."""
+    served, client = Pair(tmp_path / "tls.crt", tmp_path / "tls.key"), authority.issue()
+    authority.issue().copy_to(served)
+    settings = {
+        "grpc": "fast",
+        "tls_cert_file": served.certificate,
+        "tls_key_file": served.key,
+        "tls_client_ca_file": authority.certificate,
+        "ca_file": authority.certificate,
+        "client_cert_file": client.certificate,
+        "client_key_file": client.key,
+    }
+    with running_stack(tmp_path, settings=settings) as stack:
+        secure = Secure(stack, authority, served, client)
+        own = client.key.read_bytes(), client.certificate.read_bytes()
+        roots, chain, key = map(str, (authority.certificate, client.certificate, client.key))
+        with triton_grpc.InferenceServerClient(
+            stack.grpc, ssl=True, root_certificates=roots, certificate_chain=chain, private_key=key
+        ) as triton:
+            assert triton.is_server_live()
+            authority.issue(days=70, kind="rsa").copy_to(served)
+            series = "millstream_tls_certificate_expiry_timestamp_seconds"
+            ends = load_identity(TlsFiles(*served)).validity.ends
+            wait_until(lambda: stack.metrics().value(series, listener="grpc") == ends)
+            assert triton.is_server_live()  # on the connection that it has
+        assert secure.live(*own)
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            secure.live()
+        with grpc.insecure_channel(stack.grpc) as plain, pytest.raises(grpc.RpcError, match="HTTP status 400"):
+            service_pb2_grpc.GRPCInferenceServiceStub(plain).ServerLive(pb.ServerLiveRequest(), timeout=WAIT_S)
+
+
 @pytest.fixture(scope="module")
 def mutual(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     folder = tmp_path_factory.mktemp("mutual")

@@ -53,13 +53,6 @@ def test_half_of_the_settings_is_refused(given: dict[str, Any], advice: str) -> 
         TlsFiles.of(Settings(**given))
 
 
-def test_a_server_without_tls_is_not_started_by_mistake() -> None:
-    given = {"tls_cert_file": CERTIFICATE, "tls_key_file": KEY, "grpc": "fast"}
-    with pytest.raises(Failure, match="set MILLSTREAM_GRPC=library"):
-        TlsFiles.of(Settings.model_validate(given))
-    assert TlsFiles.of(Settings.model_validate({**given, "grpc_port": -1})) is not None
-
-
 def test_a_pair_is_loaded() -> None:
     identity = load_identity(TlsFiles(CERTIFICATE, KEY, CERTIFICATES / "ca.pem"))
     assert identity.context.verify_mode is ssl.CERT_REQUIRED

@@ -13,6 +13,7 @@ from typing import Any
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http2.limits import Limits
+from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.protocols.grpc.fast_call import FastCall
 from millstream.gateway.protocols.grpc.fast_connection import FastConnection, Parts
 from millstream.gateway.protocols.grpc.fast_infer import FastInfer
@@ -74,11 +75,13 @@ class FastGrpcServer:
         deps: the parts of the gateway.
         drain: tells whether the gateway is draining.
         shared: whether other processes listen on the same port.
+        tls: what connections over TLS share; None: the server does without TLS.
     """
 
-    def __init__(self, deps: Deps, drain: Drain, *, shared: bool) -> None:
+    def __init__(self, deps: Deps, drain: Drain, *, shared: bool, tls: TlsListener | None = None) -> None:
         self._settings = settings = deps.settings
         self._shared = shared
+        self._connection = FastConnection if tls is None else tls_protocol(FastConnection, tls)
         messages = Messages(deps.receive_budget, deps.reply_budget, _Reader(), _Unwatched(), settings.request_bytes_max)
         self._table = MethodTable(deps, drain, messages)
         self._parts = Parts(
@@ -125,7 +128,7 @@ class FastGrpcServer:
         settings = self._settings
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: FastConnection(self._parts),
+                lambda: self._connection(parts=self._parts),
                 settings.host,
                 settings.grpc_port,
                 reuse_port=self._shared or None,
