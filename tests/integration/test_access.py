@@ -32,6 +32,7 @@ from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.wait import wait_until
 
+ROOT = Path(__file__).parents[2]
 ADMIN = "the-admin-key-of-this-test"
 ROWS = np.ones((2, 4), np.float32)
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": ROWS.tolist()}]}
@@ -166,6 +167,31 @@ def test_a_stream_ends_to_work_when_its_key_is_revoked(stack: Stack) -> None:
         wait_until(stopped, what="the stream is refused")
         assert "revoked" in str(answers[-1])
         client.stop_stream()
+
+
+@pytest.mark.needs("kserve")
+def test_kserves_clients(stack: Stack) -> None:
+    key = create(stack, "kserve", ["infer:one"])["key"]
+    program = Path(__file__).parent / "programs" / "kserve_keys.py"
+    done = subprocess.run(
+        [ROOT / ".venv" / "clients" / "bin" / "python", "-P", program, stack.url, stack.grpc, key, "one", "two"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    doubled = (ROWS * 2).tolist()
+    rest, over_grpc = found["rest"], found["grpc"]
+    assert [rest[which] for which in ("v1", "v2", "binary")] == [doubled] * 3
+    assert over_grpc["infer"] == doubled
+    assert rest["ready"] is over_grpc["ready"] is True
+    assert "401" in rest["no key"]
+    assert "403" in rest["other"]
+    assert "UNAUTHENTICATED" in over_grpc["no key"]
+    assert "PERMISSION_DENIED" in over_grpc["other"]
+    assert key not in done.stdout
 
 
 def test_openai(stack: Stack) -> None:
