@@ -21,6 +21,7 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes import run_marks
 from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
 from millstream.services.crashes.load_marks import PROBE, LoadMarks, record_death, take_stale_marks
@@ -214,7 +215,8 @@ class WorkerProcess:
     def start(self) -> None:
         """Start the threads; the main loop is run by the caller, in the main thread."""
         if self._settings.worker_metrics_port:
-            serve(self._settings.worker_metrics_port, self._registry)
+            hosts = AllowedHosts(self._settings.allowed_host_list, (platform.node(),))
+            serve(self._settings.worker_metrics_port, self._registry, hosts)
         self._process_metrics.start()
         _report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
         self._drain.start()

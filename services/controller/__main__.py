@@ -17,6 +17,7 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.controller.autoscale.decision import ScaleLimits
 from millstream.services.controller.autoscaler import Autoscaler
 from millstream.services.controller.controller import Controller
@@ -101,6 +102,7 @@ class ControllerProcess:
         keys = InstallationKeys(installation_name(settings))
         repository = FolderRepository(settings.repository_dir)
         self._metrics_port = settings.controller_metrics_port
+        self._hosts = AllowedHosts(settings.allowed_host_list, (platform.node(),))
         self._registry = MetricsRegistry(settings.metrics_dir, NAME)
         self._process_metrics = ProcessMetrics(self._registry)
         self._cluster_state = ClusterState(address, keys)
@@ -128,7 +130,7 @@ class ControllerProcess:
             # Imported here: the library takes memory, and gateways serve the metrics of an installation on one machine.
             from millstream.services.metrics.exposition import serve
 
-            serve(self._metrics_port, self._registry)
+            serve(self._metrics_port, self._registry, self._hosts)
         self._process_metrics.start()
         self._leadership.start()
         self.controller.start()

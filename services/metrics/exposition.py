@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -15,10 +15,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as Sampled
 from prometheus_client.utils import floatToGoString
 
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
 from millstream.services.metrics.exemplars import Exemplar
 from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.registry import MetricsRegistry
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
 
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Shape = tuple[str, str, int, int]
@@ -58,9 +62,31 @@ def prometheus_registry(registry: MetricsRegistry) -> CollectorRegistry:
     return collectors
 
 
-def serve(port: int, registry: MetricsRegistry, host: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:  # noqa: S104
-    """Serve scrapes from a thread of this process; stop it with `shutdown` and `server_close`. Raises OSError."""
-    return start_http_server(port, addr=host, registry=prometheus_registry(registry))
+def serve(
+    port: int,
+    registry: MetricsRegistry,
+    hosts: AllowedHosts,
+    host: str = "0.0.0.0",  # noqa: S104
+) -> tuple[WSGIServer, threading.Thread]:
+    """Serve scrapes from a thread of this process; stop it with `shutdown` and `server_close`. Raises OSError.
+
+    `hosts`: the names by which scrapers may call: a web page that rebinds its name to this machine has another one.
+    """
+    server, thread = start_http_server(port, addr=host, registry=prometheus_registry(registry))
+    server.set_app(_for_hosts(hosts, cast("WSGIApplication", server.get_app())))
+    return server, thread
+
+
+def _for_hosts(hosts: AllowedHosts, app: WSGIApplication) -> WSGIApplication:
+    """Return `app`, which answers 403 to requests for other hosts."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if hosts.allow(environ.get("HTTP_HOST", "").encode("latin-1")):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"this Host is not known as a name of this machine: name it in MILLSTREAM_ALLOWED_HOSTS\n"]
+
+    return answer
 
 
 def shape_of(metric: Metric) -> Shape:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.metrics import catalogue, files
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.exposition import serve
@@ -471,10 +473,15 @@ def test_openmetrics_by_accept_header():
 
 def test_worker_answers_scrapes_itself():
     tally = exercised()
-    server, thread = serve(0, tally, "127.0.0.1")
+    server, thread = serve(0, tally, AllowedHosts(), "127.0.0.1")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as reply:
             body = reply.read().decode()
+        strange = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(strange)
+        assert refused.value.code == 403
+        assert b"MILLSTREAM_ALLOWED_HOSTS" in refused.value.read()
     finally:
         server.shutdown()
         thread.join()
