@@ -28,6 +28,7 @@ class CompileTask(BaseModel):
         seconds_max: the compilation is ended after this time.
         memory_bytes: private memory that each process of the compilation may use.
         written_bytes: size of the largest file, and of all files together, that it may write.
+        low_priority: whether it takes only the processor time that others leave; False: calls wait for its end.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,6 +40,7 @@ class CompileTask(BaseModel):
     seconds_max: float = SECONDS_DEFAULT
     memory_bytes: int = MEMORY_BYTES_DEFAULT
     written_bytes: int = WRITTEN_BYTES_DEFAULT
+    low_priority: bool = True
 
 
 class CompileOutcome(BaseModel):

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,25 @@ except PermissionError:
         [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.split() == ["0", "1", "refused"], done.stderr
+
+
+@pytest.mark.parametrize(("low_priority", "lowered"), [(True, True), (False, False)])
+def test_a_compilation_that_calls_wait_for_has_the_priority_of_its_caller(task, low_priority, lowered):
+    """At the lowest priority a busy machine lets it run into its time limit."""
+    policies = set()
+
+    def follow(process: subprocess.Popen[bytes]) -> None:
+        with suppress(ProcessLookupError):
+            while True:
+                policies.add(os.sched_getscheduler(process.pid))
+
+    threads = []
+
+    def started(process: subprocess.Popen[bytes]) -> None:
+        threads.append(threading.Thread(target=follow, args=(process,), daemon=True))
+        threads[0].start()
+
+    outcome = compile_candidate(task.model_copy(update={"low_priority": low_priority}), started)
+    assert outcome.compiled is not None, outcome
+    threads[0].join(30)
+    assert (os.SCHED_IDLE in policies) == lowered

@@ -36,9 +36,14 @@ def rows_of(count: int) -> np.ndarray:
     return np.random.default_rng(count).standard_normal((count, 8)).astype(np.float32)
 
 
+def instances(stack: Stack) -> list[str]:
+    """Return the states of the model's instances."""
+    document = stack.http.get("/admin/v1/models/mlp/versions/1").json()
+    return [one["state"] for one in document["instances"]]
+
+
 def test_a_function_answers_as_numpy_does_for_each_number_of_rows(stack: Stack) -> None:
-    version = stack.http.get("/admin/v1/models/mlp/versions/1").json()
-    assert [one["state"] for one in version["instances"]] == ["ready"]
+    assert instances(stack) == ["ready"]
     for count in ROWS:
         body, headers = v2.request({"x": rows_of(count)})
         reply = stack.http.post("/v2/models/mlp/infer", content=body, headers=headers)
@@ -47,15 +52,19 @@ def test_a_function_answers_as_numpy_does_for_each_number_of_rows(stack: Stack) 
         np.testing.assert_allclose(found, jax_models.mlp_answers(rows_of(count)), rtol=1e-4, atol=1e-6)
 
 
-def test_requests_share_runs_and_a_killed_worker_compiles_again(stack: Stack) -> None:
+def test_concurrent_requests_are_answered(stack: Stack) -> None:
     bodies = [v2.request({"x": rows_of(count)}) for count in ROWS[:3]]
-    worker = stack.pids()["iree-0"]
     with constant_load(stack.port, "/v2/models/mlp/infer", bodies, callers=4) as load:
-        load.more(20)
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: stack.pids().get("iree-0", worker) != worker, 60)
-        load.more(20)
+        load.more(40)
     for answer in load.answers:
         assert answer.status == 200, answer.body
         found = v2.outputs(answer.body, dict(answer.headers))["output_0"]
         np.testing.assert_allclose(found, jax_models.mlp_answers(rows_of(ROWS[answer.sent])), rtol=1e-4, atol=1e-6)
+
+
+def test_a_worker_that_was_killed_compiles_again(stack: Stack) -> None:
+    worker = stack.pids()["iree-0"]
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: stack.pids().get("iree-0", worker) != worker, 60)
+    wait_until(lambda: instances(stack) == ["ready"], 400, what="it is compiled again")
+    test_a_function_answers_as_numpy_does_for_each_number_of_rows(stack)

@@ -111,7 +111,9 @@ class IreeInstance:
         folder.mkdir()
         subject = Subject(path=path.absolute(), source_format=FORMAT, signature=self._signature)
         candidate = IreeTarget().candidates(subject)[0]
-        task = CompileTask(subject=subject, candidate=candidate, folder=folder, seconds_max=COMPILE_S_MAX)
+        task = CompileTask(
+            subject=subject, candidate=candidate, folder=folder, seconds_max=COMPILE_S_MAX, low_priority=False
+        )
         outcome = compile_candidate(task)
         if outcome.compiled is None:
             raise Failure(Code.MODEL, f"IREE: {path.name}: {outcome.error}")
