@@ -9,6 +9,7 @@ import functools
 import hashlib
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ async def client_of(front: Front, context: ssl.SSLContext, session: ssl.SSLSessi
 async def test_a_handshake_that_does_not_end_is_reset(front: Front, sent: bytes) -> None:
     async with await Wire.connect(front.port) as wire:
         if sent:
-            await wire.send(sent)
+            with suppress(ConnectionError):  # on a busy machine it is reset before
+                await wire.send(sent)
         assert await wire.rest() == b""
 
 
