@@ -32,7 +32,7 @@ class PoolScaler:
         wanted: reads the decisions.
         start: starts the worker of a pool with a number.
         drain_s: how long a worker may take to stop.
-        paused: returns whether nothing may change now, as during a rolling restart.
+        paused: returns whether a pool may not change now, as while one of its workers is replaced.
         show: shows a line about a change.
     """
 
@@ -43,7 +43,7 @@ class PoolScaler:
         wanted: ReadWanted,
         start: Callable[[str, int], Child],
         drain_s: float,
-        paused: Callable[[], bool],
+        paused: Callable[[str], bool],
         show: Callable[[str], None],
     ) -> None:
         self._sizes = sizes
@@ -73,9 +73,7 @@ class PoolScaler:
     async def _run(self) -> None:
         while True:
             try:
-                wanted = await self._wanted()
-                if not self._paused():
-                    self.follow(wanted)
+                self.follow(await self._wanted())
             except Failure as failure:
                 log.debug("the pools keep their sizes: %s", failure.message)
             except Exception:
@@ -83,9 +81,9 @@ class PoolScaler:
             await asyncio.sleep(EVERY_S)
 
     def follow(self, wanted: Mapping[str, int]) -> None:
-        """Start or stop workers, so that each pool has as many as are wanted, within its limits."""
+        """Start or stop workers, so that each pool that is not paused has as many as are wanted, within its limits."""
         for pool, (low, high) in self._sizes.items():
-            if pool in wanted:
+            if pool in wanted and not self._paused(pool):
                 self._resize(pool, min(max(wanted[pool], low), high))
 
     def _resize(self, pool: str, wanted: int) -> None:

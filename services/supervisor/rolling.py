@@ -23,6 +23,8 @@ Ready = Callable[[Child, Child], Awaitable[None]]
 class Rolling:
     """Replaces children. When cancelled, leaves all running children in the caller's lists, for the caller to stop.
 
+    `replacing`: the program that is being replaced now, with two processes; None: none is.
+
     Args:
         start: starts a program on trial.
         ready: called with the old and the new child; returns when the new one can take over, or raises Failure.
@@ -30,29 +32,36 @@ class Rolling:
     """
 
     def __init__(self, start: Start, ready: Ready, drain_s: float) -> None:
+        self.replacing: Program | None = None
         self._start = start
         self._ready = ready
         self._drain_s = drain_s
 
     async def run(self, groups: Sequence[list[Child]], report: ReportEvent) -> None:
-        """Replace every child of every group, in index. Raises Failure at the first whose replacement is not ready."""
-        count = sum(map(len, groups))
-        replaced = 0
-        for children in groups:
-            for index in range(len(children)):
-                report(
-                    {"event": "starting", "process": children[index].program.name, "of": count, "replaced": replaced}
-                )
-                try:
-                    await self._replace(children, index, report)
-                except Failure as failure:
-                    outcome = f"{replaced} of {count} processes were replaced" if replaced else "nothing was replaced"
-                    raise Failure(failure.code, f"{failure.message} ({outcome})") from failure
-                replaced += 1
+        """Replace every child that a group has now, in order. A child that left meanwhile is not replaced.
 
-    async def _replace(self, children: list[Child], index: int, report: ReportEvent) -> None:
+        Raises Failure at the first whose replacement is not ready.
+        """
+        remaining = [(children, child) for children in groups for child in children]
+        replaced = 0
+        while remaining:
+            children, old = remaining.pop(0)
+            if old not in children:  # its pool became smaller
+                continue
+            count = replaced + 1 + sum(child in group for group, child in remaining)
+            report({"event": "starting", "process": old.program.name, "of": count, "replaced": replaced})
+            self.replacing = old.program
+            try:
+                await self._replace(children, old, report)
+            except Failure as failure:
+                outcome = f"{replaced} of {count} processes were replaced" if replaced else "nothing was replaced"
+                raise Failure(failure.code, f"{failure.message} ({outcome})") from failure
+            finally:
+                self.replacing = None
+            replaced += 1
+
+    async def _replace(self, children: list[Child], old: Child, report: ReportEvent) -> None:
         began = time.monotonic()
-        old = children[index]
         before = old.pid
         new = self._start(old.program)
         children.append(new)
@@ -67,7 +76,9 @@ class Rolling:
                 f"{old.program.name} was not replaced and keeps serving: its replacement was not ready: "
                 f"{failure.message} (log: {new.log_path})",
             ) from failure
-        children[index], children[-1] = new, old
+        children.remove(new)
+        children[children.index(old)] = new
+        children.append(old)  # until it has ended: a shutdown stops it, too
         await old.stop(self._drain_s)
         children.remove(old)
         seconds = round(time.monotonic() - began, 3)

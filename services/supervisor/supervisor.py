@@ -131,6 +131,7 @@ class Supervisor:
         self._control = ControlSocket(self._on_command)
         self._control_path: Path | None = None
         self._rolling: asyncio.Task[None] | None = None
+        self._replacer: Rolling | None = None  # of that restart
         self._hangup_restart: asyncio.Task[None] | None = None
         self._terminal = machine.has_terminal()
         self._end: asyncio.Future[None] = asyncio.Future()
@@ -300,9 +301,14 @@ class Supervisor:
             self._workers_wanted,
             start,
             self._settings.drain_s,
-            lambda: self._rolling is not None or self._end.done(),
+            lambda pool: self._end.done() or pool == self._replaced_pool(),
             self._show,
         )
+
+    def _replaced_pool(self) -> str | None:
+        """Return the pool of the worker that a restart is replacing, which counts twice until the old one ended."""
+        program = self._replacer.replacing if self._replacer is not None else None
+        return program.pool if program is not None else None
 
     async def _workers_wanted(self) -> Mapping[str, int]:
         assert self._scale_state is not None
@@ -347,7 +353,7 @@ class Supervisor:
             raise Failure(Code.CONFLICT, "a restart is already in progress: wait for its end")
         assert self._address is not None
         address = self._address
-        rolling = Rolling(
+        self._replacer = Rolling(
             lambda program: self._start_child(program, on_trial=True),
             lambda old, new: wait_until_ready(old, new, address, self._keys()),
             self._settings.drain_s,
@@ -358,7 +364,8 @@ class Supervisor:
             "gateways": [self._gateways],
             "all": [self._workers, self._gateways, self._controllers],
         }
-        self._rolling = asyncio.create_task(rolling.run(groups[what], partial(self._report, report)), name="restart")
+        replacing = self._replacer.run(groups[what], partial(self._report, report))
+        self._rolling = asyncio.create_task(replacing, name="restart")
         self._manager.reloading(f"replacing {what}")
         try:
             # Waited for, not awaited: if the command that requested the restart is cancelled, the restart continues.
@@ -367,7 +374,7 @@ class Supervisor:
                 raise Failure(Code.UNAVAILABLE, "millstream is being stopped: the restart was not completed")
             self._rolling.result()
         finally:
-            self._rolling = None
+            self._rolling = self._replacer = None
             if not self._end.done():
                 self._manager.ready(self._status)
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent, send_request
 from millstream.services.supervisor.plan import Program
+from millstream.services.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.readiness import missing_versions, unordered
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
@@ -164,6 +166,73 @@ def test_children_are_replaced_one_by_one_with_the_new_one_started_first(nursery
         assert nursery.died == []
 
     run(nursery, work())
+
+
+def test_pools_may_change_while_another_is_replaced(nursery):
+    """What autoscaling starts and stops meanwhile: a new child is not replaced, one that left is not started again."""
+
+    async def work() -> None:
+        children = await nursery.running("a", "b", "c")
+        leaves, before = children[1], {child.program.name: child.pid for child in children}
+        told: list[Event] = []
+        replacing: list[tuple[str, str]] = []
+
+        async def ready(old: Child, new: Child) -> None:
+            await new.ready.wait()
+            assert rolling.replacing is not None
+            replacing.append((rolling.replacing.name, old.program.name))
+            if old.program.name == "a":
+                children.remove(leaves)
+                children.extend(await nursery.running("d"))
+
+        rolling = Rolling(nursery.start, ready, PATIENCE_S)
+        await rolling.run([children], told.append)
+        assert rolling.replacing is None
+        assert replacing == [("a", "a"), ("c", "c")]
+        assert [(event["process"], event["of"]) for event in told if event["event"] == "starting"] == [
+            ("a", 3),
+            ("c", 2),
+        ]
+        assert sorted(child.program.name for child in children) == ["a", "c", "d"]
+        now = {child.program.name: child.pid for child in children}
+        assert now["a"] != before["a"]
+        assert now["c"] != before["c"]
+        assert sorted(nursery.alive()) == ["a", "b", "c", "d"]
+
+    run(nursery, work())
+
+
+def test_only_the_pool_whose_worker_is_replaced_is_paused(nursery):
+    async def work() -> None:
+        children: list[Child] = []
+
+        def start(pool: str, index: int) -> Child:
+            program = replace(nursery.program(f"{pool}-{index}"), pool=pool, index=index)
+            child: Child = nursery.start(program, on_trial=False)
+            return child
+
+        paused: set[str] = set()
+        scaler = PoolScaler(
+            {"cpu": (0, 4), "gpu": (0, 4)},
+            lambda: children,
+            _nothing,
+            start,
+            PATIENCE_S,
+            lambda pool: pool in paused,
+            lambda _: None,
+        )
+        paused.add("cpu")
+        scaler.follow({"cpu": 2, "gpu": 1})
+        assert [child.program.name for child in children] == ["gpu-0"]
+        paused.clear()
+        scaler.follow({"cpu": 2, "gpu": 1})
+        assert sorted(child.program.name for child in children) == ["cpu-0", "cpu-1", "gpu-0"]
+
+    run(nursery, work())
+
+
+async def _nothing() -> dict[str, int]:
+    return {}
 
 
 def test_replacements_are_restarted_after_their_trial(nursery):
