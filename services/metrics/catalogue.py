@@ -407,7 +407,10 @@ WORKERS_WANTED = Metric(
     ("pool",),
 )
 WORKERS_READY = Metric(
-    "millstream_workers_ready", Kind.GAUGE_MAX, "Workers of a pool that serve, by the leading controller.", ("pool",)
+    "millstream_workers_ready",
+    Kind.GAUGE_MAX,
+    "Workers of a pool that serve, by the leading controller, without those whose loads all failed.",
+    ("pool",),
 )
 POOL_QUEUE_ROWS = Metric(
     "millstream_pool_queue_rows", Kind.GAUGE_MAX, "Rows that wait or run in a pool, of all gateways.", ("pool",)

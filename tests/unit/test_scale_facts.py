@@ -103,7 +103,7 @@ def test_queues_of_gateways_add_up():
     [
         (serving(), 0, True),
         (serving(state=State.LOADING), 100, False),
-        (serving(state=State.FAILED), 0, True),
+        (serving(state=State.FAILED), 100, False),
         (serving(draining=True), 100, False),
         (serving(token="", instances=()), 0, False),
         (serving(token="", instances=()), 100, True),  # the repository is empty
@@ -111,7 +111,19 @@ def test_queues_of_gateways_add_up():
     ],
 )
 def test_a_worker_serves_when_it_has_loaded_what_it_loads_at_its_start(record, known_s, expected):
-    assert serves(record, known_s) is expected
+    assert serves(record, known_s, answered=False) is expected
+
+
+def test_a_worker_whose_loads_all_failed_adds_no_capacity():
+    facts, other = FactsOfPools(), serving("cpu-1", State.FAILED)
+    assert facts.take(["cpu"], {}, [serving(), other], 0)["cpu"].ready == 1
+    both = serving("cpu-1", State.FAILED).model_copy(
+        update={"instances": (*serving(state=State.READY).instances, *other.instances)}
+    )
+    assert facts.take(["cpu"], {}, [serving(), both], 1)["cpu"].ready == 2, "one failed, another answers"
+    assert facts.take(["cpu"], {}, [serving(), other], 2)["cpu"].ready == 2, "it unloaded what was idle"
+    assert facts.take(["cpu"], {}, [serving()], 3)["cpu"].ready == 1
+    assert facts.take(["cpu"], {}, [serving(), other], 4)["cpu"].ready == 1, "a process of the same name"
 
 
 def test_start_times_are_measured_from_the_decision():

@@ -36,6 +36,7 @@ class _Pool:
     load_s: float = 0.0  # of its slowest version
     starts: Starts = field(default_factory=Starts)
     seen: dict[str, float] = field(default_factory=dict)  # worker -> when it was first seen
+    answered: frozenset[str] = frozenset()  # workers that have had an instance that answers
 
     @property
     def row_s(self) -> float:
@@ -130,7 +131,13 @@ class FactsOfPools:
             pool.work_s = pool.work_s * ROW_KEPT_SHARE + work_s
         mine = [worker for worker in workers if worker.pool == name]
         pool.seen = {worker.id: pool.seen.get(worker.id, now) for worker in mine}
-        ready = [worker.id for worker in mine if serves(worker, now - pool.seen[worker.id])]
+        answering = {worker.id for worker in mine if any(one.state is State.READY for one in worker.instances)}
+        pool.answered = (pool.answered & pool.seen.keys()) | answering
+        ready = [
+            worker.id
+            for worker in mine
+            if serves(worker, now - pool.seen[worker.id], answered=worker.id in pool.answered)
+        ]
         pool.starts.ready(ready, now)
         pool.load_s = max([one.load_s for worker in mine for one in worker.instances], default=0.0) or pool.load_s
         pool.run_s = max((load.run_s for load in loads), default=0.0) or pool.run_s
@@ -151,14 +158,20 @@ class FactsOfPools:
         )
 
 
-def serves(worker: WorkerRecord, known_s: float) -> bool:
+def serves(worker: WorkerRecord, known_s: float, *, answered: bool) -> bool:
     """Return whether a worker takes requests: it follows the repository, and has loaded what it loads at its start.
+
+    A worker that loaded nothing because every load failed does not. One that has unloaded what was idle does: it loads
+    that with the next call.
 
     Args:
         worker: its record.
         known_s: for how long it is known; in an empty repository it has no state that it could follow.
+        answered: whether an instance of it has been ready since it is known.
     """
     if worker.draining or (not worker.token and known_s < EMPTY_S):
         return False
-    states = [one.state for one in worker.instances]
-    return State.READY in states or not any(state in _LOADING for state in states)
+    states = {one.state for one in worker.instances}
+    if State.READY in states:
+        return True
+    return not states & _LOADING and (answered or State.FAILED not in states)
