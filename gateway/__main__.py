@@ -449,7 +449,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Return the exit status: 0 after a drain; 1 if the gateway could not start."""
+    """Return the exit status: 0 after a drain that SIGTERM or SIGINT began; 1 if the gateway could not start."""
     arguments = _arguments()
     name = f"gateway-{arguments.index}"
     configure_logs("text", name)

@@ -150,7 +150,7 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
     prefer_for_oom_kill()
     use_one_arena()
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
-    process = WorkerProcess(settings, address, identity, budget_bytes)
+    process = WorkerProcess(settings, address, identity, budget_bytes, supervised=supervised)
     LogLevel("worker", settings.home / "run" / LOG_LEVELS).start()
     process.start()
     process.loop.serve()
@@ -163,7 +163,15 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
 class WorkerProcess:
     """The objects of one worker process and the order in which they start and stop."""
 
-    def __init__(self, settings: Settings, address: RedisAddress, identity: Identity, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        address: RedisAddress,
+        identity: Identity,
+        budget_bytes: int,
+        *,
+        supervised: bool,
+    ) -> None:
         self._settings = settings
         self._address = address
         self._identity = identity
@@ -210,7 +218,7 @@ class WorkerProcess:
         self._watchdog = self._new_watchdog()
         self.loop = self._new_loop(repository)
         self._draining = threading.Event()
-        self._drain = DrainThread(self._begin_drain, self._leave_early, settings.drain_s)
+        self._drain = DrainThread(self._begin_drain, self._leave_early, settings.drain_s, supervised=supervised)
 
     def start(self) -> None:
         """Start the threads; the main loop is run by the caller, in the main thread."""

@@ -12,7 +12,10 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+
+from millstream.services.process.second_signal import end_at_once
 
 log = logging.getLogger("millstream.drain")
 
@@ -22,19 +25,23 @@ CUT_SHORT = 3  # exit code of a worker whose run was not over in time
 
 
 class DrainThread:
-    """Stops the main loop on SIGTERM or SIGINT, and limits how long the drain takes.
+    """Stops the main loop on SIGTERM or SIGINT, and limits how long the drain takes. A second signal ends the process.
 
     Args:
         stop: tells the main loop to run and answer what is leased, and to lease no more.
         give_back: gives the batches that still run near the end of the drain time to other workers; the process ends
             after it.
         drain_s: the drain time.
+        supervised: whether a supervisor started this process, and kills it if the drain is to be cut short.
     """
 
-    def __init__(self, stop: Callable[[], None], give_back: Callable[[], None], drain_s: float) -> None:
+    def __init__(
+        self, stop: Callable[[], None], give_back: Callable[[], None], drain_s: float, *, supervised: bool
+    ) -> None:
         self._stop = stop
         self._give_back = give_back
         self._drain_s = drain_s
+        self._supervised = supervised
         self._wake_sender, self._wake_receiver = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
@@ -55,9 +62,19 @@ class DrainThread:
         self._wake_receiver.recv(1)
         self._stop()
         # If the worker leaves in time, the process ends during this wait.
-        threading.Event().wait(self._drain_s * GIVE_UP_SHARE)
+        self._wait_for_signals(self._drain_s * GIVE_UP_SHARE)
         log.warning("a run is not over after %.3g s: it is given to other workers", self._drain_s * GIVE_UP_SHARE)
         giving = threading.Thread(target=self._give_back, name="give back", daemon=True)
         giving.start()
         giving.join(self._drain_s * (1 - GIVE_UP_SHARE))
         os._exit(CUT_SHORT)
+
+    def _wait_for_signals(self, seconds: float) -> None:
+        """Return after some seconds, unless a further signal ends the process."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self._wake_receiver.settimeout(left_s)
+            with contextlib.suppress(TimeoutError):
+                number = self._wake_receiver.recv(1)[0]  # the signal's, as set_wakeup_fd writes it; 0 from `begin`
+                if number in SIGNALS and not self._supervised:
+                    end_at_once(number)

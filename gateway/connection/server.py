@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Protocol
 
 import uvicorn
@@ -20,6 +21,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.tls_handshakes import Handshakes
 from millstream.services.errors import Failure
 from millstream.services.process.logs import about, exit_message
+from millstream.services.process.second_signal import end_at_once
 
 log = logging.getLogger("millstream.gateway")
 
@@ -74,7 +76,8 @@ class Server(uvicorn.Server):
         gateway: The gateway that is drained when the server shuts down.
         drain_s: Seconds that the server may take to shut down.
         shared_port: Whether other processes accept on the same ports.
-        ready_fd: A file descriptor that gets the line "ready" when the gateway is first ready; None: no such line.
+        ready_fd: A file descriptor of the supervisor that started this process, and ends it if a drain is to be cut
+            short: it gets the line "ready" when the gateway is first ready; None: no supervisor started it.
         side_server: A server that starts and drains together with this server.
         handshakes: Connections whose TLS handshake is not complete; None: the server does without TLS.
     """
@@ -97,7 +100,17 @@ class Server(uvicorn.Server):
         self._shared_port = shared_port
         self._ready_fd = ready_fd
         self._handshakes = Handshakes() if handshakes is None else handshakes
+        self._supervised = ready_fd is not None
         self._announcement: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the drain; at a second signal, end at once.
+
+        uvicorn's own raises the signal again after the drain: a clean end would look like a failure (status 143).
+        """
+        if self.should_exit and not self._supervised:
+            end_at_once(sig)
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

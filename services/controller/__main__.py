@@ -32,6 +32,7 @@ from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
+from millstream.services.process.second_signal import end_at_once
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import LeaderLock
@@ -67,7 +68,12 @@ def main() -> int:
 
 
 async def run_controller(settings: Settings, ready_fd: int | None) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code. `ready_fd`: also tells that a supervisor started it."""
+    """Run until SIGTERM or SIGINT; returns the exit code: 0 after a clean stop.
+
+    Args:
+        settings: of the process.
+        ready_fd: gets a byte when it runs; None: no supervisor started it, so a second signal ends it at once.
+    """
     if settings.redis_url is None:
         exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
         return 1
@@ -76,8 +82,14 @@ async def run_controller(settings: Settings, ready_fd: int | None) -> int:
     LogLevel("controller", settings.home / "run" / LOG_LEVELS).start()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if stopping.is_set() and ready_fd is None:
+            end_at_once(number)
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop, number)
     process.start()
     if ready_fd is not None:
         os.write(ready_fd, b"r")
