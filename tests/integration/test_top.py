@@ -17,6 +17,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ import pytest
 from tests.kit import models, v2
 from tests.kit.command_line import ROOT, WAIT_S, Millstream
 from tests.kit.load import constant_load
-from tests.kit.stack import Stack
+from tests.kit.stack import Stack, running_stack
 from tests.kit.tcp_proxy import TcpProxy
 
 ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
@@ -101,7 +102,7 @@ def in_a_terminal(line: Millstream, url: str) -> Iterator[tuple[subprocess.Popen
     os.close(controller)
 
 
-@pytest.mark.parametrize("leave", ["ctrl-c", "q"])
+@pytest.mark.parametrize("leave", ["ctrl-c", "q", "sigterm"])
 def test_a_terminal_is_as_before_at_the_end(stack, line, leave):
     with in_a_terminal(line, stack.url) as (process, controller):
         first = read_until(controller, b"by rate", b"WORKER")
@@ -111,9 +112,9 @@ def test_a_terminal_is_as_before_at_the_end(stack, line, leave):
         if leave == "q":
             os.write(controller, b"q")
         else:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT if leave == "ctrl-c" else signal.SIGTERM)
         assert b"Traceback" not in read_until(controller, LEAVE_SCREEN, SHOW_CURSOR)
-        assert process.wait(WAIT_S) == (0 if leave == "q" else 130)
+        assert process.wait(WAIT_S) == {"q": 0, "ctrl-c": 130, "sigterm": 143}[leave]
 
 
 def test_a_server_that_goes_and_comes_back_is_shown_again(stack, line):
@@ -130,6 +131,43 @@ def test_a_server_that_goes_and_comes_back_is_shown_again(stack, line):
         read_until(controller, LEAVE_SCREEN, SHOW_CURSOR)
         assert process.wait(WAIT_S) == 130
     proxy.close()
+
+
+ADMIN = "the-admin-key-of-this-test"
+
+
+def test_a_key_of_small_scope_is_shown_what_it_may_read(tmp_path):
+    with running_stack(tmp_path, settings={"admin_key": ADMIN}) as stack:
+        stack.push("top", models.scale(tmp_path / "scale.onnx"))
+        line = Millstream(tmp_path)
+
+        def key(*scopes: str) -> str:
+            name = "-".join(scopes).translate(str.maketrans(":*", "--"))
+            reply = stack.http.post("/admin/v1/keys", json={"name": name, "scopes": scopes})
+            return str(reply.json()["key"])
+
+        def shown(given: str) -> tuple[str, dict[str, Any]]:
+            command = ("top", "-i", "0.1", "--endpoint", stack.url, "--key", given)
+            return line.ok(*command), line.json(*command)
+
+        page, found = shown(key("metrics"))
+        assert "workers are not shown: " in page
+        assert "lacks the scope 'models:read'" in page
+        assert "no worker is running" not in page
+        assert [one["model"] for one in found["endpoints"]] == ["top"]
+        assert (found["no_series"], found["workers"]) == ("", [])
+        page, found = shown(key("models:read"))
+        assert "requests are not shown: " in page
+        assert "lacks the scope 'metrics'" in page
+        assert "no model is loaded" not in page
+        assert [one["worker"] for one in found["workers"]] == ["cpu-0"]
+        page, found = shown(key("metrics", "models:read"))
+        assert "not shown" not in page
+        infers = key("infer:*")
+        refused = line.fails("top", "-i", "0.1", "--endpoint", stack.url, "--key", infers)
+        assert "lacks the scope 'metrics'" in refused
+        assert "lacks the scope 'models:read'" in refused
+        assert "401" not in refused
 
 
 def pictures(written: bytes) -> list[bytes]:

@@ -53,8 +53,8 @@ def top(
     worker counts for its models, PROCESS all that its process takes; BUSY and PROCESS are known of the workers on the
     machine of the gateway that answers.
 
-    It reads /metrics and the admin API, so it works with any server that answers here; an API key needs the scopes
-    metrics and models:read.
+    It reads /metrics and the admin API, so it works with any server that answers here. An API key needs the scope
+    metrics for totals and endpoints, and models:read for workers; a line says what is left out.
     """
     if svg is not None and not once:
         raise wrong_usage("--svg writes one picture: add --once")
@@ -85,7 +85,7 @@ def _one_interval(client: Client, interval: float) -> Overview:
 
 
 def _follow(client: Client, console: Console, interval: float, sort: Sort) -> None:
-    """Show pictures until q or Ctrl-C, on a screen of their own: the terminal then shows what it showed before.
+    """Show pictures until q, Ctrl-C or SIGTERM, on a screen of their own: the terminal is then as it was before.
 
     A server that does not answer for a while, as at a restart, is asked again; the first answer must come.
     """
@@ -94,10 +94,12 @@ def _follow(client: Client, console: Console, interval: float, sort: Sort) -> No
     from millstream.services.cli.top.keyboard import keyboard
     from millstream.services.cli.top.rates import overview
     from millstream.services.cli.top.reading import read_server
+    from millstream.services.cli.top.termination import unwound_by_sigterm
 
     now = read_server(client)
     found, problem = overview(None, now), ""
-    with Live(console=console, screen=True, auto_refresh=False) as live, keyboard() as pressed:
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    with unwound_by_sigterm(), screen as live, keyboard() as pressed:
         due = time.monotonic() + interval
         while True:
             title = f"{_title(client, interval)}, by {sort} [dim](s: next column, q: quit)[/]"

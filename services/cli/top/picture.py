@@ -83,7 +83,10 @@ def picture(title: str, found: Overview, by: Sort, columns: int, height: int | N
     from rich.console import Group
     from rich.text import Text
 
-    lines: list[Text | Table] = [Text.from_markup(title), totals := Text.from_markup(_totals(found.totals)), Text()]
+    totals = Text(f"requests are not shown: {found.no_series}", "yellow")
+    if not found.no_series:
+        totals = Text.from_markup(_totals(found.totals))
+    lines: list[Text | Table] = [Text.from_markup(title), totals, Text()]
     shown = (len(found.endpoints), len(found.workers))
     if height is not None:
         shown = rows_max(height - totals.cell_len // columns - title.count("\n"), found)
@@ -92,11 +95,13 @@ def picture(title: str, found: Overview, by: Sort, columns: int, height: int | N
     if endpoints:
         lines += [_endpoints(endpoints, narrow=columns < _NARROW_COLUMNS)]
         lines += _rest(len(found.endpoints) - len(endpoints))
-    else:
+    elif not found.no_series:
         lines.append(Text("no model is loaded or called: `millstream push NAME FILE` uploads one", "yellow"))
     lines.append(Text())
     if workers:
         lines += [_workers(workers, columns), *_rest(len(found.workers) - len(workers))]
+    elif found.no_workers:
+        lines.append(Text(f"workers are not shown: {found.no_workers}", "yellow"))
     else:
         lines.append(Text("no worker is running", "yellow"))
     return Group(*lines)

@@ -68,18 +68,27 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What happened in the `interval_s` before the second reading; None: there is one reading only."""
+    """What happened in the `interval_s` before the second reading; None: there is one reading only.
+
+    Args:
+        no_series: why totals and endpoints are not known: the key may not read them. "": they are.
+        no_workers: likewise the workers.
+    """
 
     interval_s: float | None
     totals: Totals
     endpoints: list[EndpointRates]
     workers: list[WorkerRates]
+    no_series: str = ""
+    no_workers: str = ""
 
 
 def overview(before: Reading | None, now: Reading) -> Overview:
     """Return what happened between two readings."""
     growth = _Growth(before, now)
-    return Overview(growth.interval_s, _totals(growth), _endpoints(growth), _workers(growth))
+    return Overview(
+        growth.interval_s, _totals(growth), _endpoints(growth), _workers(growth), now.no_series, now.no_workers
+    )
 
 
 class _Growth:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.services.client.metrics_page import Metrics, Sample
 from millstream.services.client.replies import document_of
+from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
     from millstream.services.client.client import Client
@@ -33,11 +34,15 @@ class Reading(NamedTuple):
         at_s: when, in seconds on a clock that only grows.
         series: samples by the name of their series.
         workers: the workers of the placement document, each with its memory and without its instances.
+        no_series: why the server does not show the series to this key; "": it does.
+        no_workers: likewise the workers.
     """
 
     at_s: float
     series: dict[str, list[Sample]]
     workers: list[dict[str, Any]]
+    no_series: str = ""
+    no_workers: str = ""
 
     def sums(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         """Return the sums of a series by the values of these labels."""
@@ -49,12 +54,34 @@ class Reading(NamedTuple):
 
 
 def read_server(client: Client) -> Reading:
-    """Read the metrics page and the workers of a server. Raises Failure."""
-    text = client.metrics().text
+    """Read the metrics page and the workers of a server, as far as the key allows.
+
+    Raises Failure: FORBIDDEN if the key allows neither.
+    """
+    text, no_series = "", ""
+    try:
+        text = client.metrics().text
+    except Failure as failure:
+        no_series = _refusal(failure)
     at_s = time.monotonic()
-    # One model is asked for: `workers` are all in any page, and the versions come from the metrics.
-    reply = client.request("GET", "/admin/v1/placement", query={"limit": "1"})
-    return reading_of(at_s, text, document_of(reply, "workers")["workers"])
+    workers: list[dict[str, Any]] = []
+    no_workers = ""
+    try:
+        # One model is asked for: `workers` are all in any page, and the versions come from the metrics.
+        reply = client.request("GET", "/admin/v1/placement", query={"limit": "1"})
+        workers = document_of(reply, "workers")["workers"]
+    except Failure as failure:
+        no_workers = _refusal(failure)
+    if no_series and no_workers:
+        raise Failure(Code.FORBIDDEN, f"{no_series}; {no_workers}")
+    return reading_of(at_s, text, workers)._replace(no_series=no_series, no_workers=no_workers)
+
+
+def _refusal(failure: Failure) -> str:
+    """Return why the key does not allow a call. Raises any other failure."""
+    if failure.code is not Code.FORBIDDEN:
+        raise failure
+    return failure.message
 
 
 def reading_of(at_s: float, page: str, workers: list[dict[str, Any]]) -> Reading:
