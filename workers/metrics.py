@@ -105,9 +105,9 @@ class WorkerMetrics:
         labels = (manifest.model, str(manifest.version), self._pool)
         self._registry.histogram(catalogue.MODEL_UNLOAD_DURATION, *labels).observe(seconds)
 
-    def evicted(self, manifest: Manifest, age_s: float | None) -> None:
+    def evicted(self, manifest: Manifest, reason: str, age_s: float | None) -> None:
         """Count a version that was unloaded although it is served, `age_s` after its last call; None: it had none."""
-        labels = (manifest.model, str(manifest.version), self._pool)
+        labels = (manifest.model, str(manifest.version), self._pool, reason)
         self._registry.counter(catalogue.EVICTIONS, *labels).add()
         if age_s is not None:
             self._registry.histogram(catalogue.EVICTION_AGE, *labels).observe(age_s)

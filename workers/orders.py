@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from millstream.services.errors import Failure
+from millstream.services.placement.planned import OrderReason
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.orders import Order
 from millstream.workers.consumer import Consumer
 from millstream.workers.residency import Residency
+from millstream.workers.unloads import EvictionReason
 
 log = logging.getLogger("millstream.orders")
 
@@ -100,5 +102,10 @@ class OrderThread:
     def _obey(self, order: Order, consumer: Consumer) -> None:
         if order.do == "load":
             self._residency.load(order, consumer)
-        elif not self._residency.unload(order.content_id, order.why, consumer):
+        elif not self._residency.unload(order.content_id, _reason_of(order), order.why, consumer):
             log.info("not unloaded: %s: it is in use, pinned, not loaded or needed", order.content_id)
+
+
+def _reason_of(order: Order) -> EvictionReason:
+    """Return why the controller orders an unload; an older one does not say."""
+    return EvictionReason.IDLE if order.reason == OrderReason.IDLE else EvictionReason.MOVED

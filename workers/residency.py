@@ -31,7 +31,7 @@ from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
 from millstream.workers.refusals import Refusals
-from millstream.workers.unloads import Unloads
+from millstream.workers.unloads import EvictionReason, Unloads
 from millstream.workers.version_loads import VersionLoads
 from millstream.workers.wanted import Wanted
 
@@ -289,13 +289,13 @@ class Residency:
             suspect = one.verdict.on(self._kind).deaths > 0
             self._loads.demand(LoadRequest(one.manifest, suspect, True, one.staged, order.why, until))
 
-    def unload(self, content_id: str, why: str, consumer: Consumer) -> bool:
+    def unload(self, content_id: str, reason: EvictionReason, why: str, consumer: Consumer) -> bool:
         """Unload a version that is not in use, not pinned, and not needed for instances_min; False: it stays."""
         with self._changed:
             one = self._wanted.get(content_id)
             if one is None or one.placement.pin:
                 return False
-            if not self._unloads.evict(consumer, content_id, one.placement.instances_min, why):
+            if not self._unloads.evict(consumer, content_id, one.placement.instances_min, reason, why):
                 return False
             self._put_away.add(content_id)
             now = time.monotonic()
@@ -312,7 +312,7 @@ class Residency:
                 if model is not None and model.state is State.READY:
                     idle_s = now - max(model.loaded_at, self._last_used(model))
                     if idle_s >= one.placement.idle_s:
-                        self.unload(one.content_id, f"idle for {idle_s:.0f} s", consumer)
+                        self.unload(one.content_id, EvictionReason.IDLE, f"idle for {idle_s:.0f} s", consumer)
 
     def repay(self, consumer: Consumer) -> None:
         """Unload what costs least if an instance turned out to take more than was predicted, and there is too little.
@@ -337,7 +337,8 @@ class Residency:
                 self._unpaid = victims.reason
                 return
             for victim in victims:
-                self.unload(victim, "the worker uses more than its memory budget", consumer)
+                why = "the worker uses more than its memory budget"
+                self.unload(victim, EvictionReason.BUDGET, why, consumer)
 
     def recall(self, consumer: Consumer) -> None:
         """Order the load of unloaded versions whose lanes have batches: their gateways did not know of the unload."""
@@ -395,7 +396,7 @@ class Residency:
             if victims and not order.evict:
                 return Refusal(RefusalKind.NOTHING_EVICTABLE, "there is no free memory, and nothing was to be unloaded")
             for victim in victims:
-                if not self.unload(victim, f"to make room for {content_id}", consumer):
+                if not self.unload(victim, EvictionReason.ROOM, f"to make room for {content_id}", consumer):
                     break
             if not self._closed(victims):
                 self._waiting[content_id] = order, victims

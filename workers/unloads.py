@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 
 from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
@@ -25,6 +26,15 @@ log = logging.getLogger("millstream.reconciler")
 
 DRAIN_S_MAX = 30.0
 PROPAGATION_S = 0.3  # for gateways to learn that a version was removed, and to send its waiting requests
+
+
+class EvictionReason(StrEnum):
+    """Why a version is unloaded that is still to be served: a label of metrics."""
+
+    ROOM = "room"  # another version needs its memory
+    BUDGET = "budget"  # what is loaded took more memory than was predicted
+    IDLE = "idle"  # it was not called for its `idle_s`
+    MOVED = "moved"  # the controller wants fewer instances, or has them elsewhere
 
 
 class Unloads:
@@ -96,7 +106,7 @@ class Unloads:
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=about)
 
-    def evict(self, consumer: Consumer, content_id: str, others_min: int, why: str) -> bool:
+    def evict(self, consumer: Consumer, content_id: str, others_min: int, reason: EvictionReason, why: str) -> bool:
         """Unload a version of which no batch waits or runs; False: it is in use, or too few other workers serve it.
 
         Redis decides it: a batch that comes later waits in the lane for another load. The instance is closed later, in
@@ -116,7 +126,7 @@ class Unloads:
             self._budget.begin_unload(content_id)
             self._models.remove(content_id)
         began, last_call = time.monotonic(), model.calls.last
-        self._metrics.evicted(model.manifest, began - last_call if last_call else None)
+        self._metrics.evicted(model.manifest, reason.value, began - last_call if last_call else None)
         self._metrics.unloaded(model)
         with self._lock:
             self._closing[content_id] += 1

@@ -66,16 +66,26 @@ _MEMORY = (
     ),
     Chart(
         "Evictions",
-        "Models unloaded for others, in a minute.",
+        "Models unloaded in a minute that are still to be served, by reason: for others (room), idle, …",
         "short",
-        ((f"60 * {rate('millstream_evictions_total', 'model, pool', OF_POOL)}", "{{model}} {{pool}}"),),
+        (
+            (
+                f"60 * {rate('millstream_evictions_total', 'model, pool, reason', OF_POOL)}",
+                "{{model}} {{pool}}: {{reason}}",
+            ),
+        ),
     ),
     Chart(
         "Age at eviction",
-        "Median time since the last call of a model when it was unloaded for others: if it is short, memory is too "
-        "small.",
+        "Median time since the last call of a model when it was unloaded, by reason: if it is short for room, memory "
+        "is too small.",
         "s",
-        ((quantile(0.5, "millstream_eviction_age_seconds", "model, pool", OF_POOL), "{{model}} {{pool}}"),),
+        (
+            (
+                quantile(0.5, "millstream_eviction_age_seconds", "model, pool, reason", OF_POOL),
+                "{{model}} {{pool}}: {{reason}}",
+            ),
+        ),
     ),
 )
 

@@ -190,6 +190,7 @@ class Controller:
                 why=order.why,
                 evict=order.evict,
                 usage=usage if order.do == "load" else {},
+                reason=order.reason.value,
                 token=token,
             ),
         )

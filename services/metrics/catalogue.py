@@ -291,8 +291,8 @@ MODEL_UNLOAD_DURATION = Metric(
 EVICTIONS = Metric(
     "millstream_evictions_total",
     Kind.COUNTER,
-    "Versions that a worker unloaded although they are still to be served.",
-    _LANE,
+    "Versions that a worker unloaded although they are still to be served, by reason.",
+    (*_LANE, "reason"),
 )
 RACES_ENDED = Metric(
     "millstream_races_ended_total",
@@ -328,8 +328,8 @@ VARIANTS_UNDONE = Metric(
 EVICTION_AGE = Metric(
     "millstream_eviction_age_seconds",
     Kind.HISTOGRAM,
-    "Time since the last call of a version when it was evicted, short if memory is too small.",
-    _LANE,
+    "Time since the last call of a version when it was evicted, by reason.",
+    (*_LANE, "reason"),
     AGE_SECONDS,
 )
 WORKER_INSTANCES = Metric(

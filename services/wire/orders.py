@@ -18,6 +18,7 @@ class Order(BaseModel):
         evict: whether other versions may be unloaded for it.
         deadline: instant after which the load is of no use to those who wait, in seconds on the Redis clock; 0: none.
         usage: packed placement.usage.Usage of the version, which the worker continues.
+        reason: why the controller gives it: a placement.planned.OrderReason; "": a gateway, or an older release.
         token: fencing token of the controller: a worker ignores orders with a lower token than it has seen. 0: from a
             gateway.
     """
@@ -30,4 +31,5 @@ class Order(BaseModel):
     evict: bool = False
     deadline: float = 0.0
     usage: dict[str, float] = {}
+    reason: str = ""
     token: int = 0

@@ -150,6 +150,7 @@ def test_idle_versions_are_unloaded_and_answer_again(fleet):
     fleet.call("b")
     fleet.configure("b", idle_s=1)
     fleet.until_held("b", 0)
+    assert fleet.stack.metrics().value("millstream_evictions_total", model="b", reason="idle") > 0
     assert wait_until(lambda: fleet.placement("b")["models"][0]["standby"], what="on standby")
     fleet.configure("b", idle_s=0)
     fleet.call("b")

@@ -54,6 +54,8 @@ def test_a_worker_holds_what_fits_and_loads_what_is_called(shop: Shop) -> None:
         assert instance is not None
         assert instance.why == "a call"
     wait_until(shop.no_demands, what="all demands are met")
+    assert sum(shop.evictions(name, reason) for name in manifests for reason in ("room", "budget")) >= 2
+    assert sum(shop.evictions(name, reason) for name in manifests for reason in ("idle", "moved")) == 0
 
 
 def test_what_is_called_stays(shop: Shop) -> None:
@@ -194,6 +196,8 @@ def test_orders_to_unload(shop: Shop) -> None:
     wait_until(lambda: shop.instance(plain) is None, what="it is unloaded")
     wait_until(lambda: "an order cannot be read" in shop.log, what="the order that is none is ignored")
     assert shop.ready() == {"pinned"}
+    assert shop.evictions("idle", "idle") == shop.evictions("plain", "moved") == 1
+    assert shop.evictions("idle", "room") == shop.evictions("plain", "room") == 0, "memory was not short"
     shop.until_answers("plain")
 
 

@@ -128,7 +128,7 @@ SAGEMAKER = (
     (
         "none",
         "millstream_evictions_total, millstream_eviction_age_seconds",
-        "models unloaded for others, and the time since their last calls: short if memory is too small",
+        "models unloaded (reason `room`: for others), and the time since their last calls: short if memory is small",
     ),
 )
 

@@ -116,6 +116,10 @@ class Shop:
     def log(self) -> str:
         return "".join(path.read_text() for path in (self.stack.home / "logs").glob(f"{self.pool}-*.log"))
 
+    def evictions(self, name: str, reason: str) -> float:
+        """Return how often the worker unloaded a model for a reason."""
+        return self.stack.metrics().value("millstream_evictions_total", model=name, pool=self.pool, reason=reason)
+
     def until_answers(self, name: str) -> None:
         """Call a model until it answers; it may be refused for a while, but only with a time to try again."""
 

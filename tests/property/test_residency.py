@@ -24,7 +24,7 @@ from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
 from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.residency import Residency
-from millstream.workers.unloads import Unloads
+from millstream.workers.unloads import EvictionReason, Unloads
 from millstream.workers.wanted import Wanted
 from tests.contract.repositories import manifest
 from tests.kit.state_machines import machine_settings
@@ -234,7 +234,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def unload(self, name: str) -> None:
         one = self.of(name)
         if one is not None:
-            self.residency.unload(one.content_id, "idle", cast("Any", self.redis))
+            self.residency.unload(one.content_id, EvictionReason.MOVED, "idle", cast("Any", self.redis))
 
     @rule()
     def begin_another_load(self) -> None:
