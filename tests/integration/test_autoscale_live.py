@@ -6,8 +6,9 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -20,7 +21,7 @@ from millstream.services.repository.folder import FolderRepository
 from tests.kit import v2
 from tests.kit.command_line import Millstream
 from tests.kit.load import constant_load
-from tests.kit.stack import Stack, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 
@@ -107,6 +108,73 @@ def test_a_new_gateway_knows_the_models_of_a_pool_that_sleeps(scaled):
     scaled.reconnect()
     wait_until(lambda: answers(scaled), LIMIT_S, "the new gateway is ready")
     assert infer(scaled).status_code == 200
+
+
+def waits(stack: Stack) -> bool:
+    """Whether a gateway reports that a request waits for the pool."""
+    reported: Any = stack.redis.hvals(InstallationKeys(stack.installation).loads.decode())
+    loads = [json.loads(value.partition(b" ")[2]) for value in reported]
+    return any(load["pools"].get("sim", {}).get("queue_rows", 0) > 0 for load in loads)
+
+
+def queued(stack: Stack) -> int:
+    """Return how many batches are in streams."""
+    redis: Any = stack.redis
+    return sum(redis.xlen(stream) for stream in redis.scan_iter("ms:*:stream:*"))
+
+
+@contextmanager
+def waiting_call(stack: Stack) -> Iterator[tuple[Future[int], Callable[[], None]]]:
+    """Call the pool that sleeps while the controller is frozen, so that the request waits and no worker starts.
+
+    Yields the status of the answer, 0 if its connection breaks, and a function that lets the controller go on.
+    """
+
+    def status() -> int:
+        with suppress(httpx2.TransportError):
+            return int(infer(stack).status_code)
+        return 0
+
+    wait_until(lambda: asleep(stack), LIMIT_S, "the pool sleeps")
+    with ThreadPoolExecutor(1) as caller, ExitStack() as frozen:
+        frozen.enter_context(sigstopped(stack.pids()["controller"]))
+        answer = caller.submit(status)
+        wait_until(lambda: waits(stack), what="the request waits")
+        assert queued(stack) == 0, "in its gateway"
+        yield answer, frozen.close
+
+
+def test_a_request_that_waits_for_a_worker_outlives_redis(scaled):
+    """Its gateway has it: an empty Redis learns of it with the next report."""
+    with waiting_call(scaled) as (answer, go_on):
+        before = scaled.pids()["redis"]
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: scaled.pids().get("redis", before) != before, LIMIT_S, "Redis runs again, empty")
+        assert not answer.done()
+        go_on()
+        assert answer.result(LIMIT_S) == 200
+
+
+def test_a_request_that_waits_for_a_worker_outlives_a_start_that_fails(scaled):
+    with waiting_call(scaled) as (answer, go_on):
+        go_on()
+        first = wait_until(lambda: scaled.pids().get("sim-0"), LIMIT_S, "a worker starts")
+        os.kill(first, signal.SIGKILL)
+        scaled.wait_for_line("sim-0 was ended by SIGKILL")
+        assert answer.result(LIMIT_S) == 200
+
+
+def test_a_request_whose_gateway_is_killed_leaves_nothing_behind(scaled):
+    """Its caller's connection ends with the gateway, so no answer could be sent, and none is computed."""
+    with waiting_call(scaled) as (answer, go_on):
+        os.kill(scaled.pids()["gateway-0"], signal.SIGKILL)
+        assert answer.result(LIMIT_S) == 0
+        go_on()
+        scaled.reconnect()
+        wait_until(lambda: answers(scaled), LIMIT_S, "the new gateway is ready")
+        wait_until(lambda: not waits(scaled), LIMIT_S, "the request counts no longer")
+        assert queued(scaled) == 0
+        wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
 
 
 def test_a_killed_controller_changes_nothing_and_the_next_one_goes_on(scaled):
