@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.bench.autoscaling.__main__ import LATENCY_S, MOST, VARIANTS, WORKER
+from tests.bench.autoscaling.__main__ import LATENCY_S, MOST, VARIANTS, WORKER, study, table
 from tests.bench.autoscaling.plot import Point, plot
 from tests.bench.autoscaling.rules import Seen
 from tests.bench.autoscaling.simulator import simulate
@@ -47,6 +47,19 @@ def test_rules_stay_in_limits_and_answer(trace):
         outcome = simulate(variant.rule(), arrivals, WORKER, LATENCY_S)
         assert 0 <= outcome.missed <= 1
         assert 1 <= outcome.most <= MOST
+
+
+def test_the_table_has_mean_and_spread_over_the_seeds():
+    results = study(0.1, (1, 2))
+    assert {one.trace for one in results} == set(TRACES)
+    again = {(one.trace, one.rule, one.setting): one for one in study(0.1, (1,))}
+    other = {(one.trace, one.rule, one.setting): one for one in study(0.1, (2,))}
+    for one in results:
+        first, second = (found[one.trace, one.rule, one.setting] for found in (again, other))
+        assert one.missed == pytest.approx((first.missed + second.missed) / 2)
+        assert one.missed_deviation == pytest.approx(abs(first.missed - second.missed) / 2)
+        assert one.worker_hours_deviation == pytest.approx(abs(first.worker_hours - second.worker_hours) / 2)
+    assert sum(" ± " in line for line in table(results).splitlines()) == sum(one.usual for one in results)
 
 
 def test_the_plot_has_a_point_for_each_variant():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, pstdev
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ PAGE, PLOT = ROOT / "docs/autoscaling.md", ROOT / "docs/autoscaling-study.svg"
 BEGIN, END = "<!-- study: begin -->", "<!-- study: end -->"
 WORKER = Worker(rows_per_s=100, run_s=0.04, start_s=30)
 MOST, LATENCY_S = 20, 0.2
-SEEDS = (1,)
+SEEDS = (1, 2, 3)
 
 
 class Variant(NamedTuple):
@@ -57,7 +57,7 @@ VARIANTS = (
 
 
 class Result(NamedTuple):
-    """The means of a variant over the seeds."""
+    """The means of a variant over the seeds, and the standard deviations of what it missed and cost."""
 
     trace: str
     rule: str
@@ -66,6 +66,8 @@ class Result(NamedTuple):
     missed: float
     worker_hours: float
     changes: float
+    missed_deviation: float = 0.0
+    worker_hours_deviation: float = 0.0
 
 
 def study(hours: float, seeds: tuple[int, ...]) -> list[Result]:
@@ -85,6 +87,8 @@ def study(hours: float, seeds: tuple[int, ...]) -> list[Result]:
                     mean(one.missed for one in outcomes),
                     mean(one.worker_hours for one in outcomes),
                     mean(one.changes for one in outcomes),
+                    pstdev(one.missed for one in outcomes),
+                    pstdev(one.worker_hours for one in outcomes),
                 )
             )
     return found
@@ -94,7 +98,8 @@ def table(results: list[Result]) -> str:
     """Return the results with usual settings as a table of Markdown."""
     lines = ["| trace | rule | misses of the target | worker-hours | changes |", "|---|---|---|---|---|"]
     lines += [
-        f"| {one.trace} | {one.rule}, {one.setting} | {one.missed:.2%} | {one.worker_hours:.0f} | {one.changes:.0f} |"
+        f"| {one.trace} | {one.rule}, {one.setting} | {one.missed:.2%} ± {100 * one.missed_deviation:.2f} "
+        f"| {one.worker_hours:.0f} ± {one.worker_hours_deviation:.0f} | {one.changes:.0f} |"
         for one in results
         if one.usual
     ]
