@@ -15,8 +15,12 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 def content_of(document: BaseModel) -> bytes:
-    """Return the bytes of a document's file."""
-    return document.model_dump_json(indent=2).encode() + b"\n"
+    """Return the bytes of a document's file.
+
+    Fields with their defaults are left out: an earlier release, which may run beside this one, refuses those that it
+    does not know.
+    """
+    return document.model_dump_json(indent=2, exclude_defaults=True).encode() + b"\n"
 
 
 def read_document(path: Path, kind: type[Document], root: Path) -> Document | None:

@@ -100,7 +100,7 @@ class FolderRepository:
         if (target / "manifest.json").exists():
             raise _exists(manifest)
         with storage_errors(self._root):
-            (staging.path / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            (staging.path / "manifest.json").write_bytes(content_of(manifest))
             fsync_tree(staging.path)
             with self._changing(manifest.model), _kept_if_used(target.parent), ExitStack() as documents:
                 fsync(self._models)
