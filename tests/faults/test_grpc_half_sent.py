@@ -200,16 +200,17 @@ def test_unary_calls_that_stop_end_in_time_and_streams_may_be_silent(stack: Stac
 
 
 def test_calls_without_a_message_do_not_crowd_out_others(stack: Stack) -> None:
-    connections = [http2.Connection(port(stack)) for _ in range(2)]
-    with Caller(stack.grpc) as caller:
-        for connection in connections:
+    with (
+        http2.Connection(port(stack)) as first,
+        http2.Connection(port(stack)) as second,
+        Caller(stack.grpc) as caller,
+    ):
+        for connection in (first, second):
             for _ in range(600):  # in all more than there may be calls
                 connection.begin(http2.STREAM_INFER)
-        wait_until(lambda: sum(take_all(one) for one in connections) > 0, WAIT_S, "the oldest are ended")
+        wait_until(lambda: take_all(first) + take_all(second) > 0, WAIT_S, "the oldest are ended")
         answered = caller.answered
         wait_until(lambda: caller.answered > answered + 5, what="others are answered")
-    for connection in connections:
-        connection.close()
 
 
 def take_all(connection: http2.Connection) -> int:

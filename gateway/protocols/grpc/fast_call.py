@@ -237,6 +237,14 @@ class FastCall:
         """Whether a message is complete."""
         return bool(self._messages)
 
+    @property
+    def waits_since(self) -> float | None:
+        """The instant since which the call waits for its next message; None: it does not."""
+        if self.receiving:
+            return self.began
+        reads = self._reading is not None and not self._reading.done()
+        return self._moved if reads else None
+
     def _consume(self) -> None:
         if self._unconsumed_bytes:
             self._connection.h2.consume(self._number, self._unconsumed_bytes)

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from millstream.gateway.connection.drain import Drain
@@ -150,11 +151,16 @@ class FastGrpcServer:
                 self._end_oldest(now)
 
     def _end_oldest(self, now: float) -> None:
-        """End the oldest of too many calls whose requests do not arrive."""
-        calls = [call for connection in self._parts.connections for call in connection.calls.values() if call.receiving]
-        surplus = len(calls) - self.reads_max
-        for call in sorted(calls, key=lambda call: call.began)[: max(0, surplus)]:
-            if now >= call.began + CROWDED_S_MIN:
+        """End those of too many calls that wait longest for their requests, which do not arrive."""
+        waiting: list[tuple[float, FastCall]] = []
+        for connection in self._parts.connections:
+            for call in connection.calls.values():
+                since = call.waits_since
+                if since is not None:
+                    waiting.append((since, call))
+        waiting.sort(key=itemgetter(0))
+        for since, call in waiting[: max(0, len(waiting) - self.reads_max)]:
+            if now >= since + CROWDED_S_MIN:
                 call.fail(crowded(self.reads_max))
 
     def stop_accepting(self) -> None:
