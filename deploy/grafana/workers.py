@@ -66,7 +66,7 @@ _MEMORY = (
     ),
     Chart(
         "Evictions",
-        "Models unloaded in a minute that are still to be served, by reason: for others (room), idle, …",
+        "Models unloaded in a minute that are still to be served, by reason: for others (room), idle and more.",
         "short",
         (
             (

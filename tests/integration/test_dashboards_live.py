@@ -24,6 +24,7 @@ WITHOUT_DATA = {
         "needs races, which take minutes: tests/integration/test_race_live.py",
     ),
     "API keys that expire": "needs an API key: tests/integration/test_access.py",
+    "Certificates that expire": "needs TLS: tests/integration/test_tls.py",
     "Traces and access log": "needs a receiver of traces: tests/integration/test_tracing.py",
     "Readiness probes unanswered": "needs a worker that freezes: tested below",
 }
