@@ -18,7 +18,8 @@ VARIABLES = ("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT", "MILLSTREAM_
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(serve, "up", lambda **options: calls.append(options))
-    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "k")
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "k")  # without these, `serve` sets them for `up`
+    monkeypatch.setenv("MILLSTREAM_ALLOWED_HOSTS", "*")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return calls

@@ -59,11 +59,13 @@ def serve(
     Without MILLSTREAM_ADMIN_KEY a random key locks the admin API.
     """
     settings = load_settings()
+    passed_on: dict[str, str] = {}
     if settings.admin_key is None:
-        os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)  # noqa: TID251 - for `up`, which reads it
+        passed_on["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)
     if "allowed_hosts" not in settings.model_fields_set:
         # The platform routes by name to the container, and does not document which names it passes on.
-        os.environ["MILLSTREAM_ALLOWED_HOSTS"] = ANY  # noqa: TID251
+        passed_on["MILLSTREAM_ALLOWED_HOSTS"] = ANY
+    os.environ.update(passed_on)  # noqa: TID251 - for `up`, which reads it
     if folder == MODEL_DIR and settings.vertex_storage_uri:
         folder = storage_folder(settings.vertex_storage_uri)
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")
