@@ -78,7 +78,10 @@ async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
         return
     if process.returncode is None:
         _kill(process)
-        await process.wait()
+        # What it wrote and nobody read any more is read: asyncio says that a process ended once its pipes have.
+        assert process.stdout
+        assert process.stderr
+        await asyncio.gather(_drop(process.stdout), _drop(process.stderr), process.wait())
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
@@ -95,6 +98,11 @@ async def _communicate(process: asyncio.subprocess.Process, task: bytes) -> tupl
     process.stdin.close()
     report, errors = await asyncio.gather(_read_beginning(process.stdout), _read_end(process.stderr))
     return report, errors
+
+
+async def _drop(stream: asyncio.StreamReader) -> None:
+    while await stream.read(1 << 16):
+        pass
 
 
 async def _read_beginning(stream: asyncio.StreamReader) -> bytes:

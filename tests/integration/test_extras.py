@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from millstream.services.extras import EXTRAS
 from millstream.services.settings import child_environment
+from tests.kit.framework_environment import REQUIREMENTS
 from tests.kit.role_environment import PROJECT, ROOT, build_wheel, install, locked, make_environment, needed_by
 
 GATEWAY_ALONE = {"fastapi", "grpcio", "tokenizers"}
@@ -177,6 +178,16 @@ def test_versions_of_images_are_those_of_the_tests() -> None:
     tested = pins("dev")
     for lock in (*LOCKS, "build"):  # build: what `make run` installs beside serving
         assert pins(lock) - {pin for pin in pins(lock) if pin.startswith("onnxruntime-gpu==")} <= tested
+
+
+def test_the_environment_of_the_frameworks_has_what_a_server_needs() -> None:
+    """Its packages are installed without what they need themselves, so that their versions stay."""
+    lines = REQUIREMENTS.read_text().splitlines()
+    listed = {Requirement(line).name for line in lines if line and not line.startswith("#")}
+    missing = needed_by("gateway", "worker", "cli", "embedded", "embeddings", "cpu") - {
+        canonicalize_name(name) for name in listed
+    }
+    assert missing == set()
 
 
 def test_protobuf_has_the_bound_that_tritonclient_has() -> None:

@@ -1,0 +1,53 @@
+"""A confined process that writes without an end is ended all the same, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from millstream.services.ingest.confined_process import run_process
+from tests.kit.wait import wait_until
+
+FLOODS = {
+    "output": "while True: os.write(1, bytes(65536))",
+    "errors": "while True: os.write(2, bytes(65536))",
+    "both": "while True: os.write(1, bytes(65536)); os.write(2, bytes(65536))",
+    "neither": "time.sleep(1e6)",
+}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_is_ended_when_its_time_is_over(tmp_path: Path, flood: str, loop: str) -> None:
+    begun = tmp_path / "begun"
+    code = (
+        f"import os, pathlib, sys, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\n{FLOODS[flood]}\n"
+    )
+    (tmp_path / "flood.py").write_text(code)
+
+    async def run() -> None:
+        running = asyncio.create_task(
+            run_process(
+                "flood", tmp_path, b"", {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+            )
+        )
+        await asyncio.to_thread(wait_until, lambda: begun.exists() and begun.read_text(), 60, "begun")
+        await asyncio.sleep(0.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(run())
+    assert not Path("/proc", begun.read_text()).exists()
