@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from hpack import Decoder, Encoder
 
 from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.connection import Connection
-from millstream.gateway.connection.http2.events import ConnectionEnded, Event
+from millstream.gateway.connection.http2.events import ConnectionEnded, DataReceived, Event
 from millstream.gateway.connection.http2.faults import ErrorCode
 from millstream.gateway.connection.http2.frames import Frame, FrameReader, frame
 from millstream.gateway.connection.http2.header_blocks import Headers
 from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.connection.http2.request_headers import check_request
 
+H = TypeVar("H")
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/service/Method"), (":authority", "test")]
 GREETING = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
 
@@ -77,3 +79,15 @@ def resets(sent: list[Frame]) -> dict[int, int]:
 
 def of_kind(sent: list[Frame], kind: int) -> list[Frame]:
     return [one for one in sent if one[0] == kind]
+
+
+def joined(events: Sequence[Event[H]]) -> list[Event[H]]:
+    """Return events, those of data that follows other data of its stream made one: long DATA comes in parts."""
+    found: list[Event[H]] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, DataReceived) and isinstance(last, DataReceived) and event.stream == last.stream:
+            found[-1] = DataReceived(event.stream, last.data + event.data, event.ended)
+        else:
+            found.append(event)
+    return found

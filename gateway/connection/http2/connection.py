@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2.closed_streams import ClosedStreams
 from millstream.gateway.connection.http2.events import (
     ConnectionEnded,
     DataReceived,
@@ -26,6 +27,7 @@ from millstream.gateway.connection.http2.header_blocks import HeaderReader, Head
 from millstream.gateway.connection.http2.limits import Allowance, Limits
 from millstream.gateway.connection.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
 from millstream.gateway.connection.http2.peer_settings import read_settings
+from millstream.gateway.connection.http2.request_headers import check_trailers, content_length
 from millstream.gateway.connection.http2.sender import Sender
 from millstream.gateway.connection.http2.stream import Piece, Stream
 from millstream.gateway.connection.http2.windows import WINDOW_BYTES, ReceiveWindow
@@ -63,15 +65,15 @@ class Connection(Generic[H]):
         self.streams: dict[int, Stream] = {}
         self.closed = False  # ConnectionEnded was returned
         self._limits = limits
-        self._frames = FrameReader()
+        self._frames = FrameReader(limits.frame_bytes_max, limits.header_frame_bytes_max)
         self._preface = PREFACE  # what is still to arrive of it
         self._opened = False  # the first SETTINGS arrived
-        self._headers = HeaderReader(interpret, limits.header_list_bytes_max, limits.header_bomb_bytes)
-        self._sender = Sender(self.streams, limits.stall_s_max)
+        self._headers = HeaderReader(_opening(interpret), limits.header_list_bytes_max, limits.header_bomb_bytes)
+        self._closed = ClosedStreams()
+        self._sender = Sender(self.streams, self._closed, limits.stall_s_max)
         self._window = ReceiveWindow(limits.connection_window_bytes)
         self._live = Liveness(limits, now)
         self._block: _Block | None = None
-        self._last = 0  # the stream opened last
         self._final: int | None = None  # the last stream that is served, after the second step of a drain
         self._drain_step_by: float | None = None
         self._events: list[Event[H]] = []
@@ -91,6 +93,7 @@ class Connection(Generic[H]):
                 {
                     Setting.MAX_CONCURRENT_STREAMS: limits.streams_max,
                     Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                    Setting.MAX_FRAME_SIZE: limits.frame_bytes_max,
                     Setting.MAX_HEADER_LIST_SIZE: limits.header_list_bytes_max,
                 }
             )
@@ -141,7 +144,7 @@ class Connection(Generic[H]):
         return data[size:]
 
     def _is_partial(self) -> bool:
-        return self._block is not None or self._frames.held_bytes > 0
+        return self._block is not None or self._frames.partial
 
     def _on_frame(self, one: Frame) -> None:
         kind, flags, number, payload = one
@@ -167,6 +170,7 @@ class Connection(Generic[H]):
         stream = self.streams.get(number)
         if stream is None:
             self._must_have_been_open(number)
+            self._closed.check_late(number)
             self._ignored.take(self._now)
             self._give_back(size)
             return
@@ -180,6 +184,9 @@ class Connection(Generic[H]):
             self._empty.take(self._now)
         if len(data) < size:
             self.consume(number, size - len(data))
+        if stream.announced_bytes is not None:
+            stream.announced_bytes -= len(data)
+            _check_length(stream)
         self._events.append(DataReceived(number, data, ended))
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
@@ -191,6 +198,7 @@ class Connection(Generic[H]):
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS end within their priority")
             block = block[_PRIORITY_BYTES:]
         ended = bool(flags & frames.END_STREAM)
+        self._check_block(len(block))
         if flags & frames.END_HEADERS:
             self._on_header_block(number, block, ended=ended)
         else:
@@ -203,30 +211,35 @@ class Connection(Generic[H]):
         block.fragments.append(payload)
         block.size += len(payload)
         block.continuations += 1
-        if block.size > self._limits.header_block_bytes_max or block.continuations > self._limits.continuations_max:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too long")
+        self._check_block(block.size, block.continuations)
         if flags & frames.END_HEADERS:
             self._block = None
             self._on_header_block(number, b"".join(block.fragments), ended=block.ended)
 
+    def _check_block(self, size_bytes: int, continuations: int = 0) -> None:
+        if size_bytes > self._limits.header_block_bytes_max or continuations > self._limits.continuations_max:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too long")
+
     def _on_header_block(self, number: int, block: bytes, *, ended: bool) -> None:
         stream = self.streams.get(number)
         if stream is not None:
-            self._headers.skip(block)
-            self._on_trailers(stream, ended=ended)
-        elif number <= self._last:
-            self._headers.skip(block)
+            self._on_trailers(stream, block, ended=ended)
+        elif not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client opens streams with odd numbers")
+        elif number <= self._closed.last:
+            self._headers.fields(block)
+            self._closed.check_late(number)
             self._ignored.take(self._now)
-            raise StreamFault(number, ErrorCode.STREAM_CLOSED)
         else:
             self._open(number, block, ended=ended)
 
     def _open(self, number: int, block: bytes, *, ended: bool) -> None:
-        if not number & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client opens streams with odd numbers")
-        self._last = number
+        self._closed.open(number)
         try:
-            head = self._headers.read(block)
+            opening = self._headers.read(block)
+            head, announced_bytes = (None, None) if opening is None else opening
+            if ended and announced_bytes:
+                raise ValueError("the request has no content, and a content-length")
         except ValueError:
             self._resets.take(self._now)
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR) from None
@@ -234,15 +247,21 @@ class Connection(Generic[H]):
             self._ignored.take(self._now)
             raise StreamFault(number, ErrorCode.REFUSED_STREAM)
         window = ReceiveWindow(self._limits.stream_window_bytes)
-        self.streams[number] = Stream(number, self._sender.initial_window, window, ended=ended)
+        self.streams[number] = Stream(number, self._sender.initial_window, window, announced_bytes, ended=ended)
         self._events.append(RequestStarted(number, head, ended))
 
-    def _on_trailers(self, stream: Stream, *, ended: bool) -> None:
+    def _on_trailers(self, stream: Stream, block: bytes, *, ended: bool) -> None:
+        fields = self._headers.fields(block)
         if stream.ended:
             raise StreamFault(stream.number, ErrorCode.STREAM_CLOSED)
         if not ended:
             raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR)
+        try:
+            check_trailers(fields)
+        except ValueError:
+            raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR) from None
         stream.ended = True
+        _check_length(stream)
         self._events.append(DataReceived(stream.number, b"", ended))
 
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
@@ -318,7 +337,7 @@ class Connection(Generic[H]):
         self._sender.widen_stream(stream, increment)
 
     def _must_have_been_open(self, number: int) -> None:
-        if not number & 1 or number > self._last:
+        if not number & 1 or number > self._closed.last:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that is idle")
 
     # --- what the caller does
@@ -354,6 +373,8 @@ class Connection(Generic[H]):
         stream = self.streams.get(number)
         if stream is not None:
             self._drop(stream)
+            if not stream.ended:
+                self._closed.closed_first(number)
             self._sender.control(frames.reset(number, code))
 
     def consume(self, number: int, size_bytes: int) -> None:
@@ -400,8 +421,8 @@ class Connection(Generic[H]):
 
     def _finish_drain(self) -> None:
         self._drain_step_by = None
-        self._final = self._last
-        self._sender.control(frames.goaway(self._last, ErrorCode.NO_ERROR))
+        self._final = self._closed.last
+        self._sender.control(frames.goaway(self._closed.last, ErrorCode.NO_ERROR))
 
     @property
     def drained(self) -> bool:
@@ -432,6 +453,8 @@ class Connection(Generic[H]):
             self._resets.take(self._now)
             self._drop(stream)
             self._events.append(StreamReset(number, code))
+        if number <= self._closed.last and (stream is None or not stream.ended):
+            self._closed.closed_first(number)
         self._sender.control(frames.reset(number, code))
 
     def _drop(self, stream: Stream) -> None:
@@ -451,8 +474,24 @@ class Connection(Generic[H]):
 
     def _fail(self, fault: ConnectionFault) -> None:
         self.abandon()
-        self._sender.control(frames.goaway(self._last, fault.code, fault.message))
+        self._sender.control(frames.goaway(self._closed.last, fault.code, fault.message))
         self._events.append(ConnectionEnded(fault.code, fault.message))
+
+
+def _opening(interpret: Callable[[Headers], H]) -> Callable[[Headers], tuple[H, int | None]]:
+    """Return a function that interprets the headers of a request, and reads their content-length."""
+
+    def read(headers: Headers) -> tuple[H, int | None]:
+        return interpret(headers), content_length(headers)
+
+    return read
+
+
+def _check_length(stream: Stream) -> None:
+    """Check the data received against the content-length. Raises StreamFault. Source: RFC 9113, section 8.1.1."""
+    left = stream.announced_bytes
+    if left is not None and (left < 0 or (left and stream.ended)):
+        raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR)
 
 
 #: by type of frame; not bound to a connection, which would then refer to itself and hold its replies until the next

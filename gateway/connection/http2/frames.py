@@ -12,8 +12,7 @@ from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCod
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
-#: limit on the payload of a received frame: the initial SETTINGS_MAX_FRAME_SIZE, which we do not change
-FRAME_BYTES_MAX = 16384
+FRAME_BYTES_MAX = 16384  # the initial SETTINGS_MAX_FRAME_SIZE (RFC 9113, section 6.5.2)
 STREAM_ID_MAX = (1 << 31) - 1
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -43,42 +42,88 @@ class Setting(IntEnum):
 
 
 class FrameReader:
-    """Cuts the bytes of one connection into frames. It holds at most one incomplete frame.
+    """Cuts the bytes of one connection into frames.
+
+    The payload of DATA longer than FRAME_BYTES_MAX is passed on as it arrives, as if the client had sent shorter
+    frames. Other frames are held until they are complete.
 
     Args:
-        bytes_max: limit on the payload of a frame.
+        data_bytes_max: limit on the payload of DATA.
+        bytes_max: limit on that of other frames, if it is lower.
     """
 
-    __slots__ = ("_bytes_max", "_held")
+    __slots__ = ("_bytes_max", "_data_bytes_max", "_flags", "_held", "_left", "_stream", "_tail")
 
-    def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, data_bytes_max: int = FRAME_BYTES_MAX, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._data_bytes_max = data_bytes_max
+        self._bytes_max = min(bytes_max, data_bytes_max)
         self._held = b""
+        self._left = 0  # what is to be passed on of a long frame, with these:
+        self._stream = 0
+        self._flags = 0
+        self._tail = b""  # what then stands for the head of the rest
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of a frame that is not complete."""
-        return len(self._held)
+    def partial(self) -> bool:
+        """Whether a frame is incomplete."""
+        return bool(self._held or self._left)
 
     def read(self, data: bytes, frames: list[Frame]) -> None:
-        """Append the frames that are complete with `data` to `frames`.
+        """Append the frames that are complete with `data`, and parts of long DATA, to `frames`.
 
-        Raises ConnectionFault(FRAME_SIZE_ERROR) at a frame over the limit; the frames before it are appended.
+        Raises ConnectionFault at a frame over the limit; the frames before it are appended.
         """
-        if self._held:
+        if self._left:
+            data = self._pass_on(data, 0, frames)
+        elif self._held:
             data = self._held + data
         at, end = 0, len(data)
         while end - at >= HEAD_BYTES:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
             size = high << 8 | low
-            if size > self._bytes_max:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {size} bytes")
+            stream &= STREAM_ID_MAX
+            if size > FRAME_BYTES_MAX:
+                if size > (self._data_bytes_max if kind == DATA else self._bytes_max):
+                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {size} bytes")
+                if kind == DATA:
+                    begin = self._begin_long(data, at + HEAD_BYTES, size, flags, stream)
+                    if begin > end:
+                        break
+                    data = self._pass_on(data, begin, frames)
+                    at, end = 0, len(data)
+                    continue
             last = at + HEAD_BYTES + size
             if last > end:
                 break
-            frames.append((kind, flags, stream & STREAM_ID_MAX, data[at + HEAD_BYTES : last]))
+            frames.append((kind, flags, stream, data[at + HEAD_BYTES : last]))
             at = last
         self._held = data[at:]
+
+    def _begin_long(self, data: bytes, at: int, size: int, flags: int, stream: int) -> int:
+        """Begin to pass on a long DATA frame, and return the position of its content; nothing begins beyond `data`.
+
+        Padding goes with the last byte of the content, in a short frame.
+        """
+        self._stream, self._flags, self._left, self._tail = stream, flags, size, b""
+        if flags & PADDED:
+            if at >= len(data):
+                self._left = 0
+                return at + 1
+            padding = data[at]
+            self._flags, self._left = 0, size - 2 - padding
+            self._tail = head(2 + padding, DATA, flags, stream) + bytes((padding,))
+            at += 1
+        return at
+
+    def _pass_on(self, data: bytes, at: int, frames: list[Frame]) -> bytes:
+        """Append what there is of the content of a long DATA frame at `at`, and return what follows it."""
+        size = min(self._left, len(data) - at)
+        self._left -= size
+        if size:
+            flags = self._flags & ~END_STREAM if self._left else self._flags
+            frames.append((DATA, flags, self._stream, data[at : at + size]))
+        rest = data[at + size :]
+        return rest if self._left else self._tail + rest
 
 
 def head(size_bytes: int, kind: int, flags: int, stream: int) -> bytes:

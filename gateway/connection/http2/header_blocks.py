@@ -67,9 +67,12 @@ class HeaderReader(Generic[T]):
             self._remembered[block] = known
         return known
 
-    def skip(self, block: bytes) -> None:
-        """Read a block whose fields are not wanted: the next blocks rest on its table. Raises ConnectionFault."""
-        self._decode(block)
+    def fields(self, block: bytes) -> Headers:
+        """Return the fields of a block that is not interpreted, as of trailers. Raises ConnectionFault.
+
+        Blocks whose fields nobody wants are read, too: the next blocks rest on their table.
+        """
+        return self._decode(block)[0]
 
     def _decode(self, block: bytes) -> tuple[Headers, bool]:
         """Return the fields of a block, and whether it changed the table."""

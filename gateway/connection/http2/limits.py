@@ -28,6 +28,9 @@ class Limits:
     #: bytes that a client may send of a stream, and of all streams, before the server has consumed them
     stream_window_bytes: int = 256 * 1024
     connection_window_bytes: int = 1024 * 1024
+    #: payload of DATA, which is passed on as it arrives, so that long frames take no memory; and of other frames
+    frame_bytes_max: int = 1024 * 1024
+    header_frame_bytes_max: int = 64 * 1024
     #: names, values and 32 bytes for each field; the call is refused beyond (RFC 9113, section 6.5.2)
     header_list_bytes_max: int = 16 * 1024
     #: the same, beyond which the connection ends: a block of 4 KiB can stand for 16 MB (header bomb)

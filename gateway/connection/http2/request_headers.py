@@ -1,4 +1,4 @@
-"""request_headers: checks the fields of a request. Source: RFC 9113, sections 8.2 and 8.3."""
+"""request_headers: checks the fields of a request and of its trailers. Source: RFC 9113, sections 8.1 to 8.3."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from millstream.gateway.connection.http2.header_blocks import Headers
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # without upper case
 _VALUE = re.compile(rb"[^\x00\r\n]*")
+_DIGITS = re.compile(rb"[0-9]{1,19}")
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 _REQUIRED = frozenset({b":method", b":scheme", b":path"})
 #: fields that are about one connection of HTTP/1.1
@@ -27,11 +28,36 @@ def check_request(headers: Headers) -> None:
                 raise ValueError(f"the field {name!r} is empty")
         else:
             regular = True
-            if not _NAME.fullmatch(name) or name in _CONNECTION:
-                raise ValueError(f"the field {name!r} may not be in HTTP/2")
-            if name == b"te" and value != b"trailers":
-                raise ValueError("the field 'te' may only be 'trailers'")
-        if not _VALUE.fullmatch(value) or value != value.strip(b" \t"):
-            raise ValueError(f"the field {name!r} has a malformed value")
+            _check_name(name, value)
+        _check_value(name, value)
     if not pseudo >= _REQUIRED:
         raise ValueError("a pseudo-header field is missing")
+
+
+def check_trailers(headers: Headers) -> None:
+    """Check decoded fields behind the content of a request. Raises ValueError if they are malformed."""
+    for name, value in headers:
+        _check_name(name, value)  # refuses pseudo-header fields, too
+        _check_value(name, value)
+
+
+def content_length(headers: Headers) -> int | None:
+    """Return the content-length; None: there is none. Raises ValueError for one that is no number, or for two."""
+    values = {value for name, value in headers if name == b"content-length"}
+    if not values:
+        return None
+    if len(values) > 1 or not _DIGITS.fullmatch(value := values.pop()):
+        raise ValueError("the content-length is malformed")
+    return int(value)
+
+
+def _check_name(name: bytes, value: bytes) -> None:
+    if not _NAME.fullmatch(name) or name in _CONNECTION:
+        raise ValueError(f"the field {name!r} may not be in HTTP/2")
+    if name == b"te" and value != b"trailers":
+        raise ValueError("the field 'te' may only be 'trailers'")
+
+
+def _check_value(name: bytes, value: bytes) -> None:
+    if not _VALUE.fullmatch(value) or value != value.strip(b" \t"):
+        raise ValueError(f"the field {name!r} has a malformed value")

@@ -9,6 +9,7 @@ Source: RFC 9113, sections 6.9 (flow control) and 8.1 (a reply that ends before 
 from __future__ import annotations
 
 from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2.closed_streams import ClosedStreams
 from millstream.gateway.connection.http2.events import StreamSent
 from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from millstream.gateway.connection.http2.header_blocks import NO_TABLE
@@ -27,15 +28,17 @@ class Sender:
 
     Args:
         streams: the open streams; those that end here are removed.
+        closed: learns of streams whose reply ends before their request.
         stall_s_max: seconds that a client may be late in taking a reply.
     """
 
-    def __init__(self, streams: dict[int, Stream], stall_s_max: float) -> None:
+    def __init__(self, streams: dict[int, Stream], closed: ClosedStreams, stall_s_max: float) -> None:
         self.output: list[Piece] = []
         self.paused = False  # whether the transport has no room
         self.initial_window = WINDOW_BYTES
         self.data_frames = 0  # sent from queues since the connection last read this
         self._streams = streams
+        self._closed = closed
         self._stall_s_max = stall_s_max
         self._window = WINDOW_BYTES
         self._frame_bytes_max = frames.FRAME_BYTES_MAX
@@ -155,6 +158,7 @@ class Sender:
     def _end(self, stream: Stream) -> None:
         if not stream.ended:
             self.output.append(frames.reset(stream.number, ErrorCode.NO_ERROR))  # the rest of the request is not wanted
+            self._closed.closed_first(stream.number)
         self.drop(stream)
 
     def drop(self, stream: Stream) -> None:

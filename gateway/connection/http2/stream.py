@@ -19,10 +19,12 @@ class Stream:
         number: the identifier.
         send_window: bytes that the client accepts; may be negative.
         receive_window: what the client may send.
+        announced_bytes: data that is still to come, by the content-length; None: the client did not say.
         ended: whether the client sends no more.
     """
 
     __slots__ = (
+        "announced_bytes",
         "ended",
         "held_bytes",
         "number",
@@ -35,10 +37,19 @@ class Stream:
         "whole_by",
     )
 
-    def __init__(self, number: int, send_window: int, receive_window: ReceiveWindow, *, ended: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        send_window: int,
+        receive_window: ReceiveWindow,
+        announced_bytes: int | None,
+        *,
+        ended: bool,
+    ) -> None:
         self.number = number
         self.send_window = send_window
         self.receive_window = receive_window
+        self.announced_bytes = announced_bytes
         self.ended = ended
         self.held_bytes = 0  # received and not consumed
         self.queue: deque[Piece] = deque()  # data that waits for a window, or for room in the transport
