@@ -31,6 +31,9 @@ from millstream.gateway.connection.tls_transport import TlsTransport
 
 #: bytes that are decrypted at once; a record has at most 16 KiB
 READ_BYTES = 16 * 1024
+#: records that are decrypted in one turn of the event loop: a read of 256 KiB may contain 11,000 of one byte each.
+#: Those beyond wait, and other connections get their turn.
+RECORDS_PER_TURN_MAX = 64
 _HANDSHAKE = 0x16  # type of the record that a client begins with
 
 
@@ -77,6 +80,7 @@ class TlsConnection(asyncio.Protocol):
         self._tls: ssl.SSLObject | None = None  # made when the first byte comes: it takes memory
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
+        self._pump_due = False  # in the next turn of the loop
         self._discarding = False  # input is dropped, also what is encrypted
         self._above: TlsTransport | None = None  # of the protocol above, once the handshake is complete
 
@@ -118,7 +122,7 @@ class TlsConnection(asyncio.Protocol):
     def _open(self, tcp: asyncio.Transport, tls: ssl.SSLObject) -> None:
         self._end_handshake()
         protocol = self.protocol(**self._arguments)
-        above = self._above = TlsTransport(tcp, tls, self._outgoing, protocol, self._resumed)
+        above = self._above = TlsTransport(tcp, tls, self._outgoing, protocol, self._pump_soon)
         above.flush()
         protocol.connection_made(above)
         self._pump()  # the client may have sent its request with the last message of its handshake
@@ -146,18 +150,24 @@ class TlsConnection(asyncio.Protocol):
             self._tcp.write(last)
             self._tcp.write_eof()
 
-    def _resumed(self) -> None:
-        self._loop.call_soon(self._pump)
+    def _pump_soon(self) -> None:
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Pass received bytes on to the protocol above, as long as it reads."""
-        above, tls = self._above, self._tls
-        if above is None or tls is None:
+        """Pass received bytes on to the protocol above, as long as it reads. TCP is read when none are left."""
+        self._pump_due = False
+        above, tls, tcp = self._above, self._tls, self._tcp
+        if above is None or tls is None or tcp is None:
             return  # the connection is lost
-        while above.is_reading():
+        for _ in range(RECORDS_PER_TURN_MAX):
+            if not above.is_reading():
+                break
             try:
                 data = tls.read(READ_BYTES)
             except ssl.SSLWantReadError:
+                tcp.resume_reading()
                 break
             except ssl.SSLError:
                 self._discarding = True
@@ -167,6 +177,10 @@ class TlsConnection(asyncio.Protocol):
                 above.close()
                 return
             above.protocol.data_received(data)
+        else:
+            if above.is_reading():
+                tcp.pause_reading()
+                self._pump_soon()
         above.flush()
 
     def eof_received(self) -> bool | None:

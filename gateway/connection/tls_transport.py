@@ -27,7 +27,7 @@ class TlsTransport(asyncio.Transport):
         tls: The TLS state of the connection.
         outgoing: The records that `tls` writes.
         protocol: The protocol above.
-        resumed: Called when the protocol resumes reading: received bytes may wait for it.
+        resumed: Called when the protocol resumes reading: passes on received bytes that wait, then reads TCP again.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class TlsTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         if not self.reading and not self.is_closing():
             self.reading = True
-            self._tcp.resume_reading()
             self._resumed()
 
     def get_write_buffer_size(self) -> int:

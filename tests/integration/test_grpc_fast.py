@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2.connection import TURN_WORK_MAX, Connection
 from millstream.gateway.connection.http2.faults import ErrorCode
 from millstream.gateway.connection.http2.frames import Frame, FrameReader, Setting, frame
 from millstream.gateway.protocols.grpc import fast_server, reply_blocks
@@ -194,6 +195,9 @@ async def test_both_servers_answer_each_call_alike(tmp_path: Path) -> None:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 answers.append([await outcome(channel, *call) for call in CALLS])
                 answers[-1].append([one async for one in stream(channel)])
+            # The library counts a call after its client has the status.
+            expected = len(counts) * (len(CALLS) + 2)
+            await until(lambda: sum(application.registry.counts(GRPC_CALLS).values()) == expected)  # noqa: B023
             counts.append(application.registry.counts(GRPC_CALLS))
         await library.close()
         for call, ours, theirs in zip([*CALLS, "stream"], answers[1], answers[0], strict=True):
@@ -327,6 +331,28 @@ async def test_a_message_may_come_byte_by_byte(tmp_path: Path) -> None:
         client.give(1, b"")
         assert (await client.reply(1))["grpc-status"] == "0"
         assert client.data[1] == prefix(0)
+
+
+@pytest.mark.anyio
+async def test_a_flood_of_tiny_frames_is_read_in_turns_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+    rest = Connection.receive_rest
+
+    def counted(connection: Connection[Any], now: float) -> Any:
+        nonlocal turns
+        turns += 1
+        return rest(connection, now)
+
+    message = pb.ModelReadyRequest(name="n" * 20_000).SerializeToString()
+    monkeypatch.setattr(Connection, "receive_rest", counted)
+    async with served(tmp_path) as (_, server, _), connected(server) as client:
+        client.begin(1, to("ModelReady"))
+        client.send(*[frame(frames.DATA, 0, 1, bytes((byte,))) for byte in prefix(len(message)) + message])
+        client.give(1, b"")
+        assert (await client.reply(1))["grpc-status"] == "0"
+        assert turns >= 20_000 // TURN_WORK_MAX
 
 
 @pytest.mark.anyio

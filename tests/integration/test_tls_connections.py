@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply, reply_headers
+from millstream.gateway.connection.tls_connection import RECORDS_PER_TURN_MAX, TlsConnection
 from millstream.gateway.connection.tls_handshakes import Handshakes
 from millstream.gateway.connection.tls_transport import PIECE_BYTES
 from millstream.services.tls.files import TlsFiles
@@ -154,6 +156,33 @@ async def test_records_of_one_byte(front: Front) -> None:
         request = post(NOW, body)
         await wire.send(*[request[at : at + 1] for at in range(len(request))])
         assert (await wire.reply()).body == body
+
+
+async def test_records_beyond_those_of_a_turn_wait_for_the_next(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others get their turn: tiny records cost the server as much as full ones."""
+    read: list[int] = []
+    pump = TlsConnection._pump
+
+    def counted(connection: TlsConnection) -> None:
+        read.append(0)
+        pump(connection)
+
+    receive = FastPathProtocol.data_received
+
+    def received(protocol: FastPathProtocol, data: bytes) -> None:
+        read[-1] += 1
+        receive(protocol, data)
+
+    monkeypatch.setattr(TlsConnection, "_pump", counted)
+    monkeypatch.setattr(FastPathProtocol, "data_received", received)
+    request = post(NOW, b"x" * (3 * RECORDS_PER_TURN_MAX))
+    async with await TlsWire.connect(front.port) as wire:
+        for at in range(len(request)):
+            wire.tls.write(request[at : at + 1])
+        await wire._flush()
+        assert (await wire.reply()).body == b"x" * (3 * RECORDS_PER_TURN_MAX)
+    assert max(read) == RECORDS_PER_TURN_MAX
+    assert sum(read) == len(request)
 
 
 async def test_handshake_and_request_in_segments_of_one_byte(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

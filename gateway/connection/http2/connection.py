@@ -2,7 +2,8 @@
 
 bytes ─> frames ─> receive ─> events ─> (the caller) ─> respond, queue, reset, consume ─> take_output ─> bytes
 
-The caller passes the time in, calls `check` now and then, and writes the output once per turn of its loop.
+The caller passes the time in, calls `check` now and then, and writes the output once per turn of its loop. Frames that
+would take long to read wait for the next turn: `receive` stops at TURN_WORK_MAX.
 Source: RFC 9113.
 """
 
@@ -22,11 +23,12 @@ from millstream.gateway.connection.http2.events import (
     StreamSent,
 )
 from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
-from millstream.gateway.connection.http2.frames import PREFACE, Frame, FrameReader, Setting
+from millstream.gateway.connection.http2.frames import PREFACE, Frame, Setting
 from millstream.gateway.connection.http2.header_blocks import HeaderReader, Headers
 from millstream.gateway.connection.http2.limits import Allowance, Limits
 from millstream.gateway.connection.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
 from millstream.gateway.connection.http2.peer_settings import read_settings
+from millstream.gateway.connection.http2.received_frames import ReceivedFrames
 from millstream.gateway.connection.http2.request_headers import check_trailers, content_length
 from millstream.gateway.connection.http2.sender import Sender
 from millstream.gateway.connection.http2.stream import Piece, Stream
@@ -35,6 +37,15 @@ from millstream.gateway.connection.http2.windows import WINDOW_BYTES, ReceiveWin
 H = TypeVar("H")
 #: seconds between the two steps of a drain, if the client does not acknowledge the PING that separates them
 DRAIN_STEP_S = 1.0
+#: Work of one turn of the event loop, in frames. What was received beyond it waits, and other connections get their
+#: turn: a read of 256 KiB may contain 28,000 frames, or header blocks that take a second to decode.
+TURN_WORK_MAX = 1024
+HEADERS_WORK = 8  # HEADERS begin or end a call
+SETTINGS_WORK = 256  # SETTINGS may change the windows of all streams
+BYTES_PER_WORK = 1024  # of a payload
+DECODED_BYTES_PER_WORK = 2  # bytes of a header block that take as long to decode as a frame
+#: payload of SETTINGS, 170 settings; there are some ten
+SETTINGS_BYTES_MAX = 1024
 _PRIORITY_BYTES = 5
 
 
@@ -65,7 +76,7 @@ class Connection(Generic[H]):
         self.streams: dict[int, Stream] = {}
         self.closed = False  # ConnectionEnded was returned
         self._limits = limits
-        self._frames = FrameReader(limits.frame_bytes_max, limits.header_frame_bytes_max)
+        self._received = ReceivedFrames(limits.frame_bytes_max, limits.header_frame_bytes_max)
         self._preface = PREFACE  # what is still to arrive of it
         self._opened = False  # the first SETTINGS arrived
         self._headers = HeaderReader(_opening(interpret), limits.header_list_bytes_max, limits.header_bomb_bytes)
@@ -104,21 +115,36 @@ class Connection(Generic[H]):
     # --- what the client sends
 
     def receive(self, data: bytes, now: float) -> list[Event[H]]:
-        """Return what the received bytes mean. After ConnectionEnded further bytes are ignored."""
+        """Return what the received bytes mean, of the first TURN_WORK_MAX; `receive_rest` returns the rest.
+
+        After ConnectionEnded further bytes are ignored.
+        """
         if self.closed:
             return []
-        events = self._events = []
         self._now = now
-        received: list[Frame] = []
         try:
             if self._preface:
                 data = self._after_preface(data)
-            fault = self._cut(data, received)
-            for one in received:
-                self._on_frame(one)
-            if fault is not None:
-                raise fault
-            self._live.received(now, complete=bool(received) and self._block is None, partial=self._is_partial())
+        except ConnectionFault as fault:
+            self._events = []
+            self._fail(fault)
+            return self._events
+        self._received.add(data)
+        return self.receive_rest(now)
+
+    @property
+    def unread(self) -> bool:
+        """Whether received frames wait: call `receive_rest` in the next turn, and `receive` only after that."""
+        return bool(self._received) and not self.closed
+
+    def receive_rest(self, now: float) -> list[Event[H]]:
+        """Return what frames mean that were received and have waited, of the next TURN_WORK_MAX."""
+        events = self._events = []
+        self._now = now
+        try:
+            complete = self._read_frames()
+            if not self._received:
+                self._live.received(now, complete=complete and self._block is None, partial=self._is_partial())
         except ConnectionFault as fault:
             self._fail(fault)
         if self._sender.data_frames:
@@ -126,13 +152,17 @@ class Connection(Generic[H]):
             self._sender.data_frames = 0
         return events
 
-    def _cut(self, data: bytes, received: list[Frame]) -> ConnectionFault | None:
-        """Cut `data` into frames. A fault is returned: the frames before it count."""
-        try:
-            self._frames.read(data, received)
-        except ConnectionFault as fault:
-            return fault
-        return None
+    def _read_frames(self) -> bool:
+        """Take frames until TURN_WORK_MAX is reached. Returns whether there was one."""
+        work = 0
+        decoded_bytes = self._headers.decoded_bytes
+        while work < TURN_WORK_MAX and (one := self._received.take()) is not None:
+            self._on_frame(one)
+            work += _WORK.get(one[0], 1) + len(one[3]) // BYTES_PER_WORK
+            if self._headers.decoded_bytes != decoded_bytes:
+                work += (self._headers.decoded_bytes - decoded_bytes) // DECODED_BYTES_PER_WORK
+                decoded_bytes = self._headers.decoded_bytes
+        return work > 0
 
     def _after_preface(self, data: bytes) -> bytes:
         size = min(len(data), len(self._preface))
@@ -144,7 +174,7 @@ class Connection(Generic[H]):
         return data[size:]
 
     def _is_partial(self) -> bool:
-        return self._block is not None or self._frames.partial
+        return self._block is not None or self._received.partial
 
     def _on_frame(self, one: Frame) -> None:
         kind, flags, number, payload = one
@@ -290,7 +320,10 @@ class Connection(Generic[H]):
             self._live.settings_acknowledged = True
             return
         self._settings.take(self._now)
-        for key, value in read_settings(payload):
+        if len(payload) > SETTINGS_BYTES_MAX:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many settings in a frame")
+        # Of a setting that is repeated, only the last value counts: each change of the window walks all streams.
+        for key, value in read_settings(payload).items():
             if key == Setting.INITIAL_WINDOW_SIZE:
                 self._sender.set_initial_window(value)
             elif key == Setting.MAX_FRAME_SIZE:
@@ -469,6 +502,7 @@ class Connection(Generic[H]):
     def abandon(self) -> None:
         """Drop all streams: the transport is gone."""
         self.closed = True
+        self._received.clear()
         for stream in list(self.streams.values()):
             self._sender.drop(stream)
 
@@ -494,6 +528,7 @@ def _check_length(stream: Stream) -> None:
         raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR)
 
 
+_WORK = {frames.HEADERS: HEADERS_WORK, frames.CONTINUATION: HEADERS_WORK, frames.SETTINGS: SETTINGS_WORK}
 #: by type of frame; not bound to a connection, which would then refer to itself and hold its replies until the next
 #: garbage collection
 _RECEIVERS: tuple[Callable[[Connection[Any], int, int, bytes], None], ...] = (

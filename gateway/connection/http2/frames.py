@@ -6,6 +6,8 @@ Source: RFC 9113, sections 3.4, 4.1 and 6.
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import MutableSequence
 from enum import IntEnum
 
 from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
@@ -52,7 +54,7 @@ class FrameReader:
         bytes_max: limit on that of other frames, if it is lower.
     """
 
-    __slots__ = ("_bytes_max", "_data_bytes_max", "_flags", "_held", "_left", "_stream", "_tail")
+    __slots__ = ("_bytes_max", "_data_bytes_max", "_flags", "_held", "_left", "_stream", "_tail", "more")
 
     def __init__(self, data_bytes_max: int = FRAME_BYTES_MAX, bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._data_bytes_max = data_bytes_max
@@ -62,23 +64,25 @@ class FrameReader:
         self._stream = 0
         self._flags = 0
         self._tail = b""  # what then stands for the head of the rest
+        self.more = False  # complete frames may be held
 
     @property
     def partial(self) -> bool:
         """Whether a frame is incomplete."""
         return bool(self._held or self._left)
 
-    def read(self, data: bytes, frames: list[Frame]) -> None:
+    def read(self, data: bytes, frames: MutableSequence[Frame], count_max: int = sys.maxsize) -> None:
         """Append the frames that are complete with `data`, and parts of long DATA, to `frames`.
 
-        Raises ConnectionFault at a frame over the limit; the frames before it are appended.
+        Stops at `count_max` frames: while `more` is true, a call without data continues. Raises ConnectionFault at a
+        frame over the limit; the frames before it are appended.
         """
         if self._left:
             data = self._pass_on(data, 0, frames)
         elif self._held:
             data = self._held + data
         at, end = 0, len(data)
-        while end - at >= HEAD_BYTES:
+        while end - at >= HEAD_BYTES and len(frames) < count_max:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
             size = high << 8 | low
             stream &= STREAM_ID_MAX
@@ -97,7 +101,14 @@ class FrameReader:
                 break
             frames.append((kind, flags, stream, data[at + HEAD_BYTES : last]))
             at = last
+        self.more = len(frames) >= count_max
         self._held = data[at:]
+
+    def clear(self) -> None:
+        """Drop what is held."""
+        self._held = b""
+        self._left = 0
+        self.more = False
 
     def _begin_long(self, data: bytes, at: int, size: int, flags: int, stream: int) -> int:
         """Begin to pass on a long DATA frame, and return the position of its content; nothing begins beyond `data`.
@@ -115,7 +126,7 @@ class FrameReader:
             at += 1
         return at
 
-    def _pass_on(self, data: bytes, at: int, frames: list[Frame]) -> bytes:
+    def _pass_on(self, data: bytes, at: int, frames: MutableSequence[Frame]) -> bytes:
         """Append what there is of the content of a long DATA frame at `at`, and return what follows it."""
         size = min(self._left, len(data) - at)
         self._left -= size

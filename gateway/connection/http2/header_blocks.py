@@ -40,13 +40,14 @@ class HeaderReader(Generic[T]):
         bomb_bytes: the same limit, beyond which the connection ends.
     """
 
-    __slots__ = ("_decoder", "_interpret", "_list_bytes_max", "_remembered")
+    __slots__ = ("_decoder", "_interpret", "_list_bytes_max", "_remembered", "decoded_bytes")
 
     def __init__(self, interpret: Callable[[Headers], T], list_bytes_max: int, bomb_bytes: int) -> None:
         self._interpret = interpret
         self._list_bytes_max = list_bytes_max
         self._decoder = Decoder(bomb_bytes)
         self._remembered: dict[bytes, T | None] = {}
+        self.decoded_bytes = 0  # of all blocks that were not remembered
 
     def read(self, block: bytes) -> T | None:
         """Return what `interpret` made of a block; None: it is over the limit, and was read and dropped.
@@ -76,6 +77,7 @@ class HeaderReader(Generic[T]):
 
     def _decode(self, block: bytes) -> tuple[Headers, bool]:
         """Return the fields of a block, and whether it changed the table."""
+        self.decoded_bytes += len(block)
         changes = changes_table(block)  # also refuses what would be slow to decode
         if changes:
             self._remembered.clear()

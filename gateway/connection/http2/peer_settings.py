@@ -12,8 +12,8 @@ _SETTING = struct.Struct(">HI")
 _FRAME_SIZE_MAX = (1 << 24) - 1
 
 
-def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return identifiers and values, those of unknown identifiers included. Raises ConnectionFault."""
+def read_settings(payload: bytes) -> dict[int, int]:
+    """Return the last value of each identifier, those of unknown identifiers included. Raises ConnectionFault."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS end within a setting")
     values: list[tuple[int, int]] = list(_SETTING.iter_unpack(payload))
@@ -24,4 +24,4 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is too large")
         if key == Setting.MAX_FRAME_SIZE and not FRAME_BYTES_MAX <= value <= _FRAME_SIZE_MAX:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of its range")
-    return values
+    return dict(values)

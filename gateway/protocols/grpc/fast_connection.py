@@ -78,6 +78,7 @@ class FastConnection(asyncio.Protocol):
         self._end_at = self._drain_at + parts.age_grace_s
         self._writing = False  # a write is due in this turn of the loop
         self._paused = False
+        self._behind = False  # received frames wait for the next turn of the loop
         self._transport: asyncio.Transport
         self._stall: WriteStallGuard
 
@@ -109,12 +110,17 @@ class FastConnection(asyncio.Protocol):
             self._transport.pause_reading()
             self._stall.begin()
 
+    def _may_read(self) -> None:
+        if not (self._paused or self._behind or self._transport.is_closing()):
+            self._transport.resume_reading()
+
     def resume_writing(self) -> None:
         self._paused = False
         self.h2.resume()
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
         self._stall.end()
+        if self._behind:
+            self.loop.call_soon(self._catch_up)
+        self._may_read()
         self.touch()
 
     def eof_received(self) -> bool:
@@ -124,6 +130,25 @@ class FastConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = self.loop.time()
         self._on_events(self.h2.receive(data, now), now)
+        self._note_rest()
+        self.touch()
+
+    def _note_rest(self) -> None:
+        """Read nothing more while received frames wait: connections take turns."""
+        if self.h2.unread:
+            self._behind = True
+            self._transport.pause_reading()
+            self.loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Take the next frames that wait, unless the client has to read replies first."""
+        if not self._behind or self._paused or self._transport.is_closing():
+            return
+        self._behind = False
+        now = self.loop.time()
+        self._on_events(self.h2.receive_rest(now), now)
+        self._note_rest()
+        self._may_read()
         self.touch()
 
     def _on_events(self, events: list[Event[CallHead]], now: float) -> None:
