@@ -1,18 +1,19 @@
 """Runs one compilation. A third-party compiler that reads an untrusted model may crash, hang or exhaust the memory.
 
-python -m millstream.services.compiler.compile_process
+python -m millstream.services.compiler.compile_process --parent PID
 CompileTask (JSON on standard input) ─> limits, sandbox ─> target ─> CompileOutcome (JSON on standard output)
 `services.compiler.compile_runner` starts it, limits its time, and deletes what it wrote if it fails.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from millstream.services.compiler.candidate import Candidate, Compiled, Missing
@@ -20,6 +21,7 @@ from millstream.services.compiler.compile_task import SCRATCH, CompileOutcome, C
 from millstream.services.compiler.targets import get_target
 from millstream.services.compiler.targets.base import Target
 from millstream.services.errors import Failure, invalid
+from millstream.services.process.group_guard import group_guard
 from millstream.services.process.low_priority import lower_process
 from millstream.services.process.parent_death import die_with_parent
 from millstream.services.sandbox.confine import confine
@@ -29,6 +31,9 @@ ERROR_CHARACTERS_MAX = 600
 
 def main() -> None:
     """Compile one candidate. Exits with 0 if it printed an outcome."""
+    parser = argparse.ArgumentParser(prog="python -m millstream.services.compiler.compile_process")
+    parser.add_argument("--parent", type=int, required=True, help="process id of what started this one")
+    die_with_parent(parser.parse_args().parent)
     task = CompileTask.model_validate_json(sys.stdin.buffer.read())
     output = os.dup(1)
     os.dup2(2, 1)  # standard output is for the outcome: libraries that print write to standard error
@@ -43,9 +48,10 @@ def _outcome(task: CompileTask) -> CompileOutcome:
     began = time.monotonic()
     try:
         target = get_target(task.candidate.target)
-        _confine(task, target)
-        began = time.monotonic()
-        compiled = _compile(task, target)
+        with group_guard() if target.programs() else nullcontext():
+            _confine(task, target)
+            began = time.monotonic()
+            compiled = _compile(task, target)
         return CompileOutcome(compiled=compiled, seconds=round(time.monotonic() - began, 3))
     except Failure as failure:
         error = failure.message
@@ -59,7 +65,6 @@ def _outcome(task: CompileTask) -> CompileOutcome:
 
 def _confine(task: CompileTask, target: Target) -> None:
     """Limit the memory, processor time, files and rights of this process. Raises OSError."""
-    die_with_parent()
     if task.low_priority:
         lower_process()
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -66,7 +66,7 @@ def compile_candidate(
 def _run(task: CompileTask, started: Callable[[subprocess.Popen[bytes]], None]) -> CompileOutcome:
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "millstream.services.compiler.compile_process"],
+            [sys.executable, "-P", "-m", "millstream.services.compiler.compile_process", "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
