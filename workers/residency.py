@@ -163,9 +163,9 @@ class Residency:
         self._whole = chosen.whole
         queued = [*chosen.content_ids, *too_large]
         self._list(queued if chosen.whole else too_large)
-        if not chosen.whole:
-            self._unlist(active, too_large)
         ordered = {order.content_id for order in list(self.again)}
+        if not chosen.whole:
+            self._unlist(active, [*too_large, *ordered, *self._retries])
         for one in fitting:
             held = _is_held(models.get(one.content_id), one.content_id in active)
             queued_now = chosen.whole and one.content_id in queued
@@ -460,17 +460,18 @@ class Residency:
             return True
         if content_id not in self._retried:
             self._retried.add(content_id)
-            self._models.remove(content_id)
+            # Not removed: to those who wait it is still loading, not on standby.
+            self._models.set(LoadedModel(request.manifest, State.LOADING, why=request.why, demanded=not request.staged))
             self._retries[content_id] = Order(do="load", content_id=content_id, why=request.why, evict=True)
             return True
         self._retried.discard(content_id)
-        self._models.remove(content_id)
         need = self._need(request.manifest)
         refusal = self._too_large(need)
         if not refusal.reason:
             reason = f"its loads found less memory than the {need.load_bytes} bytes that it takes"
             refusal = Refusal(RefusalKind.NOTHING_EVICTABLE, reason, OTHERS_BUSY_RETRY_S)
-        self.refusals.add(content_id, refusal)
+        self.refusals.add(content_id, refusal)  # first: a version that is on standby from now on has a reason
+        self._models.remove(content_id)
         return True
 
     def _return_memory(self, content_id: str) -> None:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 
 from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
+from millstream.gateway.admin.standby_reasons import add_standby_reasons
 from millstream.gateway.catalog.snapshot import ModelView
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -32,6 +33,7 @@ async def list_models(deps: DepsOf) -> schemas.Models:
 async def get_model(name: str, deps: DepsOf) -> schemas.Model:
     model = schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
     await asyncio.to_thread(_add_variants, deps, model.versions)
+    await add_standby_reasons(deps, model.versions)
     return model
 
 
@@ -59,6 +61,7 @@ def _add_variants(deps: Deps, versions: Sequence[schemas.Version]) -> None:
 async def get_version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     document = schemas.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
     await asyncio.to_thread(_add_variants, deps, [document])
+    await add_standby_reasons(deps, [document])
     return document
 
 

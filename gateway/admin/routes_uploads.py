@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from millstream.gateway.admin import schemas_models as schemas
+from millstream.gateway.admin.standby_reasons import add_standby_reasons
 from millstream.gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
 from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
 from millstream.gateway.protocols.http.body import declared_bytes, disconnected
@@ -166,7 +167,9 @@ async def _created(
     if options.wait_s:
         await _wait(deps, manifest, options.wait_s, request)
     response.headers["Location"] = f"/admin/v1/models/{manifest.model}/versions/{manifest.version}"
-    return schemas.published(manifest, deps.catalog.snapshot)
+    document = schemas.published(manifest, deps.catalog.snapshot)
+    await add_standby_reasons(deps, [document])
+    return document
 
 
 async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request) -> None:

@@ -140,7 +140,10 @@ class Version(BaseModel):
     model: str
     version: int | None = Field(description="null: an upload whose number is given when it is published.")
     state: State
-    reason: str | None = Field(None, description="Why the state is failed.")
+    reason: str | None = Field(
+        None,
+        description="Why the state is failed; of a single version on standby, what keeps workers from loading it now.",
+    )
     digest: str | None = Field(None, description="sha256 of the uploaded bytes, in hex.")
     size_bytes: int | None = None
     created: float | None = Field(None, description="Seconds since the epoch.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.kit import models, v2
+from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack
 
 MIB = 1 << 20
@@ -53,9 +55,12 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
 
         reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
         assert reply.json()["state"] == "standby", "it does not fit beside the others"
+        assert re.fullmatch(r"it takes about \d+ bytes of memory, and \d+ of \d+ are free", reply.json()["reason"])
         refused = ask(stack, "heavy", x=row[:, :1])
         assert refused.status_code in {503, 507}, refused.text
         assert "it takes" in refused.json()["error"]
+        again = Millstream(stack.home).ok("push", "heavy", heavy)
+        assert re.search(r"on standby: .*\n  why +\S.* memory", again), again
         assert ask(stack, "steady", x=row).status_code == 200
         assert stack.pids()["cpu-0"] == worker
         assert peak_bytes(worker) <= LIMIT_BYTES + 8 * MIB  # the interpreter and the libraries included

@@ -377,13 +377,16 @@ def test_a_load_that_found_no_free_memory_twice_is_refused_for_a_moment_and_did_
     [*_, one] = worker.wanted.values()
     order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
     worker.residency.load(order, cast("Any", worker.redis))
-    for _ in range(2):
+    for state in (State.LOADING, None):
         [request] = [request for request in worker.loads.queue if request.content_id == one.content_id]
         worker.loads.queue.remove(request)
         worker.memory.budget.begin_unload(one.content_id)
         worker.memory.budget.freed(one.content_id)
         assert worker.loads.on_out_of_memory(request)
         worker.loads.on_end(one.content_id)
+        worker.residency.reconsider()
+        model = worker.models.get(one.content_id)
+        assert (model.state if model is not None else None) is state, "between its tries it is not on standby"
         worker.step()
     assert worker.models.get(one.content_id) is None
     refusal = worker.residency.refusals.of(one.content_id)

@@ -77,7 +77,8 @@ def _show(console: Console, version: ListedVersion) -> None:
 
     console.print(f"\n[bold]version {version['version'] or '(being uploaded)'}[/]  {state(version['state'])}")
     if version["reason"]:
-        show_detail(console, "  reason    ", escape(version["reason"]), style="red")
+        style = "yellow" if version["state"] == "standby" else "red"
+        show_detail(console, "  reason    ", escape(version["reason"]), style=style)
     if version["digest"] is None:
         return
     show_detail(console, "  file      ", f"{size(version['size_bytes'])}, sha256 {version['digest']}")

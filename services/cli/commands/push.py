@@ -204,4 +204,6 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
     else:
         if document["state"] == "standby":
             console.print("on standby: its first call loads it")
+            if document["reason"]:
+                show_detail(console, "  why      ", escape(document["reason"]), style="yellow")
         console.print(f"\nPOST {server.url}/v2/models/{name}/infer")
