@@ -174,7 +174,25 @@ def _one_input(plans: InputPlans, plan: InputPlan, checked: CheckedInput) -> Inp
     return join(plans, {plan.name: checked})
 
 
-_READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {JSON: _read_json, CSV: _read_csv, NPY: _read_npy}
+def _for_tokens(read: Callable[[InputPlans, bytes], ParsedBody]) -> Callable[[InputPlans, bytes], ParsedBody]:
+    """Return a reader of a form that has no texts: its failures say how texts are sent, if the version takes them."""
+
+    def read_tokens(plans: InputPlans, body: bytes) -> ParsedBody:
+        try:
+            return read(plans, body)
+        except Failure as failure:
+            if failure.code is not Code.INVALID or not plans.text_hint:
+                raise
+            raise invalid(f"{failure.message}{plans.text_hint}") from None
+
+    return read_tokens
+
+
+_READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {
+    JSON: _read_json,
+    CSV: _for_tokens(_read_csv),
+    NPY: _for_tokens(_read_npy),
+}
 
 
 # --- replies ---

@@ -81,13 +81,19 @@ class InputPlans:
         """Return the input of this name. Raises UnknownInput."""
         plan = self.by_name.get(name)
         if plan is None:
-            hint = (
-                ""
-                if self.texts is None
-                else ": it takes token ids; v2 and :predict take texts, too, as the one input 'text'"
-            )
-            raise UnknownInput(name, f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{hint}")
+            message = f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{self.text_hint}"
+            raise UnknownInput(name, message)
         return plan
+
+    @property
+    def text_hint(self) -> str:
+        """For the end of a message: the routes that take texts for this version, and in which shape; "": none do."""
+        if self.texts is None:
+            return ""
+        return (
+            ': it takes token ids; texts go as {"instances": ["a text"]} in JSON to /invocations or '
+            f"/v1/models/{self.model}:predict, or as the one BYTES input 'text' to /v2/models/{self.model}/infer"
+        )
 
     def advise(self, failure: Failure, write: BodyWriter) -> None:
         """Add the signature, and an example in the form of `write`, to a failure about a request that does not fit."""

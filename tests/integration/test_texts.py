@@ -188,6 +188,32 @@ def test_texts_over_a_limit_are_refused_by_embeddings(stack: Stack, texts: list[
     assert (reply.status_code, error in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
+def numpy_file(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("path", ["/endpoints/{}/invocations", "/models/{}/invoke"])
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("text/csv", "\n".join(TEXTS).encode()),
+        ("application/x-npy", numpy_file(np.array(TEXTS))),
+        ("application/json", json.dumps(v2(TEXTS)).encode()),
+    ],
+    ids=["CSV", "NPY", "v2"],
+)
+def test_forms_without_texts_say_which_routes_take_them(stack: Stack, path: str, content_type: str, body: bytes):
+    for name, said in (("tx-words", True), ("tx-plain", False)):
+        reply = stack.http.post(path.format(name), content=body, headers={"Content-Type": content_type})
+        message = reply.json().get("Message") or reply.json()["message"]
+        assert ('texts go as {"instances": ["a text"]} in JSON to /invocations' in message) is said, message
+        assert (f"'text' to /v2/models/{name}/infer" in message) is said, message
+    reply = stack.http.post(path.format("tx-words"), json={"instances": ["the mill turns"]})
+    assert reply.status_code == 200, "what the message says"
+
+
 ROWS = [{"text": text} for text in TEXTS]
 FRAME = {"columns": ["text"], "data": [[text] for text in TEXTS]}
 OTHERS: list[tuple[str, Any]] = [
