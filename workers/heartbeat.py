@@ -26,6 +26,9 @@ LIFE_LEASES = 2  # lifetime of a record, in leases
 _ATTEMPTS = 2
 #: Longest delay of changes that may be late: most loads end before, and are published once.
 SOON_S = 0.05
+#: Pause after new lanes were added: the main loop runs what waited for them, and does not wait for the interpreter's
+#: lock while a record is made.
+YIELD_S = 0.001
 
 
 class Heartbeat:
@@ -127,7 +130,9 @@ class Heartbeat:
         self._add_again = True
         while not self._stopping:
             if not self._add_again:  # first: batches may wait for new lanes, and nothing for the record
-                added = self._add_lanes(consumer, added)
+                added, new = self._add_lanes(consumer, added)
+                if new:
+                    time.sleep(YIELD_S)
             record = self._record()
             began = time.monotonic()
             known = self._publish(consumer, record)
@@ -137,19 +142,22 @@ class Heartbeat:
             self._on_redis(True)
             if not known or self._add_again:
                 added, self._add_again = {}, False
-            added = self._add_lanes(consumer, added)
+            added, _ = self._add_lanes(consumer, added)
             if published is None or _differ(record, published):
                 consumer.announce()
                 published = record
             self._sleep(self._lease_s / 4)
 
-    def _add_lanes(self, consumer: Consumer, added: Mapping[str, object]) -> Mapping[str, object]:
-        """Add the lanes to Redis that are not in `added`, or have another instance there; return all that are added."""
+    def _add_lanes(self, consumer: Consumer, added: Mapping[str, object]) -> tuple[Mapping[str, object], list[str]]:
+        """Add the lanes to Redis that are not in `added`, or have another instance there.
+
+        Returns all that are added, and those that were not in `added`.
+        """
         with self._changing_lanes:
             lanes = self._lanes()
             new = [lane for lane, served in lanes.items() if lane not in added or added[lane] is not served]
             consumer.add_lanes(new)
-            return lanes
+            return lanes, new
 
     def _publish(self, consumer: Consumer, record: WorkerRecord) -> bool:
         """Publish the record, and those of its instances that changed. Returns False if the lanes must be added again.

@@ -94,16 +94,24 @@ class LoadedModel:
 
 
 class _Published(NamedTuple):
-    """A record as it was last published."""
+    """A record as it was last published.
+
+    Args:
+        runs: of the instance when the record was last compared: only a run corrects what was measured.
+        at: monotonic.
+    """
 
     model: LoadedModel
     known: Known
     record: InstanceRecord
-    at: float  # monotonic
+    runs: int
+    at: float
 
-    def is_outdated(self, model: LoadedModel, now: float) -> bool:
-        """Return whether the record no longer says what it should of the model, in its state of `now`."""
-        if self.model is not model or _differ(self.record.profile, dict(model.measured)):
+    def is_outdated(self, model: LoadedModel, runs: int, now: float) -> bool:
+        """Return whether the record no longer says what it should of the model, after so many runs and `now`."""
+        if self.model is not model:
+            return True
+        if self.runs != runs and _differ(self.record.profile, dict(model.measured)):
             return True
         return model.calls.last != self.known.last_used and now - self.at >= USAGE_PUBLISHED_S
 
@@ -215,10 +223,12 @@ class LoadedModels:
         now, offset_s = time.monotonic(), self._offset_s()
         records: dict[str, _Published] = {}
         for content_id, model in self.all().items():
-            last = self._records.get(content_id)
-            if last is None or last.is_outdated(model, now):
+            last, runs = self._records.get(content_id), model.calls.runs
+            if last is None or last.is_outdated(model, runs, now):
                 known = self.usage.fold(content_id, model.calls)
-                last = _Published(model, known, model.record(known, offset_s), now)
+                last = _Published(model, known, model.record(known, offset_s), runs, now)
+            elif last.runs != runs:
+                last = last._replace(runs=runs)
             records[content_id] = last
         self._records = records
         return tuple(one.record for one in records.values())

@@ -23,6 +23,7 @@ from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.exploration import Exploration
 from millstream.workers.failed_loads import FailedLoad, FailedLoads
+from millstream.workers.heartbeat import YIELD_S
 from millstream.workers.load_memory import LoadMemory, NotFree
 from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
@@ -232,7 +233,8 @@ class VersionLoads:
             self.memory.keep(manifest, measured_now)
             self.memory.failed(manifest)
             return
-        self.memory.keep(manifest, measured_now)  # not before: the calls that wait need not wait for a file
+        time.sleep(YIELD_S)  # the calls that wait need neither wait for the file, nor for the interpreter's lock
+        self.memory.keep(manifest, measured_now)
         self.failed.forget(manifest.content_id)
         self._metrics.bytes_of(ready, loaded.measurement.resident_bytes)
         self._metrics.loaded(manifest, seconds)

@@ -185,13 +185,13 @@ class Worker:
         """Count the last runs. Called after the replies were sent, while Redis works."""
         for model, seconds, rows, whole in self._to_count:
             self._metrics.ran(model, seconds, rows)
-            model.calls.runs += 1
             model.calls.busy_s += seconds
             model.calls.batches[min((rows - 1).bit_length() if rows else 0, SIZES_MAX)] += 1
             if whole and model.exploration is not None:
                 rows_now = model.exploration.ran(rows, seconds, model.rows_fitting)
                 if rows_now is not None and rows_now != model.rows_efficient:
                     self._models.learn(model.manifest.content_id, model.exploration, rows_now)
+            model.calls.runs += 1  # last: a record is made again for runs that it does not know
         self._to_count.clear()
         self._metrics.sent(self._replies)
 

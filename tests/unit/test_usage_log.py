@@ -76,3 +76,17 @@ def test_a_record_shows_calls_but_does_not_change_with_each(monkeypatch: pytest.
     assert Usage.unpack(record.usage) == Usage().with_gap(2.0)
     [again] = models.records()
     assert again is record
+
+
+def test_a_record_is_made_again_when_runs_corrected_the_profile() -> None:
+    models = LoadedModels()
+    model = LoadedModel(manifest(), State.READY, measured={1: 0.01})
+    models.set(model)
+    [first] = models.records()
+    for seconds, runs, published in ((0.011, 1, 0.01), (0.03, 2, 0.03), (0.03, 3, 0.03)):
+        model.measured[1], model.calls.runs = seconds, runs
+        [record] = models.records()
+        assert record.profile == {1: published}
+        assert (record is first) is (runs == 1), "noise changes nothing"
+    [again] = models.records()
+    assert again is record
