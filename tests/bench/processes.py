@@ -54,6 +54,12 @@ def cpu_s(root: int) -> float:
     return ticks / TICKS_PER_S
 
 
+def process_cpu_s(pid: int) -> float:
+    """Return the user and system seconds used so far by one process; 0 if it is gone."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
 def memory(pid: int) -> Memory:
     """Return the memory of one process. Source: proc(5), smaps_rollup."""
     text = (PROC / str(pid) / "smaps_rollup").read_text()

@@ -52,13 +52,13 @@ def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
 
 
 @contextmanager
-def _running(arguments: Sequence[str], log: Path) -> Iterator[Server]:
+def _running(arguments: Sequence[str], log: Path, python: str = sys.executable, root: Path = ROOT) -> Iterator[Server]:
     """Run `python ARGUMENTS` until the block ends, with its log in `log`; yields the server. Raises StartError."""
     ready: queue.SimpleQueue[str] = queue.SimpleQueue()
-    command = [sys.executable, *arguments]
+    command = [python, *arguments]
     with (
         log.open("w") as errors,
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         try:
             assert process.stdout is not None
@@ -102,10 +102,16 @@ def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[
 
 
 @contextmanager
-def millstream_up(folder: Path, name: str, arguments: Sequence[str], *, workers: int = 1) -> Iterator[Server]:
-    """Run `millstream up` with one gateway, workers of one thread and further `arguments`."""
+def millstream_up(
+    folder: Path, name: str, arguments: Sequence[str], *, workers: int = 1, root: Path = ROOT
+) -> Iterator[Server]:
+    """Run `millstream up` with one gateway, workers of one thread and further `arguments`.
+
+    `root` is the checkout that runs; another one than this has its Python in `.venv`.
+    """
+    python = sys.executable if root == ROOT else str(root / ".venv" / "bin" / "python")
     home = str(folder / name)
     command = ["-m", "millstream.services.cli", "up", "--home", home, "--http-port", "0", "--grpc-port", "0"]
     command += ["--gateways", "1", "--pool", f"cpu={workers}", "--worker-threads", "1", "--no-example", *arguments]
-    with _running(command, folder / f"{name}.log") as server:
+    with _running(command, folder / f"{name}.log", python, root) as server:
         yield server
