@@ -136,7 +136,7 @@ class Gateway:
         self.http_counts = HttpCounts(self.registry)
         self.repository = FolderRepository(settings.repository_dir)
         self.cluster_state = ClusterState(address, keys)
-        self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s)
+        self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s, settings.shm_dir)
         self.client_memory = ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients)
         self.router = Router(
             settings,
@@ -232,8 +232,8 @@ class Gateway:
         self.observing.start()
         self._log_level.start()
         await self.keys.start()
+        self.producer.start()  # before the first batch: a worker that finds no reply socket looks again seconds later
         await self.catalog.start()
-        self.producer.start()
         self.demands.start()
         self.readiness_probe.start()
         await self.control.start()

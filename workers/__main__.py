@@ -43,6 +43,7 @@ from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -75,6 +76,7 @@ from millstream.workers.profiler import KnownProfiles
 from millstream.workers.race_queue import Racer
 from millstream.workers.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
+from millstream.workers.reply_sender import ReplySender
 from millstream.workers.residency import Residency
 from millstream.workers.sample_capture import Capture, SampleCaptures
 from millstream.workers.unloads import Unloads
@@ -294,7 +296,8 @@ class WorkerProcess:
             BatchingOff(repository, self._models, self.metrics).settle,
         )
         lease_valid, segments = self._heartbeat.lease_valid, Segments(settings.shm_dir)
-        replies = ReplyWriter(self._identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, lease_valid)
+        writer = ReplyWriter(self._identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, lease_valid)
+        replies = ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), lease_valid)
         loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
         loop.forwards = isinstance(self._environment.backend, Triton)
         return loop

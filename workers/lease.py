@@ -162,7 +162,6 @@ class ReplyWriter:
         self._bytes_max = bytes_max
         # Counters, which WorkerMetrics reads and resets.
         self.too_large = 0  # requests whose outputs were too large
-        self.redis_bytes = 0
         self.segment_bytes = 0
 
     def write(
@@ -215,9 +214,7 @@ class ReplyWriter:
             blob,
             lease.attempt,
         )
-        reply = encode_reply(header, tensors, lease.reply_format)
-        self.redis_bytes += len(reply) + len(body)
-        return reply, body
+        return encode_reply(header, tensors, lease.reply_format), body
 
     def _output(
         self, lease: Lease, datatype: str, array: Array, shm: ShmSlice | None, batching: bool

@@ -9,8 +9,8 @@ from millstream.services.metrics.registry import Counter, MetricsRegistry
 
 if TYPE_CHECKING:
     from millstream.services.model.manifest import Manifest
-    from millstream.workers.lease import ReplyWriter
     from millstream.workers.loaded_models import LoadedModel
+    from millstream.workers.reply_sender import ReplySender
 
 
 class WorkerMetrics:
@@ -22,6 +22,8 @@ class WorkerMetrics:
         self._worker = worker
         self._busy = registry.counter(catalogue.WORKER_BUSY_SECONDS, pool, worker)
         self._redis = registry.counter(catalogue.REDIS_BYTES, "worker_out")
+        self._by_redis = registry.counter(catalogue.BATCH_REPLIES, pool, "redis")
+        self._by_socket = registry.counter(catalogue.BATCH_REPLIES, pool, "socket")
         self._segment = registry.counter(catalogue.SEGMENT_BYTES, "worker_out")
         self._too_large = registry.counter(catalogue.REPLIES_REFUSED, "too_large")
         self._unreadable = registry.counter(catalogue.BATCHES_UNREADABLE, pool)
@@ -46,12 +48,17 @@ class WorkerMetrics:
         manifest = model.manifest
         self._registry.counter(catalogue.RUNS_TERMINATED, manifest.model, str(manifest.version), self._pool).add()
 
-    def sent(self, replies: ReplyWriter) -> None:
-        self._redis.add(replies.redis_bytes)
+    def sent(self, sender: ReplySender) -> None:
+        """Count what was written and sent since the last call."""
+        self._redis.add(sender.redis_bytes)
+        self._by_redis.add(sender.by_redis)
+        self._by_socket.add(sender.by_socket)
+        sender.redis_bytes = sender.by_redis = sender.by_socket = 0
+        replies = sender.writer
         self._segment.add(replies.segment_bytes)
         if replies.too_large:
             self._too_large.add(replies.too_large)
-        replies.redis_bytes = replies.segment_bytes = replies.too_large = 0
+        replies.segment_bytes = replies.too_large = 0
 
     def memory(self, budget_bytes: int, used_bytes: int) -> None:
         """Set the memory of this worker: what it may use, 0 without a limit, and what is in use or promised."""

@@ -20,11 +20,12 @@ from millstream.services.queue.clock import RedisClock
 from millstream.services.wire.batch import encode_given_up
 from millstream.workers.backends.base import Terminated
 from millstream.workers.consumer import Consumer, Finished
-from millstream.workers.lease import Lease, ReplyWriter, RunCost
+from millstream.workers.lease import Lease, RunCost
 from millstream.workers.live_check import LiveCheck
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.out_of_memory import OutOfMemoryPolicy
+from millstream.workers.reply_sender import ReplySender
 from millstream.workers.runner import OnRun, RunResult, merge, run
 from millstream.workers.sample_capture import Capture
 from millstream.workers.usage_log import SIZES_MAX
@@ -55,7 +56,7 @@ class Worker:
         self,
         connect: Callable[[], Consumer],
         models: LoadedModels,
-        replies: ReplyWriter,
+        replies: ReplySender,
         metrics: WorkerMetrics,
         clock: RedisClock,
         live_check: LiveCheck,
@@ -63,7 +64,7 @@ class Worker:
     ) -> None:
         self._connect = connect
         self._models = models
-        self._segments = replies.segments
+        self._segments = replies.writer.segments
         self._replies = replies
         self._metrics = metrics
         self._clock = clock
@@ -232,7 +233,7 @@ class Worker:
             whole = any(result.cost.runs == [rows] for result in runs)
             self._to_count.append((model, runs[0].execution_s, rows, whole))
         signature = model.manifest.signature
-        return [self._finish(result, signature) for result in runs]
+        return [self._replies.finish(result, signature) for result in runs]
 
     def _answer_terminated(self, guarded: Guarded) -> list[Finished]:
         """Return the replies for a terminated run: several requests are to be tried alone, a single one fails."""
@@ -248,7 +249,7 @@ class Worker:
             for position in list(lease.live_requests):
                 lease.fail(position, code, message)
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
-        return [self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE) for lease in group]
+        return [self._fail(lease, cost) for lease in group]
 
     def final_replies(self, guarded: Guarded) -> list[Finished]:
         """Return all unsent replies, before the process ends because a run cannot be terminated.
@@ -257,15 +258,14 @@ class Worker:
         """
         return [*self._done, *self._answer_terminated(guarded)]
 
-    def _finish(self, result: RunResult, signature: Signature) -> Finished:
-        reply, blob = self._replies.write(result.lease, signature, result.outputs, result.cost)
-        return Finished(result.lease, reply, blob)
-
     def _refuse(self, lease: Lease) -> Finished:
         for position in list(lease.live_requests):
             lease.fail(position, Code.UNAVAILABLE, "the version is no longer loaded in this worker")
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
-        return self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE)
+        return self._fail(lease, cost)
+
+    def _fail(self, lease: Lease, cost: RunCost) -> Finished:
+        return self._replies.finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE, at_once=False)
 
     def _drain(self, consumer: Consumer) -> None:
         """Leave the set of idle workers, so that no further entry is delivered; then run what is leased."""

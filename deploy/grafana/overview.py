@@ -149,6 +149,12 @@ _CARRIERS = (
         ((f"min by ({BY_PROCESS}) (millstream_gateway_ready)", OF_PROCESS),),
     ),
     Chart(
+        "Replies by way",
+        "Replies of workers that went straight to the socket of a gateway on their host, and through Redis.",
+        "ops",
+        ((rate("millstream_batch_replies_total", "way"), "{{way}}"),),
+    ),
+    Chart(
         "Bytes moved",
         "Through Redis and, on one host, through shared memory.",
         "Bps",

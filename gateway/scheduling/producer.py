@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
@@ -20,6 +21,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.reply_listener import ReplyListener
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
 
@@ -36,8 +38,15 @@ class Producer:
     """
 
     def __init__(
-        self, address: RedisAddress, keys: InstallationKeys, gateway: str, registry: MetricsRegistry, lease_s: float
+        self,
+        address: RedisAddress,
+        keys: InstallationKeys,
+        gateway: str,
+        registry: MetricsRegistry,
+        lease_s: float,
+        sockets: Path | None = None,
     ) -> None:
+        """`sockets`: folder of the reply socket, by which workers on this host send replies; None: there is none."""
         self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
         self.ticking: set[Lane] = set()
@@ -51,6 +60,7 @@ class Producer:
         self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - set later
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s)
         self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
+        self._listener = None if sockets is None else ReplyListener(sockets, keys, gateway, self._on_socket_reply)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
         self._sent = registry.counter(catalogue.REDIS_BYTES, "gateway_out")
@@ -81,6 +91,8 @@ class Producer:
         return all(link.writable for link in self._links.values())
 
     def start(self) -> None:
+        if self._listener is not None:
+            self._listener.start()
         self._loops = [asyncio.create_task(self._expirer.run()), asyncio.create_task(self.reclaimer.run())]
 
     async def stop(self) -> None:
@@ -90,6 +102,8 @@ class Producer:
         await self.circuit_breaker.stop()
         for link in self._links.values():
             await link.stop()
+        if self._listener is not None:
+            self._listener.stop()
 
     async def settle(self) -> None:
         """Wait until every lane is idle: then each admitted request is answered. Deadlines bound the wait."""
@@ -107,7 +121,21 @@ class Producer:
             else:
                 batch.lane.recovery.give_up(batch)
             return
-        header, inline = decoded
+        self._answer(*decoded)
+
+    def _on_socket_reply(self, data: bytes) -> None:
+        """Take a reply that a worker on this host sent to this gateway's socket. Raises ValueError.
+
+        Only a whole reply comes this way. Redis has not checked the lease of the worker: shared memory of the batch, in
+        which another worker may still write, must not be free after it.
+        """
+        decoded = decode_reply(data)
+        batch = None if isinstance(decoded, str) else self.pending.get(decoded[0].name)
+        if isinstance(decoded, str) or decoded[0].blob or (batch is not None and batch.slices):
+            raise ValueError("not a whole reply, which only comes through Redis")
+        self._answer(*decoded)
+
+    def _answer(self, header: ReplyHeader, inline: memoryview) -> None:
         batch = self.pending.get(header.name)
         if batch is None:
             self._duplicates.add()

@@ -174,6 +174,12 @@ REPLIES_REFUSED = Metric(
     "Outputs that became an error, because they were too large or because Redis refused them.",
     ("reason",),
 )
+BATCH_REPLIES = Metric(
+    "millstream_batch_replies_total",
+    Kind.COUNTER,
+    "Replies of workers to gateways, by way.",
+    ("pool", "way"),
+)
 DUPLICATE_REPLIES = Metric(
     "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to batches that had been answered already."
 )

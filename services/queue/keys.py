@@ -152,5 +152,9 @@ class PoolKeys:
     def replies(self, gateway: str) -> bytes:
         return self.prefix + b"replies:" + gateway.encode()
 
+    def gateway_of(self, replies: bytes) -> str:
+        """Return the name of the gateway that reads a reply list, which is `replies(f"{gateway}-{n}")`."""
+        return replies[len(self.prefix) + len(b"replies:") :].rpartition(b"-")[0].decode(errors="replace")
+
     def blob(self, name: str) -> bytes:
         return self.prefix + b"blob:" + name.encode()

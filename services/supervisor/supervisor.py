@@ -28,6 +28,7 @@ from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.process.private_files import make_private_folder
 from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.server import (
     check_server,
@@ -449,6 +450,7 @@ class Supervisor:
         if self._settings.installation_name is not None:  # otherwise nothing was started
             for folder in (self._settings.shm_dir, self._run_dir):
                 remove_segments(folder, shm_prefix(self._settings))
+            remove_dead_sockets(self._settings.shm_dir, installation_name(self._settings))
         for path in (self._control_path, self._socket):
             if path is not None:
                 remove_socket(path, self._run_dir)

@@ -210,15 +210,14 @@ def test_bytes_and_the_release_are_shown(stack: Stack, tmp_path: Path) -> None:
 
 
 def _grown(stack: Stack, before: Page) -> Page | None:
-    """The page once the 400 bytes to the worker and the 200 from it are on it."""
+    """The page once the 400 bytes to the worker and the reply by the socket are on it."""
     page = stack.metrics()
-    name = "millstream_redis_bytes_total"
-    grown = {
-        direction: page.value(name, direction=direction) - before.value(name, direction=direction)
-        for direction in ("gateway_out", "gateway_in", "worker_out")
-    }
-    least = {"gateway_out": 400, "gateway_in": 200, "worker_out": 200}
-    return page if all(grown[direction] >= least[direction] for direction in least) else None
+    sent = ("millstream_redis_bytes_total", {"direction": "gateway_out"}, 400)
+    replied = ("millstream_batch_replies_total", {"way": "socket"}, 1)
+    grown = all(
+        page.value(name, **labels) - before.value(name, **labels) >= least for name, labels, least in (sent, replied)
+    )
+    return page if grown else None
 
 
 @pytest.mark.needs("promtool")

@@ -6,7 +6,7 @@ put, reclaim (scripts of gateways) ── worker(name) -> Consumer ── snapsh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -240,15 +240,20 @@ class Pool:
         consumer.add_lanes(lanes)
         return consumer
 
-    def next(self, name: str, *finished: Lease, leased: int = 0, wanted: int = 4) -> list[Lease]:
+    def next(
+        self, name: str, *finished: Lease, leased: int = 0, wanted: int = 4, sent: Collection[Key] = ()
+    ) -> list[Lease]:
+        """Acknowledge leases, with a reply for those whose reply was not `sent` before, and return further ones."""
         consumer = self.worker(name)
-        consumer.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], leased, wanted)
+        consumer.send_next(_finished(name, finished, sent), leased, wanted)
         return consumer.receive_next()
 
-    def wait(self, name: str, *finished: Lease, wanted: int = 4, timeout_s: float = 1) -> list[Lease]:
-        """Send replies and block on the inbox, as a worker without leases does; return the leases."""
+    def wait(
+        self, name: str, *finished: Lease, wanted: int = 4, timeout_s: float = 1, sent: Collection[Key] = ()
+    ) -> list[Lease]:
+        """Do as `next` does, and block on the inbox, as a worker without leases does; return the leases."""
         consumer = self.worker(name)
-        consumer.send_wait([Finished(lease, reply(lease, name), b"") for lease in finished], wanted, timeout_s)
+        consumer.send_wait(_finished(name, finished, sent), wanted, timeout_s)
         return consumer.receive_wait()[0]
 
     def silence(self, *names: str) -> None:
@@ -308,6 +313,13 @@ class Pool:
 def reply(lease: Lease, worker: str) -> bytes:
     """Return the reply of a worker: its name, the batch and the attempt."""
     return f"{lease.header.name} {lease.attempt} {worker}".encode()
+
+
+def _finished(worker: str, leases: Sequence[Lease], sent: Collection[Key]) -> list[Finished]:
+    return [
+        Finished(lease, b"" if key in sent else reply(lease, worker), b"")
+        for lease, key in zip(leases, keys(leases), strict=True)
+    ]
 
 
 def keys(leases: Iterable[Lease]) -> list[Key]:

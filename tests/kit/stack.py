@@ -24,6 +24,8 @@ import redis
 from millstream.services.client.trust import Trust
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.queue.keys import PROTOCOL
+from millstream.services.queue.reply_listener import remove_dead_sockets
+from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.settings import Settings, child_environment
@@ -258,6 +260,7 @@ class Stack:
                 os.kill(pid, signal.SIGKILL)
         self._end()
         remove_segments(self.shm_dir, self.shm_prefix)
+        remove_dead_sockets(self.shm_dir, self.installation)
 
     def _end(self) -> int:
         try:
@@ -331,6 +334,7 @@ def assert_nothing_left(stack: Stack) -> None:
         wait_for_none(lambda: _of_home(stack.named_home), 10)
     assert _of_home(stack.named_home) == []
     assert list(stack.shm_dir.glob(f"{stack.shm_prefix}*")) == []
+    assert list(stack.shm_dir.glob(f"{stack.installation}.*{SUFFIX}")) == []
     assert not stack.socket.exists()
     assert list((stack.home / "repository" / ".staging").glob("*")) == []
     with suppress(httpx2.ConnectError):

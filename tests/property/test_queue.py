@@ -36,7 +36,7 @@ from hypothesis.stateful import (
 from millstream.services.queue.server import Binary
 from millstream.services.wire.batch import decode_reply
 from millstream.workers.lease import Lease
-from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Pool, RedisSnapshot, keys, names, reply
+from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Key, Pool, RedisSnapshot, keys, names, reply
 from tests.kit.redis_server import binaries, redis_server
 from tests.kit.state_machines import machine_settings
 
@@ -72,13 +72,14 @@ class Batch:
 class Worker:
     """What a worker believes. `lanes`: that it can run; Redis knows them while the worker is `known`.
 
-    `hand`: leases that it has received. `alone`: the batch that it said it runs alone. `awake`: neither dead nor
-    frozen; a dead one never wakes again.
+    `hand`: leases that it has received. `sent`: those whose reply is in the socket of its gateway already. `alone`: the
+    batch that it said it runs alone. `awake`: neither dead nor frozen; a dead one never wakes again.
     """
 
     name: str
     lanes: set[str]
     hand: list[Lease] = field(default_factory=list)
+    sent: set[Key] = field(default_factory=set)
     awake: bool = True
     dead: bool = False
     known: bool = True
@@ -387,6 +388,15 @@ class ExchangeMachine(RuleBasedStateMachine):
         if own:
             del self.demands[lane]
 
+    @precondition(lambda self: any(worker.awake and worker.hand for worker in self.workers.values()))
+    @rule(data=st.data())
+    def send(self, data: st.DataObject) -> None:
+        """A worker sends replies to the sockets of gateways. It acknowledges them later, or dies or freezes before."""
+        able = sorted(worker.name for worker in self.workers.values() if worker.awake and worker.hand)
+        worker = self.workers[data.draw(st.sampled_from(able))]
+        leases = worker.hand[: data.draw(st.integers(1, len(worker.hand)))]
+        worker.sent.update(keys(leases))
+
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data(), wanted=st.integers(0, 4), leased=st.integers(0, 1))
     def next(self, data: st.DataObject, wanted: int, leased: int) -> None:
@@ -421,11 +431,14 @@ class ExchangeMachine(RuleBasedStateMachine):
         before = self.snapshot
         mine = {entry.key for entry in before.entries if entry.worker == worker.name}
         if leased is None:
-            got = self.pool.wait(worker.name, *finished, wanted=wanted, timeout_s=0.001)
+            got = self.pool.wait(worker.name, *finished, wanted=wanted, timeout_s=0.001, sent=worker.sent)
         else:
-            got = self.pool.next(worker.name, *finished, leased=leased, wanted=wanted)
-        for lease in finished:
-            if mine.intersection(keys([lease])):
+            got = self.pool.next(worker.name, *finished, leased=leased, wanted=wanted, sent=worker.sent)
+        for lease, key in zip(finished, keys(finished), strict=True):
+            if key in mine and key in worker.sent:
+                self.batches.pop(lease.header.name)
+                self.ended.append(lease.header.name)
+            elif key in mine:
                 self._end(lease.header.name, reply(lease, worker.name))
         worker.hand = [lease for lease in worker.hand if lease not in finished] + got
         if wanted == 0:

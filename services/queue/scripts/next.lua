@@ -2,7 +2,8 @@
 -- KEYS: ready, deadlines, vtimes, idle, workers, inbox of the worker, lanes that it serves
 -- ARGV: prefix, worker, batches that it leases already, most entries wanted (0: reply only, lease nothing),
 --       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number of finished batches,
---       then for each of them: lane, entry id, reply list, reply, blob key or '', key of the reply's blob or ''
+--       then for each of them: lane, entry id, reply list, reply ('': its gateway has it already), blob key or '',
+--       key of the reply's blob or ''
 -- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or the number
 -- of entries in the inbox; empty or 0: the worker is idle now
 -- If a lease was lost (reclaimed while the worker was frozen), nothing is acknowledged and the reply is dropped:
@@ -16,7 +17,7 @@ for i = 0, tonumber(finished) - 1 do
   local lane, id, replies, data, blob, reply_blob = unpack(ARGV, first, first + FINISHED_ARGS - 1)
   local stream = PREFIX .. 'stream:' .. lane
   if redis.call('XACK', stream, GROUP, id) == 1 then
-    reply(replies, data)
+    if data ~= '' then reply(replies, data) end
     redis.call('XDEL', stream, id)
     if blob ~= '' then redis.call('DEL', blob) end
   elseif reply_blob ~= '' then

@@ -1,0 +1,96 @@
+"""A worker's connections to the reply sockets of the gateways on its host.
+
+reply ─> send ─> True: it is in the gateway's socket buffer      False: the caller sends it through Redis
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from millstream.services.queue.keys import PoolKeys
+from millstream.services.queue.reply_socket import (
+    MESSAGE_BYTES_MAX,
+    SOCKET_TYPE,
+    is_of_this_user,
+    socket_address,
+    socket_name,
+)
+
+log = logging.getLogger("millstream.queue")
+
+TRY_AGAIN_S = 5.0  # after a gateway could not be reached: on another host, of an earlier release, or gone
+LINKS_MAX = 1024  # gateways that are remembered; beyond that all are forgotten and reached again
+
+
+class ReplyLinks:
+    """Sends replies to gateways on this host. Never blocks. Not thread-safe.
+
+    Args:
+        folder: has the socket files of the gateways.
+        keys: the pool's; they name the installation, and a reply list names its gateway.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, folder: Path, keys: PoolKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._keys = keys
+        self._clock = clock
+        self._links: dict[str, socket.socket] = {}
+        self._away: dict[str, float] = {}  # gateways that cannot be reached, and when to try again
+
+    def send(self, replies: bytes, message: bytes) -> bool:
+        """Send a reply to the gateway that reads the list `replies`; False if that is not possible now.
+
+        The message is sent as a whole or not at all.
+        """
+        if len(message) > MESSAGE_BYTES_MAX:
+            return False
+        gateway = self._keys.gateway_of(replies)
+        link = self._links.get(gateway) or self._connect(gateway)
+        if link is None:
+            return False
+        try:
+            link.send(message, socket.MSG_NOSIGNAL)
+        except BlockingIOError:  # the gateway does not read now
+            return False
+        except OSError as error:
+            log.debug("gateway %s left its reply socket: %s", gateway, error)
+            self._links.pop(gateway).close()
+            self._away[gateway] = self._clock() + TRY_AGAIN_S
+            return False
+        return True
+
+    def _connect(self, gateway: str) -> socket.socket | None:
+        now = self._clock()
+        if "/" in gateway:  # not the name of a gateway
+            return None
+        if self._away.get(gateway, 0.0) > now:
+            return None
+        if len(self._links) + len(self._away) >= LINKS_MAX:
+            self.close()
+        link = socket.socket(socket.AF_UNIX, SOCKET_TYPE)
+        try:
+            link.setblocking(False)
+            with socket_address(self._folder, socket_name(self._keys.of_installation.installation, gateway)) as address:
+                link.connect(address)
+            if not is_of_this_user(link):
+                raise PermissionError(f"the socket of gateway {gateway} belongs to another user")
+        except OSError as error:
+            link.close()
+            log.debug("gateway %s is reached through Redis: %s", gateway, error)
+            self._away[gateway] = now + TRY_AGAIN_S
+            return None
+        self._away.pop(gateway, None)
+        self._links[gateway] = link
+        return link
+
+    def close(self) -> None:
+        """Close all connections; `send` opens them again."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._away.clear()

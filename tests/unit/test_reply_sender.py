@@ -1,0 +1,92 @@
+"""Which replies may be sent before their lease is acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, decode_reply, encode_batch
+from millstream.workers.lease import Lease, ReplyWriter, RunCost
+from millstream.workers.reply_sender import ReplySender
+from millstream.workers.runner import RunResult
+
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 2)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
+    batching=True,
+)
+COST = RunCost(0.0, 0.0, 0.0, 0.0, 1, [1])
+SLICE = ShmSlice("s", 0, 8)
+
+
+@dataclass
+class Links:
+    """Takes replies while `open`."""
+
+    open: bool = True
+    sent: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def send(self, replies: bytes, message: bytes) -> bool:
+        if self.open:
+            self.sent.append((replies, message))
+        return self.open
+
+
+def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | None = None) -> Lease:
+    header = BatchHeader("b1", b"list", 0.0, [1], [1e15], [BatchInput((2,), 8, None, shm)], [slot], "")
+    return Lease("lane", b"1-1", encode_batch(header, [] if shm else [bytes(8)]), attempt, leased_at=5.0)
+
+
+def sender_of(links: Links, *, valid: bool = True, inline_bytes_max: int = 1 << 20) -> ReplySender:
+    segments: Any = None
+    writer = ReplyWriter("w", segments, inline_bytes_max, 1 << 20, lambda _: False)
+    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0)  # type: ignore[arg-type]
+
+
+def result_of(lease: Lease) -> RunResult:
+    return RunResult(lease, [np.ones((1, 2), np.float32)], 0.1, COST)
+
+
+def test_a_reply_that_was_sent_is_not_sent_again_with_the_acknowledgement():
+    links = Links()
+    sender = sender_of(links)
+    finished = sender.finish(result_of(lease_of()), SIGNATURE)
+    [(replies, message)] = links.sent
+    decoded = decode_reply(message)
+    assert not isinstance(decoded, str)
+    assert (replies, decoded[0].name, bytes(decoded[1])) == (b"list", "b1", np.ones(2, np.float32).tobytes())
+    assert (finished.reply, finished.blob) == (b"", b"")
+    assert (sender.by_socket, sender.by_redis, sender.redis_bytes) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lease", "options"),
+    [
+        (lease_of(attempt=2), {}),
+        (lease_of(shm=SLICE), {}),
+        (lease_of(slot=SLICE), {}),
+        (lease_of(), {"valid": False}),
+        (lease_of(), {"inline_bytes_max": 4}),
+    ],
+    ids=["second attempt", "input in shared memory", "output in shared memory", "lease may be over", "large outputs"],
+)
+def test_redis_decides_about_a_reply_that_could_do_harm(lease, options):
+    links = Links()
+    sender = sender_of(links, **options)
+    finished = sender.finish(result_of(lease), SIGNATURE)
+    assert links.sent == []
+    assert (sender.by_socket, sender.by_redis) == (0, 1)
+    assert sender.redis_bytes == len(finished.reply) + len(finished.blob) > 8
+
+
+def test_errors_of_the_worker_itself_and_replies_without_a_way_go_through_redis():
+    links = Links()
+    sender = sender_of(links)
+    assert sender.finish(result_of(lease_of()), SIGNATURE, at_once=False).reply
+    links.open = False
+    assert sender.finish(result_of(lease_of()), SIGNATURE).reply
+    assert (links.sent, sender.by_redis) == ([], 2)

@@ -1,0 +1,63 @@
+"""Chooses the way of each reply: straight into the socket of a gateway on this host, or through Redis.
+
+reply ─> ReplyLinks, now ─> acknowledged by the next call of the queue      else: sent and acknowledged in one script
+
+The reply is sent before its lease is acknowledged: a worker that dies in between leaves a lease, whose batch runs again
+and is answered a second time, which the gateway drops. The other order would lose the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.services.model.signature import Signature
+from millstream.services.queue.reply_links import ReplyLinks
+from millstream.workers.consumer import Finished
+from millstream.workers.lease import Lease, ReplyWriter
+from millstream.workers.runner import RunResult
+
+
+class ReplySender:
+    """Sends what may be sent before the lease is acknowledged.
+
+    Redis does not check the lease of a reply that takes the socket. So the socket is used only while a second run of
+    the batch could do no harm: while the lease is surely valid, for the first attempt, and for a batch without shared
+    memory, which the gateway reuses as soon as it has the reply.
+
+    Args:
+        writer: turns outputs into replies.
+        links: the gateways on this host.
+        lease_valid: as in ReplyWriter.
+    """
+
+    def __init__(self, writer: ReplyWriter, links: ReplyLinks, lease_valid: Callable[[float], bool]) -> None:
+        self.writer = writer
+        self._links = links
+        self._lease_valid = lease_valid
+        # Counters, which WorkerMetrics reads and resets.
+        self.redis_bytes = 0
+        self.by_redis = 0
+        self.by_socket = 0
+
+    def finish(self, result: RunResult, signature: Signature, *, at_once: bool = True) -> Finished:
+        """Send the reply of a run if that is possible now; return what is left for Redis.
+
+        `at_once` False: all of it is, and Redis takes it only from the worker that owns the lease.
+        """
+        lease = result.lease
+        reply, blob = self.writer.write(lease, signature, result.outputs, result.cost)
+        if at_once and not blob and self._allowed(lease) and self._links.send(lease.header.replies, reply):
+            self.by_socket += 1
+            return Finished(lease, b"", b"")
+        self.by_redis += 1
+        self.redis_bytes += len(reply) + len(blob)
+        return Finished(lease, reply, blob)
+
+    def _allowed(self, lease: Lease) -> bool:
+        header = lease.header
+        if lease.attempt > 1 or not self._lease_valid(lease.leased_at):
+            return False
+        for tensor in header.inputs:
+            if tensor.shm is not None:
+                return False
+        return not any(header.output_slots)
