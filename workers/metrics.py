@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.services.metrics import catalogue
-from millstream.services.metrics.registry import Counter, MetricsRegistry
+from millstream.services.metrics.registry import Counter, Histogram, MetricsRegistry
 
 if TYPE_CHECKING:
     from millstream.services.model.manifest import Manifest
@@ -20,6 +20,8 @@ class WorkerMetrics:
         self._registry = registry
         self._pool = pool
         self._worker = worker
+        #: run times and rows of each version by content id; a lookup by labels takes longer than both updates
+        self._runs: dict[str, tuple[Histogram, Histogram]] = {}
         self._busy = registry.counter(catalogue.WORKER_BUSY_SECONDS, pool, worker)
         self._redis = registry.counter(catalogue.REDIS_BYTES, "worker_out")
         self._by_redis = registry.counter(catalogue.BATCH_REPLIES, pool, "redis")
@@ -35,10 +37,16 @@ class WorkerMetrics:
 
     def ran(self, model: LoadedModel, seconds: float, rows: int) -> None:
         manifest = model.manifest
-        labels = (manifest.model, str(manifest.version), self._pool)
+        series = self._runs.get(manifest.content_id)
+        if series is None:
+            registry, labels = self._registry, (manifest.model, str(manifest.version), self._pool)
+            series = self._runs[manifest.content_id] = (
+                registry.histogram(catalogue.EXECUTION_DURATION, *labels),
+                registry.histogram(catalogue.BATCH_ROWS, *labels),
+            )
         self._busy.add(seconds)
-        self._registry.histogram(catalogue.EXECUTION_DURATION, *labels).observe(seconds)
-        self._registry.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
+        series[0].observe(seconds)
+        series[1].observe(rows)
 
     def out_of_memory(self, model: LoadedModel) -> None:
         manifest = model.manifest

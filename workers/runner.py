@@ -94,8 +94,11 @@ def run(
     results = runner.run_leases(live, arrays, rows) if live else {}
     execution_s = time.perf_counter() - began if live else 0.0
     input_s = runner.began - began if runner.began else 0.0
-    shared = RunCost(now_ms, input_s, runner.seconds, execution_s - input_s - runner.seconds, rows, [])
-    first = shared._replace(runs=runner.runs)  # only one reply lists the runs: so they are counted once
+    split_s = execution_s - input_s - runner.seconds
+    first = RunCost(now_ms, input_s, runner.seconds, split_s, rows, runner.runs)
+    if len(group) == 1:  # the usual case
+        return [RunResult(group[0], results.get(0), execution_s, first)]
+    shared = first._replace(runs=[])  # only one reply lists the runs: so they are counted once
     indices = {id(lease): i for i, lease in enumerate(live)}
     return [
         RunResult(lease, results.get(index), execution_s, first if index == 0 else shared)
