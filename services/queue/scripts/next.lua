@@ -12,11 +12,13 @@ local INBOX, LANES = KEYS[6], KEYS[7]
 local worker, leased_already, wanted, leave, finished = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
 local FORGET_MS = 1000 -- of virtual time, after which lanes that are behind it are removed from vtimes
 local FIRST_FINISHED, FINISHED_ARGS = 7, 6
+local known = false -- whether gateways know the worker: one that was reclaimed leases nothing
 for i = 0, tonumber(finished) - 1 do
   local first = FIRST_FINISHED + i * FINISHED_ARGS
   local lane, id, replies, data, blob, reply_blob = unpack(ARGV, first, first + FINISHED_ARGS - 1)
   local stream = PREFIX .. 'stream:' .. lane
   if redis.call('XACK', stream, GROUP, id) == 1 then
+    known = true
     if data ~= '' then reply(replies, data) end
     redis.call('XDEL', stream, id)
     if blob ~= '' then redis.call('DEL', blob) end
@@ -128,7 +130,7 @@ while lane do
   lane, now, before = choose()
 end
 redis.call('ZADD', IDLE, leased_already, worker)
-if not redis.call('ZSCORE', WORKERS, worker) then -- new, or reclaimed: it might die before its next beat
+if not known and not redis.call('ZSCORE', WORKERS, worker) then -- new, or reclaimed: it might die before its next beat
   redis.call('ZADD', WORKERS, clock(), worker)
 end
 return leave and 0 or {}
