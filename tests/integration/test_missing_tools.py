@@ -72,9 +72,20 @@ def test_tests_without_their_tool_are_left_out_and_named(machine: Machine, proce
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
     assert lines[0].startswith("Not here: ")
-    for tool in ("chromium", "curl", "gcc", "libb64.so.0d", "nginx", "openssl", "prometheus", "promtool", "setpriv"):
+    for tool in (
+        "chromium",
+        "curl",
+        "gcc",
+        "h2load",
+        "libb64.so.0d",
+        "nginx",
+        "openssl",
+        "prometheus",
+        "promtool",
+        "setpriv",
+    ):
         assert f" {tool}," in lines[0], lines[0]
-    packages = "build-essential chromium curl libb64-0d nginx openssl prometheus systemd util-linux"
+    packages = "build-essential chromium curl libb64-0d nghttp2-client nginx openssl prometheus systemd util-linux"
     assert f"`make test-tools` installs them (apt-get install {packages})" in lines[0]
     end = lines[next(number for number, line in enumerate(lines) if LEFT_OUT in line) + 1 :]
     assert end[:2] == ["promtool is missing (make test-tools):", FUNCTION]
@@ -134,7 +145,7 @@ def test_the_missing_tools_are_installed_with_apt(machine: Machine) -> None:
     machine.program(
         "apt-get",
         f'echo "$@" >> {said}',
-        'if [ "$1" = install ]; then for name in chromium curl gcc nginx openssl setpriv systemd-analyze; do '
+        'if [ "$1" = install ]; then for name in chromium curl gcc h2load nginx openssl setpriv systemd-analyze; do '
         f"ln -s /bin/true {machine.folder}/$name; done;",
         f"rm {machine.libraries}/libb64.so.0d; fi",
     )
@@ -142,7 +153,7 @@ def test_the_missing_tools_are_installed_with_apt(machine: Machine) -> None:
     done = machine.make("test-tools")
     assert done.returncode == 0, done.stdout + done.stderr
     asked = [line for line in said.read_text().splitlines() if line != "sudo"]
-    packages = "build-essential chromium curl libb64-0d nginx openssl systemd util-linux"
+    packages = "build-essential chromium curl libb64-0d nghttp2-client nginx openssl systemd util-linux"
     assert asked == ["update -qq", f"install -y -qq --no-install-recommends {packages}"]
     assert said.read_text().count("sudo\n") == (2 if os.geteuid() else 0)
     said.unlink()

@@ -69,6 +69,7 @@ TOOLS = {
         Tool("chromium", "chromium"),
         Tool("curl", "curl"),
         Tool("gcc", "build-essential"),  # compiles a driver library of GPUs
+        Tool("h2load", "nghttp2-client"),
         Tool(
             "kserve",
             advice="it has no release for this version of Python",
