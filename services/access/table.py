@@ -16,8 +16,8 @@ class Row(NamedTuple):
 
     Args:
         need: the need.
-        model: the path parameter, or the field of the gRPC message, that names the model; None: the call names none
-            there. Calls that run a model check its name again when they find it.
+        model: the path parameter, or the field of the gRPC message (`a.b`: b of a), that names the model; None: the
+            call names none there. Calls that run a model check its name again when they find it.
         changes: whether the call changes something, so that the audit log has it.
     """
 
@@ -173,9 +173,19 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "TraceSetting": Row(Need.ADMIN, changes=True),
     "LogSettings": Row(Need.ADMIN, changes=True),
 }
+_GRPC_TFSERVING: dict[str, Row] = {
+    "PredictionService/Predict": Row(Need.INFER, "model_spec.name"),
+    "PredictionService/Classify": Row(Need.INFER, "model_spec.name"),
+    "PredictionService/Regress": Row(Need.INFER, "model_spec.name"),
+    "PredictionService/MultiInference": Row(Need.INFER),
+    "PredictionService/GetModelMetadata": Row(Need.DESCRIBE, "model_spec.name"),
+    "ModelService/GetModelStatus": Row(Need.DESCRIBE, "model_spec.name"),
+    "ModelService/HandleReloadConfigRequest": Row(Need.WRITE, changes=True),
+}
 #: by full name of the method
 GRPC: dict[str, Row] = {
     **{f"{_INFERENCE}{name}": row for name, row in _GRPC_INFERENCE.items()},
+    **{f"/tensorflow.serving.{name}": row for name, row in _GRPC_TFSERVING.items()},
     "/grpc.health.v1.Health/Check": Row(Need.OPEN),
     "/grpc.health.v1.Health/Watch": Row(Need.OPEN),
     **{f"{service}ServerReflectionInfo": Row(Need.READ) for service in _REFLECTION},

@@ -25,6 +25,8 @@ SERVICES = [
     "grpc.health.v1.Health",
     "grpc.reflection.v1alpha.ServerReflection",
     "inference.GRPCInferenceService",
+    "tensorflow.serving.ModelService",
+    "tensorflow.serving.PredictionService",
 ]
 ASK = reflection_pb2.ServerReflectionRequest
 X = np.arange(4, dtype=np.float32).reshape(2, 2)

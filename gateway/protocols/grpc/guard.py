@@ -6,6 +6,7 @@ metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any
 from urllib.parse import unquote
 
@@ -150,7 +151,7 @@ def check_message(gate: Gate, row: Row | None, request: Any) -> None:
     principal = CALLER.get() if gate.enforced else None
     if principal is None or row is None or row.model is None:
         return
-    model = getattr(request, row.model)
+    model = attrgetter(row.model)(request)
     if not principal.grants.allows(row.need, model or None):
         principal.count(FORBIDDEN)
         raise forbidden(principal, row.need, model)

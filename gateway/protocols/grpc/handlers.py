@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,11 +14,12 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.protocols.grpc import parse_cost
 from millstream.gateway.protocols.grpc.call_counts import CallCounts
 from millstream.gateway.protocols.grpc.guard import Guard, check_message
 from millstream.gateway.protocols.grpc.health import Health
 from millstream.gateway.protocols.grpc.infer import InferCalls
-from millstream.gateway.protocols.grpc.messages import Messages, parse, set_compression
+from millstream.gateway.protocols.grpc.messages import Messages, parse, parse_counted, set_compression
 from millstream.gateway.protocols.grpc.metadata import MetadataCalls
 from millstream.gateway.protocols.grpc.observed_calls import ObservedCalls
 from millstream.gateway.protocols.grpc.reflection import SERVICES, Reflection
@@ -25,6 +27,8 @@ from millstream.gateway.protocols.grpc.repository import RepositoryCalls
 from millstream.gateway.protocols.grpc.shared_memory import SharedMemoryCalls
 from millstream.gateway.protocols.grpc.statistics import StatisticsCalls
 from millstream.gateway.protocols.grpc.stream import Stream
+from millstream.gateway.protocols.grpc.tfserving import schema
+from millstream.gateway.protocols.grpc.tfserving.calls import ModelCalls, PredictionCalls
 from millstream.gateway.protocols.grpc.trace_and_log import TraceAndLogCalls
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.table import GRPC
@@ -32,6 +36,7 @@ from millstream.services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
+_Read = Callable[[bytes], Awaitable[Any]]  # parses a message
 
 
 class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -55,12 +60,13 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
         observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
         guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
-        handlers = {name: _unary(name, call, messages, deps.gate) for name, call in _calls(deps, drain).items()}
+        handlers = {name: _inference(name, call, messages, deps.gate) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
         services = {
             "inference.GRPCInferenceService": handlers,
             "grpc.health.v1.Health": _health(deps, drain, messages),
+            **_tfserving(deps, messages),
         }
         if deps.settings.grpc_reflection:
             info = grpc.stream_stream_rpc_method_handler(Reflection(deps.settings, messages).info)
@@ -138,31 +144,69 @@ def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
             await messages.write(context, response.SerializeToString())
         messages.ending(context)
 
-    check = _handler("HealthCheck", health_pb2.HealthCheckRequest, health.check, messages)
+    check = _handler("HealthCheck", _parser(health_pb2.HealthCheckRequest), health.check, messages)
     return {
         "Check": grpc.stream_unary_rpc_method_handler(check),
         "Watch": grpc.stream_stream_rpc_method_handler(watch),
     }
 
 
-def _unary(name: str, call: _Call, messages: Messages, gate: Gate) -> Any:
-    row = GRPC.get(f"/inference.GRPCInferenceService/{name}")
+def _tfserving(deps: Deps, messages: Messages) -> dict[str, dict[str, Any]]:
+    prediction, models = PredictionCalls(deps), ModelCalls(deps)
+    calls: dict[str, dict[str, tuple[_Call, parse_cost.Fields]]] = {
+        schema.PREDICTION_SERVICE: {
+            "Predict": (prediction.predict, parse_cost.PREDICT),
+            "Classify": (prediction.classify, parse_cost.EXAMPLES),
+            "Regress": (prediction.regress, parse_cost.EXAMPLES),
+            "MultiInference": (prediction.multi_inference, parse_cost.EXAMPLES),
+            "GetModelMetadata": (prediction.get_model_metadata, parse_cost.ANY),
+        },
+        schema.MODEL_SERVICE: {
+            "GetModelStatus": (models.get_model_status, parse_cost.ANY),
+            "HandleReloadConfigRequest": (models.handle_reload_config_request, parse_cost.ANY),
+        },
+    }
+
+    def handler(service: str, name: str, call: _Call, fields: parse_cost.Fields) -> Any:
+        read = partial(parse_counted, schema.request_of(service, name), fields=fields)
+        return _unary(service, name, read, call, messages, deps.gate)
+
+    return {
+        service: {name: handler(service, name, *answered) for name, answered in methods.items()}
+        for service, methods in calls.items()
+    }
+
+
+def _inference(name: str, call: _Call, messages: Messages, gate: Gate) -> Any:
+    read = _parser(getattr(pb, f"{name}Request"))
+    return _unary("inference.GRPCInferenceService", name, read, call, messages, gate)
+
+
+def _parser(kind: Any) -> _Read:
+    async def read(body: bytes) -> Any:
+        return parse(kind, body)
+
+    return read
+
+
+def _unary(service: str, name: str, read: _Read, call: _Call, messages: Messages, gate: Gate) -> Any:
+    row = GRPC.get(f"/{service}/{name}")
 
     async def allowed(request: Any, context: Any) -> Any:
         check_message(gate, row, request)
         return await call(request, context)
 
-    return grpc.stream_unary_rpc_method_handler(_handler(name, getattr(pb, f"{name}Request"), allowed, messages))
+    return grpc.stream_unary_rpc_method_handler(_handler(name, read, allowed, messages))
 
 
-def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:
+def _handler(name: str, read: _Read, call: _Call, messages: Messages) -> _Handler:
     """Return a handler that takes and returns bytes for `call`. It turns a Failure into the status of its code."""
 
     async def handle(_: Any, context: Any) -> bytes:
         messages.call(context)
         try:
             body = await messages.read(context)
-            response = await call(parse(kind, await messages.plain(body)), context)
+            response = await call(await read(await messages.plain(body)), context)
         except Failure as failure:
             await messages.refuse(context, failure)
         except (asyncio.CancelledError, grpc.aio.AbortError):

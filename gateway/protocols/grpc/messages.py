@@ -150,14 +150,22 @@ def _ids(context: Any) -> tuple[str, bytes | None]:
 
 async def parse_infer(body: bytes) -> Any:
     """Return a parsed ModelInferRequest. Raises Failure: INVALID; TOO_LARGE for millions of small fields."""
+    return await parse_counted(pb.ModelInferRequest, body, parse_cost.INFER)
+
+
+async def parse_counted(kind: type[M], body: bytes, fields: parse_cost.Fields) -> M:
+    """Return a parsed message of class `kind`. Raises Failure: INVALID; TOO_LARGE for millions of small fields.
+
+    `fields`: as in parse_cost.within.
+    """
     # The parser holds the interpreter's lock, so its input is bounded. Counting fields releases the lock at times.
     if (
         len(body) > parse_cost.UNCOUNTED_BYTES_MAX
-        and not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
-        and not await run_in_thread_if_large(len(body), parse_cost.within, body, parse_cost.UNITS_MAX)
+        and not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX, fields)
+        and not await run_in_thread_if_large(len(body), parse_cost.within, body, parse_cost.UNITS_MAX, fields)
     ):
         raise _too_many_fields()
-    return _parsed(pb.ModelInferRequest, body)
+    return _parsed(kind, body)
 
 
 def parse(kind: type[M], body: bytes) -> M:
@@ -170,7 +178,10 @@ def parse(kind: type[M], body: bytes) -> M:
 
 
 def _too_many_fields() -> Failure:
-    return Failure(Code.TOO_LARGE, "the message has too many fields: send tensors in raw_input_contents")
+    return Failure(
+        Code.TOO_LARGE,
+        "the message has too many fields: send tensors as bytes, in raw_input_contents or tensor_content",
+    )
 
 
 def _parsed(kind: type[M], body: bytes) -> M:

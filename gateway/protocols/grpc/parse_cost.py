@@ -21,16 +21,21 @@ _SHAPE = 3 << 3 | 2  # tag of an input's dimensions, packed
 _VARINT, _LENGTH = 0, 2  # wire types
 _FIXED_BYTES = {1: 8, 5: 4}
 
-_Fields = dict[int, Any]
-_LEAVES: _Fields = {}
-_PARAMETERS: _Fields = {1: None, 2: _LEAVES}
+Fields = dict[int, Any]
+_LEAVES: Fields = {}
+_KEYED = 2  # the value of an entry of a map
+_PARAMETERS: Fields = {1: None, 2: _LEAVES}
 #: Field number -> fields of the message in it: parameters, inputs (parameters, contents), outputs (parameters).
-ANY: _Fields = {}
-_INPUT: _Fields = {4: _PARAMETERS, 5: _LEAVES}
-INFER: _Fields = {4: _PARAMETERS, 5: _INPUT, 6: {2: _PARAMETERS}}
+ANY: Fields = {}
+_INPUT: Fields = {4: _PARAMETERS, 5: _LEAVES}
+#: PredictRequest: inputs, their shapes and dimensions; requests with examples: Input, Example, Features, Feature
+PREDICT: Fields = {1: _LEAVES, 2: {_KEYED: {2: {2: _LEAVES}}}}
+_EXAMPLE: Fields = {1: {1: {_KEYED: {1: _LEAVES, 2: _LEAVES, 3: _LEAVES}}}}
+EXAMPLES: Fields = {1: _LEAVES, 2: {1: {1: _EXAMPLE}, 2: {1: _EXAMPLE, 2: _EXAMPLE}}}
+INFER: Fields = {4: _PARAMETERS, 5: _INPUT, 6: {2: _PARAMETERS}}
 
 
-def within(body: bytes, units_max: int, fields: _Fields = INFER) -> bool:
+def within(body: bytes, units_max: int, fields: Fields = INFER) -> bool:
     """Whether a message has at most `units_max` fields; a field that is a message counts as MESSAGE_UNITS.
 
     A message that is not well formed is left to the parser to refuse.
@@ -41,7 +46,7 @@ def within(body: bytes, units_max: int, fields: _Fields = INFER) -> bool:
         fields: the fields that are messages, by field number.
     """
     at, end, units = 0, len(body), 0
-    outer: list[tuple[int, _Fields]] = []
+    outer: list[tuple[int, Fields]] = []
     while True:
         while at >= end:
             if not outer:

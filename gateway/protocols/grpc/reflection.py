@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from millstream.gateway.protocols.grpc import auth
 from millstream.gateway.protocols.grpc.messages import Messages, parse
+from millstream.gateway.protocols.grpc.tfserving import schema
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 
@@ -25,7 +26,7 @@ SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 #: a stream without a request for this time ends: it would keep a draining gateway waiting
 IDLE_S = 5.0
 
-_FILES = (service_pb2, health_pb2, reflection_pb2)
+_FILES: tuple[Any, ...] = (service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, schema.FILE, reflection_pb2.DESCRIPTOR)
 
 
 class Reflection:
@@ -68,7 +69,7 @@ class Reflection:
 
 
 def _services() -> list[str]:
-    return [service.full_name for file in _FILES for service in file.DESCRIPTOR.services_by_name.values()]
+    return [service.full_name for file in _FILES for service in file.services_by_name.values()]
 
 
 def _pool() -> descriptor_pool.DescriptorPool:
@@ -84,5 +85,5 @@ def _pool() -> descriptor_pool.DescriptorPool:
             pool.AddSerializedFile(file.serialized_pb)
 
     for file in _FILES:
-        add(file.DESCRIPTOR)
+        add(file)
     return pool

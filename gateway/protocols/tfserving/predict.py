@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 
 from millstream.gateway.tensors.examples import Body, Target
@@ -105,8 +106,7 @@ def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> byt
     Without `labels` the label is the class's number. Raises Failure(INVALID) unless there is one output of numbers,
     (rows, classes).
     """
-    if len(outputs) != 1 or isinstance(outputs[0].array, list) or len(outputs[0].shape) != 2:
-        raise invalid("the model cannot classify: it has not one output of scores, (rows, classes); use :predict")
+    scores_of(outputs)
     names = [orjson.dumps(labels[at] if at < len(labels) else str(at)) for at in range(outputs[0].shape[1])]
     rows = [
         b"[%b]" % b",".join([b"[%b,%b]" % pair for pair in zip(names, map(text_of, rows_of(row)), strict=True)])
@@ -117,10 +117,23 @@ def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> byt
 
 def write_values(outputs: Sequence[OutputTensor]) -> bytes:
     """Return `result`: a value for each example. Raises Failure(INVALID) unless the output is one number a row."""
-    if len(outputs) != 1 or isinstance(outputs[0].array, list) or not _one_a_row(outputs[0].shape):
-        raise invalid("the model cannot regress: it has not one output of one number a row; use :predict")
+    values_of(outputs)
     output = outputs[0]
     return b'{"result":%b}' % text_of(output._replace(shape=(output.shape[0],)))
+
+
+def scores_of(outputs: Sequence[OutputTensor]) -> np.ndarray[Any, Any]:
+    """Return the output, (rows, classes), that is the scores of examples. Raises Failure(INVALID)."""
+    if len(outputs) != 1 or isinstance(outputs[0].array, list) or len(outputs[0].shape) != 2:
+        raise invalid("the model cannot classify: it has not one output of scores, (rows, classes); use :predict")
+    return outputs[0].array
+
+
+def values_of(outputs: Sequence[OutputTensor]) -> np.ndarray[Any, Any]:
+    """Return the output that is a number for each example, (rows,). Raises Failure(INVALID)."""
+    if len(outputs) != 1 or isinstance(outputs[0].array, list) or not _one_a_row(outputs[0].shape):
+        raise invalid("the model cannot regress: it has not one output of one number a row; use :predict")
+    return outputs[0].array.reshape(-1)
 
 
 def _one_a_row(shape: tuple[int, ...]) -> bool:

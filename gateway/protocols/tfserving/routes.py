@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
+from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -17,12 +17,12 @@ from millstream.gateway.protocols.http.openapi import JSON, content, ref, reply,
 from millstream.gateway.protocols.http.row_schemas import ModelList, PredictReply, PredictRequest
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
+from millstream.gateway.protocols.tfserving.lookup import find_route, find_view, version_of_label
 from millstream.gateway.protocols.tfserving.predict import (
     classify_body,
     read_document,
     read_examples,
     regress_body,
-    servable_not_found,
     write_classes,
     write_values,
 )
@@ -42,14 +42,10 @@ from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
-from millstream.services.errors import Code, Failure, not_found
+from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
-
-#: Labels of the serving version. No other labels exist.
-_LABELS = frozenset({"serving", "stable"})
-
 
 Writer = Callable[[list[OutputTensor]], bytes]
 
@@ -117,17 +113,17 @@ async def v1_model_status_version(model: str, version: str, deps: DepsOf, respon
 
 @router.get("/v1/models/{model}/labels/{label}", summary="State of the version with a label", responses=_STATUS)
 async def v1_model_status_label(model: str, label: str, deps: DepsOf, response: Response) -> dict[str, Any]:
-    return _status(deps, model, _labelled(label), response)
+    return _status(deps, model, version_of_label(label), response)
 
 
 @router.get("/v1/models/{model}/metadata", summary="Signature of the serving version", responses=_METADATA)
 async def v1_model_metadata(model: str, deps: DepsOf) -> dict[str, Any]:
-    return documents.model_metadata(_view(deps, model, None)[1].manifest)
+    return documents.model_metadata(find_view(deps, model, None)[1].manifest)
 
 
 @router.get("/v1/models/{model}/versions/{version}/metadata", summary="Signature of one version", responses=_METADATA)
 async def v1_model_metadata_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
-    return documents.model_metadata(_view(deps, model, version)[1].manifest)
+    return documents.model_metadata(find_view(deps, model, version)[1].manifest)
 
 
 @router.get(
@@ -136,7 +132,7 @@ async def v1_model_metadata_version(model: str, version: str, deps: DepsOf) -> d
     responses=_METADATA,
 )
 async def v1_model_metadata_label(model: str, label: str, deps: DepsOf) -> dict[str, Any]:
-    return documents.model_metadata(_view(deps, model, _labelled(label))[1].manifest)
+    return documents.model_metadata(find_view(deps, model, version_of_label(label))[1].manifest)
 
 
 def _read_predict(route: ModelRoute, plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, Writer]:
@@ -162,7 +158,7 @@ def _add(call: str, does: str, read: Reader, body: dict[str, Any], answers: dict
         return await _run(model, version, read, request, deps)
 
     async def labelled(model: str, label: str, request: Request, deps: DepsOf) -> Response:
-        return await _run(model, _labelled(label), read, request, deps)
+        return await _run(model, version_of_label(label), read, request, deps)
 
     for where, endpoint, name, which in (
         ("", serving, f"v1_{call}", "the serving version"),
@@ -196,42 +192,12 @@ async def v1_explain(model: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"explanations are not supported: ask '{name_excerpt(model)}' with :predict")
 
 
-def _labelled(label: str) -> str | None:
-    """Return the version of a label: None, the serving one. Raises Failure(NOT_FOUND)."""
-    if label in _LABELS:
-        return None
-    raise not_found(f"Unrecognized servable version label: {name_excerpt(label)}; known: {', '.join(sorted(_LABELS))}")
-
-
-def _view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
-    try:
-        view = deps.catalog.snapshot.model(model)
-        return view, view.version(None if version is None else version_number(model, version))
-    except Failure:
-        raise servable_not_found(model, version, _known(deps.catalog.snapshot, model)) from None
-
-
-def _known(snapshot: Snapshot, model: str) -> str:
-    """Return the names or versions that a caller of an unknown model or version may have meant."""
-    view = snapshot.models.get(model)
-    return snapshot.did_you_mean(model) if view is None else view.loaded_versions
-
-
 def _status(deps: Deps, model: str, version: str | None, response: Response) -> dict[str, Any]:
-    view, wanted = _view(deps, model, version)
+    view, wanted = find_view(deps, model, version)
     ready = wanted.available and deps.answering(wanted.manifest.content_id)
     if not ready:
         response.status_code = 503
     return documents.model_status(view, wanted, ready=ready, all_versions=version is None)
-
-
-def _find(deps: Deps, model: str, version: str | None) -> ModelRoute:
-    try:
-        return deps.callers.tfserving.find(model, version)
-    except Failure as failure:
-        if failure.code is not Code.NOT_FOUND:
-            raise
-        raise servable_not_found(model, version, _known(deps.catalog.snapshot, model)) from None
 
 
 async def _run(model: str, version: str | None, read: Reader, request: Request, deps: Deps) -> Response:
@@ -240,7 +206,7 @@ async def _run(model: str, version: str | None, read: Reader, request: Request, 
 
 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
-    route = _find(deps, model, version)
+    route = find_route(deps, model, version)
     with deps.callers.tfserving.count_rejections(route, read.example):
         event, data = await run_in_thread_if_large(
             len(body), open_event, request.headers, body, route.plans.json_limits

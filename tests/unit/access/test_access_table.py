@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.protocols.grpc.handlers import MethodTable
+from millstream.gateway.protocols.grpc.tfserving import schema
 from millstream.gateway.protocols.vertex.adapter import vertex_adapter
 from millstream.services.access.scopes import Grants, Need, grants_of
 from millstream.services.access.table import GRPC, HTTP, NAMED, Row, http_row
@@ -68,8 +69,8 @@ async def test_a_route_without_a_row_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_every_grpc_method_is_in_the_table() -> None:
-    files = (pb, health_pb2, reflection_pb2)
-    services: list[ServiceDescriptor] = [one for file in files for one in file.DESCRIPTOR.services_by_name.values()]
+    files = (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, schema.FILE)
+    services: list[ServiceDescriptor] = [one for file in files for one in file.services_by_name.values()]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     served = {name for name in methods if "CudaSharedMemory" in name or name in GRPC}
     assert GRPC.keys() - methods == {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"}
