@@ -11,6 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Collection
+from typing import Protocol as TypingProtocol
 
 from millstream.services.extras import exit_unfit, exit_without
 from millstream.services.process.gc_tuning import collect_rarely, freeze_gc
@@ -43,6 +44,7 @@ from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
+from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handshakes
 from millstream.gateway.memory_trim import MemoryTrim
@@ -334,7 +336,7 @@ def _redis_address(settings: Settings) -> RedisAddress:
 
 def _certificates(settings: Settings, registry: MetricsRegistry) -> CertificateWatch | None:
     files = TlsFiles.of(settings)
-    listeners = ("http",) if settings.grpc_port < 0 else ("http", "grpc")
+    listeners = ("http",) if _has_no_grpc(settings) else ("http", "grpc")
     return None if files is None else CertificateWatch(files, registry, listeners)
 
 
@@ -376,8 +378,18 @@ def _traces(settings: Settings, router: Router, catalog: Catalog) -> SharedTrace
     )
 
 
-def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> SideServer | None:
-    if settings.grpc_port < 0:
+class _GrpcServer(SideServer, TypingProtocol):
+    @property
+    def http2(self) -> Callable[[], asyncio.Protocol] | None:
+        """Makes a connection for the HTTP port; None: the server cannot."""
+
+
+def _has_no_grpc(settings: Settings) -> bool:
+    return settings.grpc_port < 0 and not settings.grpc_on_http_port
+
+
+def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> _GrpcServer | None:
+    if _has_no_grpc(settings):
         return None
     # Imported only where gRPC is on: the import costs time and memory.
     certificates = gateway.certificates
@@ -410,11 +422,17 @@ def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> u
     )
 
 
-def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
-    """Return the protocol class of HTTP connections: over TLS if there is a certificate."""
+def _protocol(settings: Settings, gateway: Gateway, grpc: _GrpcServer | None) -> type[asyncio.Protocol]:
+    """Return the protocol class of HTTP connections: over TLS if there is a certificate. Raises Failure(INVALID)."""
     plain, certificates = _plain_protocol(settings, gateway), gateway.certificates
+    if settings.grpc_on_http_port:
+        if grpc is None or grpc.http2 is None:
+            raise invalid("MILLSTREAM_GRPC_ON_HTTP_PORT needs MILLSTREAM_GRPC=fast: grpc.aio's server has its own port")
+        plain = shared_port_protocol(plain, grpc.http2)
     if certificates is None:
         return plain
+    if settings.grpc_on_http_port:
+        return tls_protocol(plain, _tls(gateway, lambda: certificates.identity.shared_context))
     return tls_protocol(plain, _tls(gateway, lambda: certificates.identity.context))
 
 
@@ -458,23 +476,24 @@ def main() -> int:
         settings = read_settings()
         configure_logs(settings.log_format, name)
         check_platform_port()
-        connections_max = settings.client_connections_max * (1 if settings.grpc_port < 0 else 2)
+        connections_max = settings.client_connections_max * (1 if _has_no_grpc(settings) else 2)
         allow_connections(connections_max + (0 if settings.tls_cert_file is None else HANDSHAKES_MAX))
         gateway = Gateway(settings, arguments.index)
-        protocol = _protocol(settings, gateway)
+        shared = arguments.fd is not None
+        deps = gateway.deps()
+        grpc = _grpc(settings, gateway, deps, shared=shared)
+        protocol = _protocol(settings, gateway, grpc)
     except (Failure, OSError) as error:
         exit_message(error.message if isinstance(error, Failure) else str(error))
         return 1
-    shared = arguments.fd is not None
     log_start(settings, name, supervised=shared)
-    deps = gateway.deps()
     server = Server(
         _http(settings, deps, protocol),
         gateway,
         settings.drain_s,
         shared_port=shared,
         ready_fd=arguments.ready_fd,
-        side_server=_grpc(settings, gateway, deps, shared=shared),
+        side_server=grpc,
         handshakes=gateway.handshakes,
     )
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.

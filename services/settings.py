@@ -143,6 +143,11 @@ class Settings(BaseSettings):
         "library",
         description="The gRPC server: `library` is grpc.aio's, `fast` Millstream's own, which is being tried.",
     )
+    grpc_on_http_port: bool = Field(
+        False,
+        description="Answer gRPC on the HTTP port, too; with `MILLSTREAM_GRPC=fast`. `MILLSTREAM_GRPC_PORT=-1` then "
+        "leaves one port.",
+    )
     grpc_reflection: bool = Field(
         True,
         description="Answer gRPC reflection, which grpcurl uses; with an admin key, only for callers that send it.",

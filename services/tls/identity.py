@@ -38,12 +38,14 @@ class Identity:
         validity: of the certificate.
         context: for connections of HTTP/1.1.
         h2_context: for connections of HTTP/2.
+        shared_context: for a port of both; a client that speaks both gets HTTP/1.1, since HTTP/2 is gRPC's alone.
     """
 
     contents: Contents
     validity: Validity
     context: ssl.SSLContext
     h2_context: ssl.SSLContext
+    shared_context: ssl.SSLContext
 
     def expired(self, now: float) -> bool:
         """Whether the certificate is no longer valid at `now`, in seconds since the epoch."""
@@ -79,14 +81,20 @@ def check_identity(files: TlsFiles, contents: Contents) -> Identity:
         dates = validity(chain[0])
     except ValueError as error:
         raise invalid(f"{CERTIFICATE}: {files.certificate}: its first certificate cannot be read: {error}") from error
-    return Identity(contents, dates, _context(files, contents, "http/1.1"), _context(files, contents, "h2"))
+    return Identity(
+        contents,
+        dates,
+        _context(files, contents, "http/1.1"),
+        _context(files, contents, "h2"),
+        _context(files, contents, "http/1.1", "h2"),
+    )
 
 
-def _context(files: TlsFiles, contents: Contents, protocol: str) -> ssl.SSLContext:
+def _context(files: TlsFiles, contents: Contents, *protocols: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # which costs the server a signature each time a client asks
-    context.set_alpn_protocols([protocol])
+    context.set_alpn_protocols(protocols)  # the first one that the client knows, too
     # From memory, and not from the files: they may have changed since they were read.
     with _in_memory(contents.certificate) as certificate, _in_memory(contents.key) as key:
         try:

@@ -61,6 +61,7 @@ class Parts:
     infer: Callable[[FastCall], bool] | None = None
     connections: set[FastConnection] = field(default_factory=set)
     calls: int = 0
+    draining: bool = False  # the server drains: new connections, too
 
 
 class FastConnection(asyncio.Protocol):
@@ -90,6 +91,8 @@ class FastConnection(asyncio.Protocol):
             transport.abort()
             return
         self.parts.connections.add(self)
+        if self.parts.draining:
+            self.h2.drain(self.loop.time())
         self.touch()
 
     def connection_lost(self, _: Exception | None) -> None:

@@ -33,6 +33,7 @@ from millstream.gateway.protocols.grpc.server import (
     port_taken,
 )
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.settings import Settings
 
 #: period of the checks of connections: deadlines, ages and slow clients
 CHECK_S = 0.25
@@ -71,6 +72,7 @@ class FastGrpcServer:
     """The gRPC server of a gateway. Make it and use it in one event loop.
 
     `reads_max`: calls whose requests may be on their way; beyond, the oldest end.
+    `http2` makes a connection for another port, whose TLS, if any, is below it.
 
     Args:
         deps: the parts of the gateway.
@@ -105,6 +107,7 @@ class FastGrpcServer:
             None if deps.observer is not None else self._fast_infer(deps),
         )
         self.reads_max = calls_max(settings) // 2
+        self.http2: Callable[[], asyncio.Protocol] = lambda: FastConnection(parts=self._parts)
         self._listener: asyncio.Server | None = None
         self._checking: asyncio.Task[None] | None = None
         self.port = 0
@@ -126,7 +129,11 @@ class FastGrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises Failure(CONFLICT) if the port is taken or the address is not an address of this machine."""
-        settings = self._settings
+        self._checking = asyncio.create_task(self._check())
+        if self._settings.grpc_port >= 0:
+            await self._listen(self._settings)
+
+    async def _listen(self, settings: Settings) -> None:
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 lambda: self._connection(parts=self._parts),
@@ -138,7 +145,6 @@ class FastGrpcServer:
         except OSError:
             raise port_taken(settings) from None
         self.port = self._listener.sockets[0].getsockname()[1]
-        self._checking = asyncio.create_task(self._check())
 
     async def _check(self) -> None:
         loop = asyncio.get_running_loop()
@@ -174,9 +180,8 @@ class FastGrpcServer:
 
     async def drain(self, give_up: float) -> None:
         """Wait until all connections are closed and all calls answered, or until the instant `give_up`."""
-        if self._listener is None:
-            return
         loop = asyncio.get_running_loop()
+        self._parts.draining = True  # connections that are still accepted drain from their beginning
         self._drain_connections()
         # With a port of its own the server goes on accepting: load balancers have to see that it is not ready.
         await self._until_quiet(min(give_up, loop.time() + max_age_s(self._settings) + QUIET_S))

@@ -141,6 +141,7 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
         self._unpinning: asyncio.Task[None] | None = None
         self.port = 0
+        self.http2 = None  # the library makes its connections itself
 
     async def start(self) -> None:
         """Listen. Raises Failure(CONFLICT) if the port is taken or the address is not an address of this machine."""
