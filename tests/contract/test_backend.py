@@ -292,7 +292,7 @@ def test_every_backend_names_its_formats() -> None:
 
 
 def test_every_backend_is_tested() -> None:
-    in_frameworks = {"iree", "jax", "tvm"}  # tests/frameworks/test_backend_NAME.py
+    in_frameworks = {"iree", "jax", "tvm"}  # tests/frameworks: test_backends_of_jax.py, test_tvm.py
     assert {case.name for case in CASES} | in_frameworks == set(BACKENDS)
 
 

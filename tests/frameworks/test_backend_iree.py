@@ -1,4 +1,4 @@
-"""The IREE backend: the contract of all backends; and the targets "iree" and "xla" for functions of JAX."""
+"""What only the IREE backend has, and the targets "iree" and "xla" for functions of JAX."""
 
 from __future__ import annotations
 
@@ -12,55 +12,16 @@ from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
 from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Code, Failure
-from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
-from tests.contract import test_backend as contract
-from tests.contract.backend_cases import Case, same, signature
+from tests.contract.backend_cases import signature
 from tests.kit import jax_models
 
 pytestmark = pytest.mark.frameworks
 
-IREE = Case(
-    "iree",
-    lambda folder, datatype: jax_models.identity(folder / "identity.jax", datatype),
-    tuple(NUMPY),
-    weighty=lambda folder, size_bytes: jax_models.weighty(folder / "weighty.jax", size_bytes),
-    threads=False,  # local-sync has none
-)  # endless: IREE ends no run
 MLP = signature([("x", "FP32", (-1, 8))], [("output_0", "FP32", (-1, 4))])
 CNN = signature([("x", "FP32", (-1, 16, 16, 3))], [("output_0", "FP32", (-1, 5))])
-
-
-@pytest.fixture
-def case() -> Case:
-    return IREE
-
-
-test_datatypes = contract.test_a_datatype_comes_back_as_it_went_in_or_is_refused
-test_arrays = contract.test_arrays_that_are_read_only_or_not_in_order_are_taken
-test_outputs = contract.test_outputs_share_no_memory_with_inputs_or_with_the_next_run
-test_batches = contract.test_batches_of_changing_size_run
-test_wrong_inputs = contract.test_wrong_inputs_are_a_failure_of_the_model_and_the_next_run_works
-test_missing = contract.test_a_missing_input_is_named_so
-test_deleted = contract.test_a_file_that_was_deleted_meanwhile_is_a_failure_of_the_model
-test_no_model = contract.test_a_file_that_is_no_model_is_refused
-test_closed = contract.test_a_closed_instance_refuses_to_run_and_closing_twice_is_harmless
-test_rebuilt = contract.test_a_rebuilt_instance_runs
-test_options = contract.test_an_option_that_a_backend_does_not_know_is_refused
-test_ended_load = contract.test_a_load_ends_if_its_end_was_requested
-
-
-def test_a_device_that_it_cannot_use_is_refused(tmp_path: Path) -> None:
-    for device in ("tpu", "cuda:99"):
-        with pytest.raises(Failure, match=device) as caught:
-            get_backend("iree").load(tmp_path / "any", same(), device, 1)
-        assert caught.value.code is Code.UNAVAILABLE
-
-
-def test_loading_and_closing_gives_memory_back(tmp_path: Path) -> None:
-    contract.test_loading_and_closing_gives_memory_back(IREE, tmp_path)
 
 
 def compiled(folder: Path, target: str, path: Path, of: Signature, flags: dict[str, object]) -> CompileOutcome:

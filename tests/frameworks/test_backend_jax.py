@@ -1,4 +1,4 @@
-"""The JAX backend: the contract of all backends, and what only it has."""
+"""What only the JAX backend has, beyond the contract of all backends (test_backends_of_jax.py)."""
 
 from __future__ import annotations
 
@@ -12,52 +12,11 @@ import numpy as np
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.model.datatypes import NUMPY
 from millstream.workers.backends import get_backend
-from tests.contract import test_backend as contract
-from tests.contract.backend_cases import Case, same, signature, some
+from tests.contract.backend_cases import signature, some
 from tests.kit import jax_models
 
 pytestmark = pytest.mark.frameworks
-
-JAX = Case(
-    "jax",
-    lambda folder, datatype: jax_models.identity(folder / "identity.jax", datatype),
-    tuple(NUMPY),
-    weighty=lambda folder, size_bytes: jax_models.weighty(folder / "weighty.jax", size_bytes),
-    threads=False,  # they are the process's
-)  # endless: XLA ends no run
-
-
-@pytest.fixture
-def case() -> Case:
-    return JAX
-
-
-test_datatypes = contract.test_a_datatype_comes_back_as_it_went_in_or_is_refused
-test_arrays = contract.test_arrays_that_are_read_only_or_not_in_order_are_taken
-test_outputs = contract.test_outputs_share_no_memory_with_inputs_or_with_the_next_run
-test_batches = contract.test_batches_of_changing_size_run
-test_wrong_inputs = contract.test_wrong_inputs_are_a_failure_of_the_model_and_the_next_run_works
-test_missing = contract.test_a_missing_input_is_named_so
-test_deleted = contract.test_a_file_that_was_deleted_meanwhile_is_a_failure_of_the_model
-test_no_model = contract.test_a_file_that_is_no_model_is_refused
-test_closed = contract.test_a_closed_instance_refuses_to_run_and_closing_twice_is_harmless
-test_rebuilt = contract.test_a_rebuilt_instance_runs
-test_options = contract.test_an_option_that_a_backend_does_not_know_is_refused
-test_ended_load = contract.test_a_load_ends_if_its_end_was_requested
-
-
-def test_a_device_that_it_cannot_use_is_refused(tmp_path: Path) -> None:
-    path = JAX.identity(tmp_path, "FP32")
-    for device in ("tpu", "cuda:99"):
-        with pytest.raises(Failure, match=device) as caught:
-            get_backend("jax").load(path, same(), device, 1)
-        assert caught.value.code is Code.UNAVAILABLE
-
-
-def test_loading_and_closing_gives_memory_back(tmp_path: Path) -> None:
-    contract.test_loading_and_closing_gives_memory_back(JAX, tmp_path)
 
 
 def _mlp_instance(folder: Path, rows: int | str = "b") -> Any:
