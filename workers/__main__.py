@@ -73,16 +73,16 @@ from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.orders import OrderThread
 from millstream.workers.profiler import KnownProfiles
-from millstream.workers.race_queue import Racer
-from millstream.workers.races import WorkerRaces
+from millstream.workers.race.queue import Racer
+from millstream.workers.race.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.reply_sender import ReplySender
 from millstream.workers.residency import Residency
 from millstream.workers.sample_capture import Capture, SampleCaptures
 from millstream.workers.unloads import Unloads
 from millstream.workers.usage_log import UsageLog
-from millstream.workers.variant_swaps import Progress, VariantSwaps
-from millstream.workers.variant_trials import VariantTrials
+from millstream.workers.variants.swaps import Progress, VariantSwaps
+from millstream.workers.variants.trials import VariantTrials
 from millstream.workers.version_loads import LoadGuard, VersionLoads
 from millstream.workers.wanted import WantedVersions
 from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog

@@ -1,7 +1,7 @@
 """load_version: the files of a version -> an instance that answered its warm-up requests and was measured.
 
 verify digests ─> backend.load ─> warm up, measure ─> LoadedVersion, with the bytes that it took
-A suspect version is loaded in a process of its own first (millstream.workers.trial_load): a crash there loses nothing.
+A suspect version is loaded in a process of its own first (workers.variants.trial_load): a crash there loses nothing.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: f
         sys.executable,
         "-P",
         "-m",
-        "millstream.workers.trial_load",
+        "millstream.workers.variants.trial_load",
         "--parent",
         str(os.getpid()),
         "--start-id",

@@ -29,7 +29,7 @@ from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.variant_compiles import VariantCompiles
+from millstream.workers.variants.compiles import VariantCompiles
 
 log = logging.getLogger("millstream.reconciler")
 

@@ -16,8 +16,8 @@ from millstream.services.repository.variants import REPORT, VARIANTS_MAX, Report
 from millstream.workers import load_version
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.compile_variant import difference, make
 from millstream.workers.load_version import LoadEnvironment, load
+from millstream.workers.variants.compile import difference, make
 from tests.contract.backend_cases import signature
 from tests.kit import models
 from tests.kit.versions import publish_content

@@ -13,7 +13,7 @@ from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel
-from millstream.workers.race_queue import RaceQueue, Racer, change
+from millstream.workers.race.queue import RaceQueue, Racer, change
 from tests.kit.versions import publish
 
 HERE = "0123456789abcdef"

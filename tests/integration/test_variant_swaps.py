@@ -19,16 +19,16 @@ from millstream.services.repository.race_verdicts import decide, undo
 from millstream.services.repository.races import Race, RaceState, new_race
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
-from millstream.workers import variant_swaps
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
 from millstream.workers.load_version import LoadEnvironment, load
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.variant_swaps import Progress, VariantSwaps
-from millstream.workers.variant_table import VariantTable
-from millstream.workers.variant_trials import DEATHS_MAX, VariantTrials
+from millstream.workers.variants import swaps
+from millstream.workers.variants.swaps import Progress, VariantSwaps
+from millstream.workers.variants.table import VariantTable
+from millstream.workers.variants.trials import DEATHS_MAX, VariantTrials
 from tests.contract.backend_cases import signature
 from tests.kit import models as kit
 from tests.kit.versions import publish, publish_content
@@ -232,8 +232,8 @@ def test_without_memory_for_both_nothing_is_swapped_or_unloaded(tmp_path: Path) 
 def test_after_the_trial_the_baseline_is_closed_and_comes_back_for_an_undo(
     worker: Worker, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variant_swaps, "TRIAL_RUNS", 3)
-    monkeypatch.setattr(variant_swaps, "TRIAL_S_MIN", 0.0)
+    monkeypatch.setattr(swaps, "TRIAL_RUNS", 3)
+    monkeypatch.setattr(swaps, "TRIAL_S_MIN", 0.0)
     before = worker.run(manifest)
     one = decided(worker, manifest, report({16: "v-1"}))
     worker.follow()

@@ -11,10 +11,10 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.choices import BASELINE, Choice, ChosenVariant
-from millstream.workers import variant_watch
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.variant_table import Entry, VariantTable, serving_table
-from millstream.workers.variant_watch import COMPARED, WINDOW, VariantWatch
+from millstream.workers.variants import watch
+from millstream.workers.variants.table import Entry, VariantTable, serving_table
+from millstream.workers.variants.watch import COMPARED, WINDOW, VariantWatch
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),
@@ -136,7 +136,7 @@ def test_a_run_that_finds_no_memory_is_halved_as_before() -> None:
 def test_a_variant_whose_run_had_to_be_ended_is_undone_and_the_baseline_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(variant_watch, "ENDLESS_S", 0.0)
+    monkeypatch.setattr(watch, "ENDLESS_S", 0.0)
     hung = Form(2, Terminated())
     table = one_variant(hung, Form(1))
     assert table.run(batch(1))[0].tolist() == [[1]]

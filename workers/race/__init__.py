@@ -1,1 +1,1 @@
-"""Measures the candidates of a race on this machine: the driver, its track, and the processes that run candidates."""
+"""Races of compiled forms: which one a worker runs, and the process that measures the candidates on this machine."""

@@ -1,7 +1,7 @@
 """races: a thread that runs the races of this worker's versions, one after the other, and follows all verdicts.
 
 races of the repository ─> one that waits for a worker like this ─> lock race and device ─> reserve memory ─> process
-its report ─> decide ─> choice ─> variant_swaps, here and in every worker of the kind
+its report ─> decide ─> choice ─> variants.swaps, here and in every worker of the kind
 A load that needs the memory ends the process; the race goes on later with what is compiled by then.
 """
 
@@ -27,10 +27,10 @@ from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.race_process import Outcome, RaceProcess
-from millstream.workers.race_queue import RaceQueue, Racer, change
+from millstream.workers.race.process import Outcome, RaceProcess
+from millstream.workers.race.queue import RaceQueue, Racer, change
 from millstream.workers.sample_capture import SampleCaptures
-from millstream.workers.variant_swaps import VariantSwaps
+from millstream.workers.variants.swaps import VariantSwaps
 
 log = logging.getLogger("millstream.races")
 

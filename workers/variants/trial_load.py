@@ -1,4 +1,4 @@
-"""python -m millstream.workers.trial_load: load one version as a worker would, and exit.
+"""python -m millstream.workers.variants.trial_load: load one version as a worker would, and exit.
 
 stdin: a Manifest as JSON; exit code: whether the load succeeded, failed with an error or crashed
 """
@@ -23,7 +23,7 @@ from millstream.workers.load_version import REFUSED, LoadEnvironment, load
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m millstream.workers.trial_load", description="Load one version and end."
+        prog="python -m millstream.workers.variants.trial_load", description="Load one version and end."
     )
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
     parser.add_argument("--start-id", required=True, help="distinguishes this process from all others")

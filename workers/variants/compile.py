@@ -1,4 +1,4 @@
-"""python -m millstream.workers.compile_variant: compile one version for this machine, compare, keep, and exit.
+"""python -m millstream.workers.variants.compile: compile one version for this machine, compare, keep, and exit.
 
 stdin: a Manifest as JSON ─> compile ─> same outputs as the version itself? ─> kept, or a report that says why not
 It runs at the lowest priority beside a worker that serves the version meanwhile. One process at a time for a variant.
@@ -37,7 +37,8 @@ NICE = 19
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m millstream.workers.compile_variant", description="Compile one version for this machine."
+        prog="python -m millstream.workers.variants.compile",
+        description="Compile one version for this machine.",
     )
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
     parser.add_argument("--backend", required=True)

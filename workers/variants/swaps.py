@@ -1,4 +1,4 @@
-"""variant_swaps: brings the loaded versions of this worker to what their choices say, while the main loop serves.
+"""swaps: brings the loaded versions of this worker to what their choices say, while the main loop serves.
 
 choice ─> load its variants beside the version, measure ─> swap between two runs ─> trial ─> close the baseline
 undone ─> the baseline serves (load it again, if it was closed) ─> swap back between two runs ─> close the variants
@@ -35,9 +35,9 @@ from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.open_form import open_form
-from millstream.workers.variant_table import Entry, VariantTable, serving_table
-from millstream.workers.variant_trials import DEATHS_MAX, VariantTrials, end_trials_of_deleted
-from millstream.workers.variant_watch import VariantWatch
+from millstream.workers.variants.table import Entry, VariantTable, serving_table
+from millstream.workers.variants.trials import DEATHS_MAX, VariantTrials, end_trials_of_deleted
+from millstream.workers.variants.watch import VariantWatch
 
 log = logging.getLogger("millstream.races")
 

@@ -1,4 +1,4 @@
-"""race_queue: which races of the repository a worker can run now, the one that was asked for first at first.
+"""queue: which races of the repository a worker can run now, the one that was asked for first at first.
 
 races ─> those of this kind of device ─> waiting: the version is ready? unfinished: the machine is idle? ─> queued
 """

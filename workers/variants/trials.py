@@ -1,4 +1,4 @@
-"""variant_trials: counts the deaths of a worker's processes while they tried a variant, across their restarts.
+"""trials: counts the deaths of a worker's processes while they tried a variant, across their restarts.
 
 begin ─> <run>/variants-<worker>.json: {trial: processes that began it} ─> end removes it; a death leaves it
 """

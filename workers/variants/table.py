@@ -1,4 +1,4 @@
-"""variant_table: one instance that runs each batch with the compiled form that is fastest for its rows.
+"""table: one instance that runs each batch with the compiled form that is fastest for its rows.
 
 rows ─> table ─> a variant ── raises or is slow ──> the baseline runs the same batch; what it answers counts ─> undone
 The baseline stays loaded during the trial, and for good if the table names it.
@@ -17,7 +17,7 @@ from millstream.services.model.signature import Signature
 from millstream.services.repository.choices import BASELINE, Choice
 from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated
 from millstream.workers.lease import check_outputs
-from millstream.workers.variant_watch import VariantWatch
+from millstream.workers.variants.watch import VariantWatch
 
 RESCUE_S = (
     1.0  # for the baseline to answer a batch with which a variant did not end; the watchdog ends the process later

@@ -1,6 +1,6 @@
-"""variant_compiles: has processes compile the versions that this worker loaded, one after the other, while they serve.
+"""compiles: has processes compile the versions that this worker loaded, one after the other, while they serve.
 
-loaded, large, no variant yet ─> queue ─(its memory is reserved)─> python -m millstream.workers.compile_variant ─> kept
+loaded, large, no variant yet ─> queue ─(its memory is reserved)─> python -m millstream.workers.variants.compile ─> kept
 A load that needs this memory ends the process; the next load of the version has it compiled.
 The next load of the version takes the variant. Outputs are equal bit by bit, so that a loaded instance need not change.
 """
@@ -113,7 +113,14 @@ class VariantCompiles:
 
     def _compile_within(self, manifest: Manifest, target: Target, memory_bytes: int) -> None:
         """Run the process. `memory_bytes`: its limit; 0: none."""
-        command = [sys.executable, "-P", "-m", "millstream.workers.compile_variant", "--parent", str(os.getpid())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "millstream.workers.variants.compile",
+            "--parent",
+            str(os.getpid()),
+        ]
         command += ["--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"]
         command += ["--memory", str(memory_bytes)]
         with self._lock:

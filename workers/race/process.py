@@ -1,4 +1,4 @@
-"""race_process: runs one race in a process of its own and passes on what it reports.
+"""process: runs one race in a process of its own and passes on what it reports.
 
 RaceTask ─> stdin of python -m millstream.workers.race ─> RaceEvent, one a line ─> report, or why there is none
 """
