@@ -240,7 +240,7 @@ class Settings(BaseSettings):
         2, ge=0.1, description="Seconds without a heartbeat after which a worker loses its leases."
     )
 
-    shm_dir: Path = Field(Path("/dev/shm"), description="Folder of shared memory segments.")
+    shm_dir: Path = Field(Path("/dev/shm"), description="Folder of shared memory segments and reply sockets.")
     shm_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")
     shm_tensor_bytes_min: int = Field(
         32 * 1024, ge=1, description="Size from which a tensor travels in shared memory instead of through Redis."
