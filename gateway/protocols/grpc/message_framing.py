@@ -12,6 +12,8 @@ from millstream.services.errors import Code, Failure
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
+#: Parts of a message that are shorter are held in one buffer: each part costs an object.
+PART_BYTES_MIN = 4096
 
 #: (whether it is compressed, its bytes)
 Message = tuple[bool, bytes]
@@ -25,42 +27,65 @@ def prefix(size_bytes: int, *, compressed: bool = False) -> bytes:
 class MessageReader:
     """Cuts the data of one stream into messages. It holds at most one incomplete message.
 
+    A message is put together once, when its last bytes are there: large ones are copied once.
+
     Args:
         bytes_max: limit on a message.
     """
 
-    __slots__ = ("_bytes_max", "_held")
+    __slots__ = ("_bytes_max", "_flag", "_left", "_parts", "_prefix", "held_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._held = bytearray()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of a message that is not complete."""
-        return len(self._held)
+        self.held_bytes = 0  # of a message that is not complete
+        self._prefix = b""  # of the next message, while it is incomplete
+        self._parts: list[bytes | bytearray] = []
+        self._flag = 0
+        self._left = 0  # bytes of the message that are still to come
 
     def read(self, data: bytes) -> list[Message]:
         """Return the messages that are complete with `data`. Raises Failure: TOO_LARGE, INVALID."""
-        held = self._held
-        if not held:
+        if not self.held_bytes:
             message = self._whole(data)
             if message is not None:
                 return [message]
-        held += data
         messages: list[Message] = []
         at = 0
-        while len(held) - at >= PREFIX_BYTES:
-            flag, size = _PREFIX.unpack_from(held, at)
-            self._check(flag, size)
-            end = at + PREFIX_BYTES + size
-            if len(held) < end:
-                break
-            messages.append((bool(flag), bytes(memoryview(held)[at + PREFIX_BYTES : end])))
-            at = end
-        if at:
-            del held[:at]
+        while at < len(data):
+            if not self._left:
+                at = self._begin(data, at)
+                if len(self._prefix) < PREFIX_BYTES:
+                    break
+            else:
+                at = self._hold(data, at)
+            if not self._left:
+                messages.append((bool(self._flag), b"".join(self._parts)))
+                self._prefix, self._parts, self.held_bytes = b"", [], 0
         return messages
+
+    def _begin(self, data: bytes, at: int) -> int:
+        """Read the prefix of a message at `at`, or what there is of it, and return the position behind it."""
+        end = at + PREFIX_BYTES - len(self._prefix)
+        self._prefix += data[at:end]
+        self.held_bytes = len(self._prefix)
+        if self.held_bytes == PREFIX_BYTES:
+            self._flag, self._left = _PREFIX.unpack(self._prefix)
+            self._check(self._flag, self._left)
+        return end
+
+    def _hold(self, data: bytes, at: int) -> int:
+        """Hold what there is of the message at `at`, and return the position behind it."""
+        part = data[at : at + self._left]
+        parts = self._parts
+        if len(part) >= PART_BYTES_MIN or not parts:
+            parts.append(part)
+        elif isinstance(parts[-1], bytearray):
+            parts[-1] += part
+        else:
+            parts.append(bytearray(part))
+        self._left -= len(part)
+        self.held_bytes += len(part)
+        return at + len(part)
 
     def _whole(self, data: bytes) -> Message | None:
         """Return the message that `data` is; None: it is not exactly one."""

@@ -39,3 +39,25 @@ def test_unknown_flags_are_refused():
     with pytest.raises(Failure) as caught:
         MessageReader(3).read(b"\x02\0\0\0\x01a")
     assert caught.value.code is Code.INTERNAL
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000, 5000, 70_000])
+def test_a_large_message_is_the_same_whatever_its_parts(step):
+    body = bytes(range(256)) * 400
+    data = (prefix(len(body)) + body + prefix(0)) * 2
+    reader = MessageReader(len(body))
+    received: list[Message] = []
+    for at in range(0, len(data), step):
+        received += reader.read(data[at : at + step])
+    assert received == [(False, body), (False, b"")] * 2
+    assert not reader.held_bytes
+
+
+def test_bytes_held_are_those_of_the_incomplete_message():
+    reader = MessageReader(1 << 20)
+    reader.read(prefix(10) + b"1234567890" + prefix(100_000)[:3])
+    assert reader.held_bytes == 3
+    reader.read(prefix(100_000)[3:] + bytes(99_999))
+    assert reader.held_bytes == 5 + 99_999
+    assert [len(body) for _, body in reader.read(bytes(1))] == [100_000]
+    assert not reader.held_bytes
