@@ -44,71 +44,79 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 FILE_BYTES_MAX = 1 << 30
 
 
+ModelsSource = Annotated[
+    str,
+    typer.Option(
+        "--models",
+        metavar="FILE|server|FOLDER|N",
+        help="Table of models (CSV, or a JSON list) with the columns name, memory_bytes, and maybe peak_bytes, "
+        "load_s, run_s, pin, instances_min, instances_max, idle_s; `server`: those of a running server; a "
+        "repository's folder; or a number of models to make up.",
+    ),
+]
+TraceSource = Annotated[
+    str,
+    typer.Option(
+        "--trace",
+        metavar="FILE|generated",
+        help="Calls (CSV) with the columns model and seconds; or `generated`: made up, with statistics as those of "
+        "Azure Functions in 2019.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", metavar="N", min=1, max=10_000, help="Workers of the fleet; default: the server's, else 2."
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory of each worker for models, like 8GiB or 500MB; default: that of the server's smallest worker, "
+        "else 8GiB.",
+    ),
+]
+Hours = Annotated[float, typer.Option("--hours", metavar="H", min=0.1, max=720, help="Length of a generated trace.")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="S", min=0.001, max=86_400, help="How long a call waits.")]
+Loads = Annotated[
+    int, typer.Option("--loads", metavar="N", min=1, max=64, help="Loads that a worker makes at the same time.")
+]
+Runs = Annotated[
+    int, typer.Option("--runs", metavar="N", min=1, max=1024, help="Runs that a worker makes at the same time.")
+]
+RestartHours = Annotated[
+    float,
+    typer.Option(
+        "--restart-hours",
+        metavar="H",
+        min=0.0,
+        max=8760.0,
+        help="Hours in which each worker is replaced once, one after the other; 0: none is.",
+    ),
+]
+NoController = Annotated[bool, typer.Option("--no-controller", help="Without a controller: only calls load models.")]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Also simulate two simpler rules: least recently used by bytes, by count.")
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds give equal results.")]
+
+
 def plan(
     context: typer.Context,
-    models: Annotated[
-        str,
-        typer.Option(
-            "--models",
-            metavar="FILE|server|FOLDER|N",
-            help="Table of models (CSV, or a JSON list) with the columns name, memory_bytes, and maybe peak_bytes, "
-            "load_s, run_s, pin, instances_min, instances_max, idle_s; `server`: those of a running server; a "
-            "repository's folder; or a number of models to make up.",
-        ),
-    ] = "500",
-    trace: Annotated[
-        str,
-        typer.Option(
-            "--trace",
-            metavar="FILE|generated",
-            help="Calls (CSV) with the columns model and seconds; or `generated`: made up, with statistics as those of "
-            "Azure Functions in 2019.",
-        ),
-    ] = GENERATED,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", metavar="N", min=1, max=10_000, help="Workers of the fleet; default: the server's, else 2."
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory of each worker for models, like 8GiB or 500MB; default: that of the server's smallest worker, "
-            "else 8GiB.",
-        ),
-    ] = None,
-    hours: Annotated[
-        float, typer.Option("--hours", metavar="H", min=0.1, max=720, help="Length of a generated trace.")
-    ] = 12.0,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=0.001, max=86_400, help="How long a call waits.")
-    ] = 30.0,
-    loads: Annotated[
-        int, typer.Option("--loads", metavar="N", min=1, max=64, help="Loads that a worker makes at the same time.")
-    ] = 1,
-    runs: Annotated[
-        int, typer.Option("--runs", metavar="N", min=1, max=1024, help="Runs that a worker makes at the same time.")
-    ] = 2,
-    restart_hours: Annotated[
-        float,
-        typer.Option(
-            "--restart-hours",
-            metavar="H",
-            min=0.0,
-            max=8760.0,
-            help="Hours in which each worker is replaced once, one after the other; 0: none is.",
-        ),
-    ] = 0.0,
-    no_controller: Annotated[
-        bool, typer.Option("--no-controller", help="Without a controller: only calls load models.")
-    ] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also simulate two simpler rules: least recently used by bytes, by count.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds give equal results.")] = 0,
+    models: ModelsSource = "500",
+    trace: TraceSource = GENERATED,
+    workers: Workers = None,
+    memory: Memory = None,
+    hours: Hours = 12.0,
+    timeout: Timeout = 30.0,
+    loads: Loads = 1,
+    runs: Runs = 2,
+    restart_hours: RestartHours = 0.0,
+    no_controller: NoController = False,
+    compare: Compare = False,
+    seed: Seed = 0,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
@@ -121,9 +129,7 @@ def plan(
 
     A trace has the lines `model,seconds`, `digits,0.5`, `digits,62`, …; its models must be among the models.
     """
-    from millstream.services.placement.simulation.policies import POLICIES
-    from millstream.services.placement.simulation.report import summary_of
-    from millstream.services.placement.simulation.simulator import ROUND_S, FleetOptions, Simulator
+    from millstream.services.placement.simulation.simulator import ROUND_S, FleetOptions
 
     if 0 < restart_hours < RESTART_HOURS_MIN:
         raise wrong_usage(f"--restart-hours {restart_hours:g}: a restart takes seconds: at least {RESTART_HOURS_MIN:g}")
@@ -139,13 +145,8 @@ def plan(
         restart_hours * 3600 / workers,
     )
     calls = _trace(trace, known.models, hours, seed)
-    names = list(POLICIES) if compare else ["millstream"]
-    summaries = []
     with _progress(quiet=json_output) as progress:
-        for at, name in enumerate(names):
-            simulator = Simulator(known.models, options, POLICIES[name], seed)
-            outcome = simulator.run(calls, lambda share, at=at: progress((at + share) / len(names)))  # type: ignore[misc]
-            summaries.append(summary_of(outcome))
+        summaries = _simulate(known.models, options, calls, seed, progress, compare=compare)
     needed_bytes = sum(model.footprint.resident_bytes for model in known.models)
     if json_output:
         from millstream.services.cli.terminal import emit
@@ -155,6 +156,29 @@ def plan(
         emit({**fleet, **counts, "policies": [asdict(one) for one in summaries]})
     else:
         _show(summaries, known, needed_bytes, options)
+
+
+def _simulate(
+    models: list[SimulatedModel],
+    options: FleetOptions,
+    calls: Trace,
+    seed: int,
+    progress: Callable[[float], None],
+    *,
+    compare: bool,
+) -> list[Summary]:
+    """Return the summary of Millstream's policy; with `compare`, those of all policies. `progress`: takes a share."""
+    from millstream.services.placement.simulation.policies import POLICIES
+    from millstream.services.placement.simulation.report import summary_of
+    from millstream.services.placement.simulation.simulator import Simulator
+
+    names = list(POLICIES) if compare else ["millstream"]
+    summaries = []
+    for at, name in enumerate(names):
+        simulator = Simulator(models, options, POLICIES[name], seed)
+        outcome = simulator.run(calls, lambda share, at=at: progress((at + share) / len(names)))  # type: ignore[misc]
+        summaries.append(summary_of(outcome))
+    return summaries
 
 
 def _memory_bytes(text: str | None, known: KnownModels) -> int:

@@ -24,41 +24,53 @@ _COLOURS = {"won": "green", "lost": "", "inaccurate": "yellow", "failed": "red",
 _RUNNING = frozenset({"waiting", "queued", "running"})
 
 
+RacePool = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Pool whose worker runs it; default: the first that has it.")
+]
+RaceSeconds = Annotated[
+    float | None, typer.Option(metavar="S", min=1, max=86_400, help="Longest time of the race; default 120.")
+]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Targets, or candidates of a report, that take part; default: all that are installed.",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="Real inputs: an array input/NAME for each input; kept for later races."),
+]
+AcceptRandomSamples = Annotated[
+    bool,
+    typer.Option("--accept-random-samples", help="Let int8 and others that need real inputs race without them."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Return at its end, with code 0 if there is a verdict.")]
+Show = Annotated[bool, typer.Option("--show", help="Show the race, and begin none.")]
+Svg = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --show: write latency against accuracy of all candidates as SVG."),
+]
+Cancel = Annotated[bool, typer.Option("--cancel", help="Cancel the race that waits or runs.")]
+Reproduce = Annotated[
+    str | None, typer.Option(metavar="ROW", help="Print the command that measures one row of the report again.")
+]
+
+
 def race(
     context: typer.Context,
     name: Name,
     version: Version = None,
-    pool: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Pool whose worker runs it; default: the first that has it.")
-    ] = None,
-    race_seconds: Annotated[
-        float | None, typer.Option(metavar="S", min=1, max=86_400, help="Longest time of the race; default 120.")
-    ] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="Targets, or candidates of a report, that take part; default: all that are installed.",
-        ),
-    ] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npz", help="Real inputs: an array input/NAME for each input; kept for later races."),
-    ] = None,
-    accept_random_samples: Annotated[
-        bool,
-        typer.Option("--accept-random-samples", help="Let int8 and others that need real inputs race without them."),
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return at its end, with code 0 if there is a verdict.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show the race, and begin none.")] = False,
-    svg: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --show: write latency against accuracy of all candidates as SVG."),
-    ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the race that waits or runs.")] = False,
-    reproduce: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Print the command that measures one row of the report again.")
-    ] = None,
+    pool: RacePool = None,
+    race_seconds: RaceSeconds = None,
+    targets: Targets = None,
+    samples: Samples = None,
+    accept_random_samples: AcceptRandomSamples = False,
+    wait: Wait = False,
+    show: Show = False,
+    svg: Svg = None,
+    cancel: Cancel = False,
+    reproduce: Reproduce = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from millstream.services.cli.options import Json, load_settings
 from millstream.services.extras import require
 from millstream.services.process.printable import printable
 from millstream.services.process.standard_descriptors import open_standard_descriptors
+
+if TYPE_CHECKING:
+    from millstream.services.settings import Settings
 
 Home = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLSTREAM_HOME).")
@@ -198,25 +201,22 @@ def up(
 
     if http_port is None:
         check_platform_port()
+    raise typer.Exit(_run(settings, json_output=json_output))
+
+
+def _run(settings: Settings, *, json_output: bool) -> int:
+    """Run the supervisor until it is stopped, and return the exit code."""
     from millstream.services.cli.preload import parse_preload
     from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.process.logs import descriptor_writer
-    from millstream.services.process.memory_share import check_memory, total_bytes
     from millstream.services.process.private_files import create_files_private
-    from millstream.services.settings import manager_environment, unknown_variables
+    from millstream.services.settings import manager_environment
     from millstream.services.supervisor.own_log import LineWriter
-    from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
     from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor
 
-    for unknown in unknown_variables():
-        typer.echo(f"warning: {printable(unknown)}", err=True)
-    with usage_of():
-        check_device_memory(settings.pools, settings.worker_device)
-        memory_text = memory_of_pools(settings.pools, settings.worker_memory)
-        if warning := check_memory(memory_text, worker_counts(settings.pools), total_bytes()):
-            typer.echo(f"warning: {printable(warning)}", err=True)
+    _check(settings)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     with usage_of():
         models = parse_preload(settings.preload, example=settings.preload_example)
@@ -234,8 +234,22 @@ def up(
 
     try:
         with usage_of():  # what the supervisor finds invalid are its settings
-            code = asyncio.run(run())
+            return asyncio.run(run())
     finally:
         if lines is not None:
             lines.close()
-    raise typer.Exit(code)
+
+
+def _check(settings: Settings) -> None:
+    """Warn of variables that are no settings, and of memory that workers do not have. Raises wrong usage."""
+    from millstream.services.process.memory_share import check_memory, total_bytes
+    from millstream.services.settings import unknown_variables
+    from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
+
+    for unknown in unknown_variables():
+        typer.echo(f"warning: {printable(unknown)}", err=True)
+    with usage_of():
+        check_device_memory(settings.pools, settings.worker_device)
+        memory_text = memory_of_pools(settings.pools, settings.worker_memory)
+        if warning := check_memory(memory_text, worker_counts(settings.pools), total_bytes()):
+            typer.echo(f"warning: {printable(warning)}", err=True)
