@@ -13,13 +13,14 @@ from pathlib import Path
 
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit.churn import Churn
+from tests.kit.load import PAUSE_S
 from tests.kit.metrics import Page
 from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 MODELS = 10
 MODEL_BYTES = 24 << 20
-OPERATIONS = 20  # each kind twice
+OPERATIONS = 10  # each kind once
 RIGHT_MIN = 100
 LEASE_S = 2.0
 FILE_BYTES_MAX = 4 << 20  # less than a model
@@ -112,7 +113,7 @@ def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path
         ]
         churn = Churn(stack.url, tmp_path, MODELS, MODEL_BYTES, faults.workers, seed=13, faults=kinds)
         churn.upload()
-        churn.start(callers=6)
+        churn.start(callers=6, pause_s=PAUSE_S)
         try:
             churn.operate(OPERATIONS)
         finally:

@@ -67,7 +67,7 @@ def test_the_other_pool_answers_when_all_workers_of_the_preferred_one_are_killed
             wait_until(lambda: stack.pids().get("fast-0", before) != before)  # noqa: B023
             wait_until(lambda: ready_pools(stack) == {"fast", "slow"})
             fast = answered_by(stack, "fast")
-            load.until(lambda: answered_by(stack, "fast") > fast + 500)  # noqa: B023
+            load.until(lambda: answered_by(stack, "fast") > fast + 100)  # noqa: B023
     check_answers(load)
     page = stack.metrics()
     total = sum(answered_by(stack, pool) for pool in ("fast", "slow"))

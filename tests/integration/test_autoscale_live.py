@@ -89,7 +89,7 @@ def test_a_request_that_cannot_wait_for_the_start_is_refused_and_wakes_the_pool_
 
 def test_workers_come_with_the_load_and_go_without_it_and_nothing_is_lost(scaled):
     before = len(sizes(scaled))
-    with constant_load(scaled.port, PATH, [v2.request({"x": ROW})], callers=12) as load:
+    with constant_load(scaled.port, PATH, [v2.request({"x": ROW})], callers=12, pause_s=0) as load:
         wait_until(lambda: decision(scaled)["ready"] == 3, LIMIT_S, "three workers serve")
         load.more(200)
     statuses = Counter(answer.status for answer in load.answers)

@@ -91,12 +91,12 @@ class Churn:
         for at, name in enumerate(self._names):
             self._push(name, self._width + at)
 
-    def start(self, callers: int) -> None:
-        """Start threads that call random models until `stop`."""
+    def start(self, callers: int, pause_s: float = 0.0) -> None:
+        """Start threads that call random models until `stop`, with a pause after each answer."""
         body, headers = v2.request({"x": np.ones((1, COLUMNS), np.float32)})
         for at in range(callers):
             choose = random.Random(self._seed + at)
-            self._threads.append(threading.Thread(target=self._call, args=(choose, body, headers)))
+            self._threads.append(threading.Thread(target=self._call, args=(choose, body, headers, pause_s)))
         for thread in self._threads:
             thread.start()
 
@@ -179,7 +179,7 @@ class Churn:
         with self._lock:
             self._absent.discard(name)
 
-    def _call(self, choose: random.Random, body: bytes, headers: dict[str, str]) -> None:
+    def _call(self, choose: random.Random, body: bytes, headers: dict[str, str], pause_s: float) -> None:
         address = self._url.removeprefix("http://")
         connection = http.client.HTTPConnection(address, timeout=ANSWER_S_MAX)
         while not self._stopping.is_set():
@@ -198,8 +198,7 @@ class Churn:
                 self.counts[kind] += 1
                 if kind == "lost" and len(self.lost) < SHOWN_MAX:
                     self.lost.append(f"{name}: {why}")
-            if kind == "refused":
-                time.sleep(REFUSED_S)
+            time.sleep(REFUSED_S if kind == "refused" else pause_s)
         connection.close()
 
     def _judge(self, name: str, absent: bool, status: int, headers: dict[str, str], body: bytes) -> tuple[str, str]:

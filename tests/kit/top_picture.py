@@ -26,8 +26,8 @@ def main() -> None:
             wide = v2.request({"input": np.ones((1, 64), np.float32)})
             small = v2.request({"x": np.ones((1, 2), np.float32)})
             with (
-                constant_load(stack.port, "/v2/models/classifier/infer", [wide], callers=12) as load,
-                constant_load(stack.port, "/v2/models/doubler/infer", [small], callers=3),
+                constant_load(stack.port, "/v2/models/classifier/infer", [wide], callers=12, pause_s=0) as load,
+                constant_load(stack.port, "/v2/models/doubler/infer", [small], callers=3, pause_s=0),
             ):
                 load.more(100)
                 print(Millstream(stack.home).ok("top", "--once", "--svg", PICTURE, "--endpoint", stack.url))
