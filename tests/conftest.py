@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from hypothesis import HealthCheck, settings
 
 from tests.kit import tools
 
@@ -23,6 +24,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Where this is set, every process that a test starts compiles a thousand modules anew: half a second for a gateway.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Hypothesis fails an example that takes 0.2 s, which any example may on a busy machine. With CI=true it does not.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
 
