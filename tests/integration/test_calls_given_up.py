@@ -14,10 +14,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.services.wire.batch import decode_batch
 from tests.kit import models
-from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.stack import Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
-ROUNDS = 300_000  # some seconds
+CALLS = 20  # by which the gateway has noticed that a client is gone
 ROW = np.ones((1, 128), np.float32)
 SLOW = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 128], "data": ROW.tolist()}]}).encode()
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -27,8 +27,8 @@ _SERVICE = "/inference.GRPCInferenceService/"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
     """A stack, and a key that may make one call at a time."""
     folder = tmp_path_factory.mktemp("given-up")
-    with running_stack(folder, settings={"admin_key": "admin"}) as stack:
-        stack.push("slow", models.slow(folder / "slow.onnx", ROUNDS), config='{"rows_max": 1}')
+    with running_stack(folder, settings={"admin_key": "admin", "queue_lease_s": 120}) as stack:
+        stack.push("slow", models.slow(folder / "slow.onnx"))
         limits = {"name": "alone", "scopes": ["infer:*"], "limits": {"concurrency": 1}}
         key = stack.http.post("/admin/v1/keys", json=limits).json()["key"]
         yield stack, key
@@ -36,7 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, st
 
 
 def runs_now(stack: Stack) -> bool:
-    """Whether a batch that is no readiness probe has left the gateway."""
+    """Whether a batch that is no readiness probe has left the gateway and is not answered."""
     redis: Any = stack.redis
     for key in redis.scan_iter("ms:*:stream:*"):
         if any(not decode_batch(fields[b"e"])[0].probe for _, fields in redis.xrange(key)):
@@ -44,17 +44,20 @@ def runs_now(stack: Stack) -> bool:
     return False
 
 
-def check(stack: Stack, key: str, give_up: Callable[[], None]) -> None:
-    """Check that after `give_up` no call is let in before the run has ended."""
+def check(stack: Stack, key: str, call: Callable[[], Callable[[], None]]) -> None:
+    """Check that no call is let in while the run of another lasts. `call` begins it, and returns what gives it up."""
     headers = {"Authorization": f"Bearer {key}"}
-    wait_until(lambda: runs_now(stack), what="the run has begun")
     with httpx2.Client(base_url=stack.url, headers=headers, timeout=60, trust_env=False) as client:
 
         def status() -> int:
             return client.get("/v2/models/slow").status_code  # counts as a call, and waits for no run
 
-        assert status() == 429
-        give_up()
+        with sigstopped(stack.pids()["cpu-0"]):
+            give_up = call()
+            wait_until(lambda: runs_now(stack), what="the run has begun")
+            assert status() == 429
+            give_up()
+            assert [status() for _ in range(CALLS)] == [429] * CALLS
         assert wait_until(lambda: (code := status()) != 429 and code, what="the key may call again") == 200
         assert not runs_now(stack)  # a batch is removed with its reply
 
@@ -64,8 +67,7 @@ def test_a_client_that_disconnects(served: tuple[Stack, str], path: str) -> None
     stack, key = served
     body = SLOW if path.startswith("/v2") else json.dumps({"instances": ROW.tolist()}).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    connection = stack.send(path, body, headers)
-    check(stack, key, connection.close)
+    check(stack, key, lambda: stack.send(path, body, headers).close)
 
 
 def message() -> bytes:
@@ -79,13 +81,13 @@ def test_a_call_of_grpc_that_is_cancelled(served: tuple[Stack, str]) -> None:
     stack, key = served
     metadata = (("authorization", f"Bearer {key}"),)
     with grpc.insecure_channel(stack.grpc) as channel:
-        call = channel.unary_unary(f"{_SERVICE}ModelInfer").future(message(), metadata=metadata)
-        check(stack, key, lambda: call.cancel() and None)
+        infer = channel.unary_unary(f"{_SERVICE}ModelInfer")
+        check(stack, key, lambda: infer.future(message(), metadata=metadata).cancel)
 
 
 def test_a_stream_that_is_cancelled(served: tuple[Stack, str]) -> None:
     stack, key = served
     metadata = (("authorization", f"Bearer {key}"),)
     with grpc.insecure_channel(stack.grpc) as channel:
-        replies = channel.stream_stream(f"{_SERVICE}ModelStreamInfer")(iter([message()]), metadata=metadata)
-        check(stack, key, lambda: replies.cancel() and None)
+        stream = channel.stream_stream(f"{_SERVICE}ModelStreamInfer")
+        check(stack, key, lambda: stream(iter([message()]), metadata=metadata).cancel)
