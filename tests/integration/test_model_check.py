@@ -27,7 +27,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from millstream.services.wire.records import State
 from tests.kit import models
-from tests.kit.wait import PAUSE_S
+from tests.kit.wait import PAUSE_S_MIN
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_a_killed_checker_rejects_the_model(repository: FolderRepository, tmp_pa
         running = asyncio.ensure_future(upload(repository, endless, on_state=saw))
         await checking.wait()
         while not (found := checkers(root)):
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S_MIN)
         os.kill(found[0], 9)
         with pytest.raises(Failure) as caught:
             await running
@@ -319,7 +319,7 @@ def test_cancelling_an_upload_ends_the_checker_and_removes_the_files(
     async def go_away() -> None:
         running = asyncio.ensure_future(upload(repository, endless))
         while not checkers(root):
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S_MIN)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -428,7 +428,7 @@ def test_the_checker_does_not_inherit_secrets(
     async def look() -> bytes:
         running = asyncio.ensure_future(upload(repository, endless))
         while not (found := checkers(tmp_path / "repository")):
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S_MIN)
         environment = Path(f"/proc/{found[0]}/environ").read_bytes()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
