@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.races import processes, raise_priorities
-from tests.kit.stack import Stack, descendants, running_stack
+from tests.kit.stack import Stack, assert_quiet, descendants, running_stack
 from tests.kit.wait import wait_until
 
 RACE = "/admin/v1/models/m/versions/1/race"
@@ -25,10 +26,20 @@ BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)})
 ANY = {"starting", "compiling", "judging", "measuring"}
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    with running_stack(tmp_path, models={"m": models.squeezenet(tmp_path / "m.onnx")}) as stack:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("races")) as stack:
         yield stack
+
+
+@pytest.fixture
+def stack(shared: Stack, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """The shared stack with a version `m` of the test's own: deaths are counted for the content of a version."""
+    shared.push("m", models.squeezenet(tmp_path / "m.onnx", seed=zlib.crc32(request.node.name.encode())))
+    yield shared
+    shared.http.delete("/admin/v1/models/m")  # 404 if the test deleted it
+    wait_until(lambda: not processes(shared), 60, what="no race runs")
+    assert_quiet(shared)
 
 
 def race(stack: Stack) -> dict[str, Any]:
@@ -92,22 +103,23 @@ def test_a_race_whose_process_is_killed_goes_on(stack: Stack) -> None:
     goes_on(stack, 2)
 
 
-def test_a_race_whose_compilation_is_killed_loses_that_candidate_alone(tmp_path: Path) -> None:
-    with running_stack(tmp_path, models={"m": models.mlp(tmp_path / "m.onnx")}) as stack:
-        options = {"seconds": 60, "accept_random_samples": True, "targets": ["onnxruntime-int8-dynamic"]}
-        assert stack.http.post(RACE, json=options).status_code == 202
+def test_a_race_whose_compilation_is_killed_loses_that_candidate_alone(stack: Stack, tmp_path: Path) -> None:
+    assert stack.http.delete("/admin/v1/models/m").status_code == 204
+    stack.push("m", models.mlp(tmp_path / "mlp.onnx"))
+    options = {"seconds": 60, "accept_random_samples": True, "targets": ["onnxruntime-int8-dynamic"]}
+    assert stack.http.post(RACE, json=options).status_code == 202
 
-        def compiling() -> list[int]:
-            raise_priorities(stack)
-            return processes(stack, b"millstream.services.compiler.compile_process")
+    def compiling() -> list[int]:
+        raise_priorities(stack)
+        return processes(stack, b"millstream.services.compiler.compile_process")
 
-        for pid in wait_until(compiling, 120, what="it compiles"):
-            os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: race(stack)["state"] == "decided", 120, what="it is decided")
-        [row] = race(stack)["rows"]
-        assert (row["verdict"], row["why"]) == ("failed", "its process was ended by SIGKILL")
-        assert race(stack)["tries"] == 1
-        assert not list(stack.home.glob("repository/models/m/1/compiled/race-*/*"))
+    for pid in wait_until(compiling, 120, what="it compiles"):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: race(stack)["state"] == "decided", 120, what="it is decided")
+    [row] = race(stack)["rows"]
+    assert (row["verdict"], row["why"]) == ("failed", "its process was ended by SIGKILL")
+    assert race(stack)["tries"] == 1
+    assert not list(stack.home.glob("repository/models/m/1/compiled/race-*/*"))
 
 
 def test_a_race_goes_on_when_the_gateway_is_killed(stack: Stack) -> None:

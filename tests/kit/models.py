@@ -469,13 +469,13 @@ def embeddings(pooled: bool = False, types: bool = False) -> onnx.ModelProto:
 
 
 @_builder
-def squeezenet(rows: Dim = "N") -> onnx.ModelProto:
-    """SqueezeNet 1.0 with seeded He-normal weights (5 MB): "data_0" FP32 [rows, 3, 224, 224] -> "scores" [rows, 1000].
+def squeezenet(rows: Dim = "N", seed: int = 4) -> onnx.ModelProto:
+    """SqueezeNet 1.0 with He-normal weights (5 MB): "data_0" FP32 [rows, 3, 224, 224] -> "scores" [rows, 1000].
 
     The architecture is the onnx package's light model, whose constant weights make every output the same.
     """
     light = onnx.load(str(Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"))
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(seed)
     kept = {tensor.name: tensor for tensor in light.graph.initializer}
     shapes = {name: numpy_helper.to_array(tensor) for name, tensor in kept.items() if name.endswith("__SHAPE")}
     weights, nodes = [], []
