@@ -109,7 +109,9 @@ def test_nothing_in_use_is_unloaded(shop: Shop) -> None:
     request = v2.request({"x": ROW})
     with ExitStack() as loads:
         running = [
-            loads.enter_context(constant_load(shop.stack.port, f"/v2/models/{one.model}/infer", [request], 4, 0))
+            loads.enter_context(
+                constant_load(shop.stack.port, f"/v2/models/{one.model}/infer", [request], 4, pause_s=0)
+            )
             for one in busy
         ]
         for load in running:

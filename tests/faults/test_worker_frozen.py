@@ -105,7 +105,7 @@ def test_a_worker_that_freezes_under_load_costs_no_request(tmp_path: Path, colum
     with running_stack(tmp_path, pools="cpu=2", settings={"queue_lease_s": LEASE_S}, models={"steady": path}) as stack:
         pids = processes(stack)
         begun = stack.metrics()
-        with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(expected), CALLERS) as load:
+        with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(expected), CALLERS, pause_s=0) as load:
             load.more(50)
             for pid in pids.values():
                 with frozen_with_work(stack, pid):
@@ -129,7 +129,7 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
     with running_stack(tmp_path, pools="cpu=2", settings={"queue_lease_s": LEASE_S}, models={"steady": path}) as stack:
         pids = processes(stack)
         begun = stack.metrics()
-        with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(inputs), CALLERS) as load:
+        with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(inputs), CALLERS, pause_s=0) as load:
             load.more(50)
             with sigstopped(*pids.values()):  # shorter than the lease
                 wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)
