@@ -80,9 +80,13 @@ def test_a_request_wakes_a_pool_that_sleeps_and_waits_for_its_worker(scaled):
 
 
 def test_a_request_that_cannot_wait_for_the_start_is_refused_and_wakes_the_pool_all_the_same(scaled):
-    wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
-    answer = infer(scaled, {"timeout": 50_000})
-    assert answer.status_code == 429, answer.text
+    def refused() -> Any:
+        wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
+        answer = infer(scaled, {"timeout": 50_000})
+        assert answer.status_code in {429, 504}, answer.text  # 504: the gateway itself had to wait so long for a core
+        return answer if answer.status_code == 429 else None
+
+    answer = wait_until(refused, LIMIT_S, "it is refused")
     assert int(answer.headers["retry-after"]) >= 1
     wait_until(lambda: decision(scaled)["ready"] > 0, LIMIT_S, "a worker serves")
 
