@@ -42,7 +42,7 @@ class Faults:
         known = self._live()
         pid = wait_until(self.workers, what="a worker")[0]
         with sigstopped(pid):
-            wait_until(lambda: known - self._live(), 60, "its batches are taken over")
+            wait_until(lambda: known - self._live(), what="its batches are taken over")
 
     def _live(self) -> set[bytes]:
         return set(self._stack.redis.zrange(self._keys.pool("cpu").workers, 0, -1))  # type: ignore[arg-type]
@@ -51,21 +51,21 @@ class Faults:
         """Redis dies, and starts without its data."""
         pid = self._stack.pids()["redis"]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: self._stack.pids().get("redis", pid) != pid, 60, "Redis is back")
+        wait_until(lambda: self._stack.pids().get("redis", pid) != pid, what="Redis is back")
 
     def kill_gateway(self, churn: Churn) -> None:
         """Calls wait for loads in it, as in all gateways."""
         pid = self._stack.pids()["gateway-0"]
         with churn.gateway_dies():
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: self._stack.pids().get("gateway-0", pid) != pid, 60, "the gateway is back")
+            wait_until(lambda: self._stack.pids().get("gateway-0", pid) != pid, what="the gateway is back")
 
     def pause_controllers(self, _churn: Churn) -> None:
         """Each controller is paused for longer than its lead: the other one leads, whichever it was before."""
         for pid in self._controllers:
             with sigstopped(pid):
                 self._stack.redis.delete(self._keys.leader)  # as if its life had passed
-                wait_until(lambda: self._stack.redis.exists(self._keys.leader), 60, "the other one leads")
+                wait_until(lambda: self._stack.redis.exists(self._keys.leader), what="the other one leads")
 
     def fill_disk(self, churn: Churn) -> None:
         """The gateways can write no file of the size of a model."""

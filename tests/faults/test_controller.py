@@ -24,7 +24,7 @@ from tests.kit.redis_server import redis_server
 from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
-WAIT_S = 60
+WAIT_S = 120
 
 
 class Controllers:

@@ -33,7 +33,7 @@ MODEL_BYTES = 200 * MIB
 MODELS = ("a", "b", "c", "d", "e", "f")
 POOLS = "sim=2,backend=simulated,memory=800MiB"
 ROW = np.ones((1, 4), np.float32)
-WAIT_S = 90
+WAIT_S = 120
 _MILLSTREAM = (sys.executable, "-P", "-m", "millstream.services.cli")
 
 

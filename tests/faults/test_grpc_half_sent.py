@@ -31,7 +31,7 @@ STREAMS = 40
 LITTLE = 512 * 1024  # of a message, on each of many connections
 SLOW_S = 4
 X = np.array([[1, 2]], np.float32)
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module", params=["library", "fast"])

@@ -82,7 +82,7 @@ def replied(stack: Stack, name: str, status: int) -> httpx2.Response | None:
 
 
 def until(stack: Stack, name: str, status: int) -> httpx2.Response:
-    return wait_until(partial(replied, stack, name, status), 60, f"{name} answers {status}")
+    return wait_until(partial(replied, stack, name, status), what=f"{name} answers {status}")
 
 
 def state(stack: Stack, name: str) -> str:
@@ -137,7 +137,7 @@ def has_failed(stack: Stack, name: str, times: int) -> bool:
 def test_a_load_that_crashes_or_never_ends_is_refused_with_the_reason(stack: Stack, how: str, reason: str) -> None:
     name = f"deadly-{how}"
     publish(stack, name, load=how)
-    wait_until(lambda: state(stack, name) == "failed", 60, "it is failed")
+    wait_until(lambda: state(stack, name) == "failed", what="it is failed")
     assert reason in until(stack, name, 503).json()["error"]
     until(stack, "neighbour", 200)
     delete(stack, name)
@@ -162,7 +162,7 @@ def test_a_load_by_tritons_api_makes_room_or_is_refused_with_the_reason(stack: S
         assert reply.status_code == 200 or "retry-after" in reply.headers, reply.text
         return reply.status_code == 200 and state(stack, cold) == "ready"
 
-    wait_until(loaded, 60, "another one was unloaded for it")
+    wait_until(loaded, what="another one was unloaded for it")
     cold = wait_until(on_standby, what="another one is on standby")
     held = [name for name in names if name != cold]
     for name in held:

@@ -88,7 +88,7 @@ def put_on_standby(stack: Stack, name: str, pool: str = "cpu") -> None:
             stack.redis.rpush(orders, order.model_dump_json())
         return found == {"standby"}
 
-    wait_until(unloaded, 60, f"{name} on standby")
+    wait_until(unloaded, what=f"{name} on standby")
 
 
 def content_id(stack: Stack, name: str) -> str:
@@ -289,7 +289,7 @@ def status(stack: Stack, name: str, wanted: int, timeout_s: float = 5.0) -> http
 def test_a_load_longer_than_the_deadline_is_refused_with_the_time_and_goes_on(stack: Stack) -> None:
     publish(stack, "slow", "slow", load_s=3.0)
     with running_worker(stack, "slow"):
-        wait_until(partial(status, stack, "slow", 200), 60, "it answers")  # now it is known what it takes
+        wait_until(partial(status, stack, "slow", 200), what="it answers")  # now it is known what it takes
         put_on_standby(stack, "slow", "slow")
         refused = call(stack, "slow", 1.0)
         assert refused.status_code == 429, refused.text
@@ -334,8 +334,8 @@ def test_a_load_before_it_counts_in_the_time_that_a_caller_is_told(stack: Stack)
 
     with running_worker(stack, "queue"):
         for name in names:
-            wait_until(partial(status, stack, name, 200), 60, "it answers")
-        wait_until(lambda: told_s() >= 4, 60, "the first load counts")  # on a busy machine it may be over by then
+            wait_until(partial(status, stack, name, 200), what="it answers")
+        wait_until(lambda: told_s() >= 4, what="the first load counts")  # on a busy machine it may be over by then
     for name in names:
         stack.http.delete(f"/admin/v1/models/{name}")
 
@@ -343,7 +343,7 @@ def test_a_load_before_it_counts_in_the_time_that_a_caller_is_told(stack: Stack)
 def test_the_command_says_that_a_model_is_being_loaded(stack: Stack) -> None:
     publish(stack, "long", "long", load_s=1.0)
     with running_worker(stack, "long"):
-        wait_until(partial(status, stack, "long", 200), 60, "it answers")
+        wait_until(partial(status, stack, "long", 200), what="it answers")
         put_on_standby(stack, "long", "long")
         document = stack.http.get("/v2/models/long/ready").json()
         assert document["ready"]
@@ -363,7 +363,7 @@ def test_the_command_and_the_client_wait_for_a_load_longer_than_a_request(
     config = ModelConfig(pools=("patient",), timeout_ms_default=500)
     publish_simulated(repository, "patient", {"load_s": 2.0}, config=config)
     with running_worker(stack, "patient"):
-        wait_until(partial(status, stack, "patient", 200), 60, "it answers")
+        wait_until(partial(status, stack, "patient", 200), what="it answers")
         put_on_standby(stack, "patient", "patient")
         done = Millstream(stack.home).run("predict", "patient", "--example", "--endpoint", stack.url)
         assert done.returncode == 0, done.stderr
@@ -382,10 +382,10 @@ def test_a_model_that_fails_to_load_is_refused_with_the_reason(stack: Stack) -> 
     publish(stack, "broken", "small", load="fail")
     publish(stack, "usual", "small")
     with running_worker(stack, "small"):
-        reply = wait_until(partial(status, stack, "broken", 503), 60, "it is refused")
+        reply = wait_until(partial(status, stack, "broken", 503), what="it is refused")
         assert "the load fails" in reply.json()["error"]
         assert int(reply.headers["retry-after"]) >= 1
-        wait_until(partial(status, stack, "usual", 200), 60, "its neighbour answers")
+        wait_until(partial(status, stack, "usual", 200), what="its neighbour answers")
     for name in ("broken", "usual"):
         stack.http.delete(f"/admin/v1/models/{name}")
 
@@ -393,7 +393,7 @@ def test_a_model_that_fails_to_load_is_refused_with_the_reason(stack: Stack) -> 
 def test_a_gateway_that_is_killed_leaves_the_load_to_the_others(stack: Stack) -> None:
     publish(stack, "left", "left", load_s=3.0)
     with running_worker(stack, "left"):
-        wait_until(partial(status, stack, "left", 200), 60, "it answers")
+        wait_until(partial(status, stack, "left", 200), what="it answers")
         put_on_standby(stack, "left", "left")
         with ThreadPoolExecutor(1) as callers, stack.gateway(0) as first, stack.gateway(1) as second:
             body, headers = v2.request({"x": np.ones((1, 4), np.float32)})

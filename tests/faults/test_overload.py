@@ -22,7 +22,7 @@ from tests.kit.stack import Stack, running_stack
 
 CALLERS = 7
 ROUNDS = 10_000  # of matrix products: some ten milliseconds a row
-WAIT_S = 60.0
+WAIT_S = 120.0
 REFUSALS = {429, 503}
 BREATH_S = 0.005
 PATIENCE_RUNS = 3  # what a caller waits for, in runs: less than what the others ahead of it take

@@ -116,7 +116,7 @@ def test_a_version_that_kills_the_workers_of_one_kind_is_served_by_the_others(tm
             found: dict[str, Any] = stack.http.get("/admin/v1/models/deadly/versions/1").json()
             return found
 
-        wait_until(lambda: version().get("load_failures"), 60, what="the GPU's workers refuse it")
+        wait_until(lambda: version().get("load_failures"), what="the GPU's workers refuse it")
         [failure] = version()["load_failures"]
         assert failure["kind"] == "simulated.cuda"
         assert "processes died while they loaded it" in failure["reason"]
@@ -135,13 +135,14 @@ BODY, HEADERS = v2.request({"x": np.array([[1.0, 2, 3, 4]], np.float32)}, binary
 
 def test_requests_that_a_full_pool_refuses_are_answered_by_the_next(simulated: Stack) -> None:
     publish(simulated, "busy", {"run_s": 0.5})
-    sent = [simulated.send("/v2/models/busy/infer", BODY, HEADERS) for _ in range(12)]
+    # The first takes six or seven, which run or wait; the second could take as many.
+    sent = [simulated.send("/v2/models/busy/infer", BODY, HEADERS) for _ in range(9)]
     statuses = [connection.getresponse().status for connection in sent]
     for connection in sent:
         connection.close()
-    assert statuses == [200] * 12
+    assert statuses == [200] * 9
     assert counted(simulated, "busy", "slow") > 0
-    assert counted(simulated, "busy", "fast") + counted(simulated, "busy", "slow") == 12
+    assert counted(simulated, "busy", "fast") + counted(simulated, "busy", "slow") == 9
     assert simulated.metrics().value("millstream_requests_overflowed_total", model="busy", pool="fast") > 0
 
 

@@ -38,7 +38,7 @@ def stack(shared: Stack, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     shared.push("m", models.squeezenet(tmp_path / "m.onnx", seed=zlib.crc32(request.node.name.encode())))
     yield shared
     shared.http.delete("/admin/v1/models/m")  # 404 if the test deleted it
-    wait_until(lambda: not processes(shared), 60, what="no race runs")
+    wait_until(lambda: not processes(shared), what="no race runs")
     assert_quiet(shared)
 
 
@@ -55,12 +55,12 @@ def begin(stack: Stack) -> None:
 
 def goes_on(stack: Stack, tries: int) -> None:
     """Wait until the race measures again, which `tries` workers began; then cancel it."""
-    wait_until(lambda: race(stack)["tries"] == tries, 60, what=f"try {tries}")
+    wait_until(lambda: race(stack)["tries"] == tries, what=f"try {tries}")
     until(stack, ANY)
     assert race(stack)["tries"] == tries
     answers(stack)
     assert stack.http.delete(RACE).json()["state"] == "cancelled"
-    wait_until(lambda: not processes(stack), 30)
+    wait_until(lambda: not processes(stack))
 
 
 def until(stack: Stack, stages: set[str]) -> None:
@@ -98,7 +98,7 @@ def test_a_race_whose_process_is_killed_goes_on(stack: Stack) -> None:
     until(stack, ANY)
     for pid in processes(stack):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: race(stack)["state"] == "queued", 30)
+    wait_until(lambda: race(stack)["state"] == "queued")
     assert "SIGKILL" in race(stack)["why"]
     goes_on(stack, 2)
 
@@ -129,7 +129,7 @@ def test_a_race_goes_on_when_the_gateway_is_killed(stack: Stack) -> None:
     os.kill(gateway, signal.SIGKILL)
     wait_until(lambda: stack.pids().get("gateway-0", gateway) != gateway)
     stack.reconnect()
-    wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200, 60)
+    wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200)
     goes_on(stack, 1)
 
 
@@ -147,7 +147,7 @@ def test_a_version_that_is_replaced_during_its_race_is_raced_anew(stack: Stack, 
     assert found["requested_at"] > before["requested_at"]
     assert len(processes(stack, b"millstream.workers.race\0")) == 1
     assert stack.http.delete(RACE).json()["state"] == "cancelled"
-    wait_until(lambda: not processes(stack), 30)
+    wait_until(lambda: not processes(stack))
 
 
 def test_a_race_gives_its_memory_to_a_load(tmp_path: Path) -> None:
@@ -166,14 +166,14 @@ def test_a_race_gives_its_memory_to_a_load(tmp_path: Path) -> None:
         assert found["state"] in {"queued", "running"}
         assert found["tries"] <= 1, "only a death costs a try"
         assert stack.http.delete(RACE).json()["state"] == "cancelled"
-        wait_until(lambda: not processes(stack), 30)
+        wait_until(lambda: not processes(stack))
 
 
 def test_a_race_that_is_cancelled_ends_at_once(stack: Stack) -> None:
     begin(stack)
     until(stack, ANY)
     assert stack.http.delete(RACE).status_code == 200
-    wait_until(lambda: not processes(stack), 30)
+    wait_until(lambda: not processes(stack))
     assert race(stack)["state"] == "cancelled"
     answers(stack)
 
@@ -182,7 +182,7 @@ def test_a_version_that_is_deleted_ends_its_race(stack: Stack) -> None:
     begin(stack)
     until(stack, ANY)
     assert stack.http.delete("/admin/v1/models/m").status_code == 204
-    wait_until(lambda: not processes(stack), 30)
+    wait_until(lambda: not processes(stack))
     assert not list((stack.home / "repository" / "races").glob("m@*.json"))
     assert not (stack.home / "repository" / "models" / "m").exists()
 
@@ -195,7 +195,7 @@ def test_a_race_goes_on_when_everything_was_stopped_and_started_again(tmp_path: 
         answers(stack)  # it was on standby: the call loads it
         until(stack, ANY)
         assert stack.http.delete(RACE).json()["state"] == "cancelled"
-        wait_until(lambda: not processes(stack), 30)
+        wait_until(lambda: not processes(stack))
 
 
 def test_two_workers_run_one_race(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_race_without_memory_waits_and_says_so(tmp_path: Path) -> None:
     path = models.squeezenet(tmp_path / "m.onnx")
     with running_stack(tmp_path, models={"m": path}, settings={"worker_memory": "600MiB"}) as stack:
         begin(stack)
-        wait_until(lambda: "it waits for memory" in race(stack)["why"], 30)
+        wait_until(lambda: "it waits for memory" in race(stack)["why"])
         assert race(stack)["state"] == "queued"
         assert "--memory" in race(stack)["why"]
         assert not processes(stack)
@@ -226,8 +226,8 @@ def test_a_race_waits_for_a_version_that_is_being_loaded(tmp_path: Path) -> None
         os.kill(worker, signal.SIGSTOP)
         try:
             assert stack.http.post("/admin/v1/models/m/versions", content=path.read_bytes()).status_code in {201, 202}
-            wait_until(lambda: stack.http.get("/admin/v1/models/m/versions/1").status_code == 200, 60)
-            wait_until(lambda: stack.http.post(RACE, json=OPTIONS).status_code != 404, 60)
+            wait_until(lambda: stack.http.get("/admin/v1/models/m/versions/1").status_code == 200)
+            wait_until(lambda: stack.http.post(RACE, json=OPTIONS).status_code != 404)
             found = race(stack)
             assert (found["state"], found["why"]) == ("waiting", "the version is being loaded")
             assert stack.http.delete(RACE).json()["state"] == "cancelled"

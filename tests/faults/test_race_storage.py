@@ -66,7 +66,7 @@ def test_a_race_that_a_full_disk_ends_goes_on_when_there_is_space(tmp_path: Path
             load.more(5)
             disk.empty()
         assert all(answer.status == 200 for answer in load.answers)
-        wait_until(lambda: race(stack)["tries"] == 2, 60, what="it begins again")
+        wait_until(lambda: race(stack)["tries"] == 2, what="it begins again")
         wait_until(lambda: measures(stack), 120, what="it measures")
         cancel(stack)
 
@@ -93,7 +93,7 @@ def test_a_race_that_cannot_be_written_is_said_once_and_goes_on(tmp_path: Path) 
             folder.chmod(0o700)
             for file in folder.glob("*.lock"):
                 file.chmod(0o600)
-        wait_until(lambda: race(stack)["tries"] == 2, 60, what="it begins again")
+        wait_until(lambda: race(stack)["tries"] == 2, what="it begins again")
         wait_until(lambda: measures(stack), 120, what="it measures")
         cancel(stack)
 

@@ -59,12 +59,12 @@ def served_by(stack: Stack) -> list[str | None]:
 
 
 def is_served_by(stack: Stack, variant: str | None, workers: int = 1) -> None:
-    wait_until(lambda: served_by(stack) == [variant] * workers, 60, what=f"served by {variant}")
+    wait_until(lambda: served_by(stack) == [variant] * workers, what=f"served by {variant}")
 
 
 def undone(stack: Stack) -> str:
     """Wait until the verdict was taken back; return why."""
-    wait_until(lambda: race(stack)["undone"], 90, what="it is undone")
+    wait_until(lambda: race(stack)["undone"], what="it is undone")
     is_served_by(stack, None)
     document = race(stack)
     assert document["serving"] is False
@@ -148,7 +148,7 @@ def test_a_version_that_is_deleted_takes_everything_of_its_races_with_it(stack: 
     choose(stack, "m", choices.raising(tmp_path / "form.onnx"))
     is_served_by(stack, "by-hand")
     assert stack.http.delete("/admin/v1/models/m").status_code == 204
-    wait_until(lambda: not list((stack.home / "repository" / "races").glob("m@*.json")), 30)
+    wait_until(lambda: not list((stack.home / "repository" / "races").glob("m@*.json")))
     assert not (stack.home / "repository" / "models" / "m").exists()
 
 
@@ -159,5 +159,5 @@ def test_two_workers_follow_one_verdict(tmp_path: Path) -> None:
             choose(stack, "m", choices.raising(tmp_path / "form.onnx"))
             is_served_by(stack, "by-hand", 2)
         with load_on(stack, SOME_BAD):
-            wait_until(lambda: race(stack)["undone"], 60)
+            wait_until(lambda: race(stack)["undone"])
             is_served_by(stack, None, 2)

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         stack.push("same", models.identity(folder / "same.onnx"))
         repository = FolderRepository(Settings(home=stack.home).repository_dir)
         publish_simulated(repository, "slow", {"run_s": 3})
-        wait_until(lambda: stack.http.get("/v2/models/slow/ready").status_code == 200, 60)
+        wait_until(lambda: stack.http.get("/v2/models/slow/ready").status_code == 200)
         yield stack
 
 
@@ -54,7 +54,7 @@ def test_a_server_that_goes_away_is_noticed_without_a_run(proxy: TcpProxy, tmp_p
     assert instance.run({"x": ROW})[0].tolist() == ROW.tolist()
     assert instance.lost == ""
     proxy.close()
-    assert proxy.address in wait_until(lambda: instance.lost, 60)
+    assert proxy.address in wait_until(lambda: instance.lost)
     with pytest.raises(Failure) as caught:
         instance.run({"x": ROW})
     assert caught.value.code is Code.UNAVAILABLE
@@ -116,7 +116,7 @@ def test_a_server_with_tls_is_told_how_long_callers_wait(server: Stack, tmp_path
             same(),
             ModelConfig(pools=("remote",), timeout_ms_default=7_000),
         )
-        wait_until(lambda: stack.http.get("/v2/models/forwarded/ready").status_code == 200, 60)
+        wait_until(lambda: stack.http.get("/v2/models/forwarded/ready").status_code == 200)
         body, headers = v2.request({"x": ROW})
 
         def is_told() -> bool:
@@ -173,11 +173,11 @@ def test_requests_are_refused_while_the_server_is_away_and_answered_when_it_is_b
             instances = stack.http.get("/admin/v1/models/forwarded/versions/1").json().get("instances", [])
             return "".join(one["state"] for one in instances)
 
-        wait_until(lambda: stack.http.get("/v2/models/forwarded/ready").status_code == 200, 60)
+        wait_until(lambda: stack.http.get("/v2/models/forwarded/ready").status_code == 200)
         assert status() == 200
         proxy.close()
-        wait_until(lambda: state() == "failed", 60)
+        wait_until(lambda: state() == "failed")
         assert status() == 503
         proxy.open()
-        wait_until(lambda: state() == "ready", 90)
+        wait_until(lambda: state() == "ready")
         assert status() == 200

@@ -26,7 +26,7 @@ ASKED = 60
 SLACK = 224 * MIB
 SLOW_S = 4
 SMALL = 40 * MIB  # growth that is not worth giving back
-WAIT_S = 60.0
+WAIT_S = 120.0
 #: slices of a batch that was tried again cool down for a minute, and on a busy machine any batch may be
 COOLED_S = 120.0
 SETTINGS: dict[str, Any] = {

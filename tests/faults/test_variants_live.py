@@ -47,19 +47,19 @@ def start_again(stack: Stack) -> str:
     log = stack.home / "logs" / "cpu-0.log"
     before = len(log.read_text())
     os.kill(stack.pids()["cpu-0"], signal.SIGKILL)
-    wait_until(lambda: "ready: weighty" in log.read_text()[before:], 60)
+    wait_until(lambda: "ready: weighty" in log.read_text()[before:])
     return log.read_text()[before:]
 
 
 def test_a_version_is_compiled_while_it_serves_and_loaded_from_there(stack: Stack) -> None:
     before = answer(stack)
-    wait_until(lambda: variant(stack), 90)
+    wait_until(lambda: variant(stack))
     assert "is loaded from its variant onnxruntime-cpu-" in start_again(stack)
     np.testing.assert_array_equal(answer(stack), before)
 
 
 def test_variants_are_shown(stack: Stack) -> None:
-    wait_until(lambda: variant(stack), 90)
+    wait_until(lambda: variant(stack))
     [shown] = stack.http.get("/admin/v1/models/weighty/versions/1").json()["variants"]
     assert shown["target"] == "onnxruntime-cpu"
     assert shown["runtime"].startswith("onnxruntime ")
@@ -70,17 +70,17 @@ def test_variants_are_shown(stack: Stack) -> None:
 
 def test_a_damaged_variant_is_not_loaded_and_made_again(stack: Stack) -> None:
     before = answer(stack)
-    path = wait_until(lambda: variant(stack), 90)
+    path = wait_until(lambda: variant(stack))
     content = path.read_bytes()
     path.write_bytes(content[:1000] + b"\0" + content[1001:])
     said = start_again(stack)
     assert "is deleted: optimised.variant.onnx is damaged" in said
     assert "is loaded from its variant" not in said
     np.testing.assert_array_equal(answer(stack), before)
-    again = wait_until(lambda: variant(stack), 90)
+    again = wait_until(lambda: variant(stack))
     assert again.stat().st_size == len(content)
 
 
 def test_variants_are_deleted_with_their_version(stack: Stack) -> None:
     assert stack.http.delete("/admin/v1/models/weighty").status_code in {200, 204}
-    wait_until(lambda: not compiled(stack).exists(), 30)
+    wait_until(lambda: not compiled(stack).exists())

@@ -192,7 +192,7 @@ def test_prometheus_finds_and_scrapes_every_process(composition: Composition) ->
             found = client.get("/api/v1/query", params={"query": "up == 1"}).json()["data"]["result"]
             return {one["metric"]["job"] for one in found} >= jobs
 
-        wait_until(scraped, 90, "each process is scraped")
+        wait_until(scraped, what="each process is scraped")
     assert running.stop() == 0, running.output
 
 

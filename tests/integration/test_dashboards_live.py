@@ -73,10 +73,10 @@ def test_the_memory_of_redis_and_its_limit_are_shown(watched: tuple[Stack, LiveP
     limit = used + (256 << 20)
     stack.redis.config_set("maxmemory", limit)
     try:
-        wait_until(lambda: stack.metrics().value("millstream_redis_memory_limit_bytes") == limit, 60)
+        wait_until(lambda: stack.metrics().value("millstream_redis_memory_limit_bytes") == limit)
     finally:
         stack.redis.config_set("maxmemory", 0)
-    wait_until(lambda: stack.metrics().value("millstream_redis_memory_limit_bytes") == 0, 60)
+    wait_until(lambda: stack.metrics().value("millstream_redis_memory_limit_bytes") == 0)
 
 
 def test_probes_that_no_worker_answers_are_counted_and_the_gateway_is_not_ready(
@@ -86,6 +86,6 @@ def test_probes_that_no_worker_answers_are_counted_and_the_gateway_is_not_ready(
     assert stack.metrics().value("millstream_gateway_ready", process="gateway-0") == 1
     pids = [pid for name, pid in stack.pids().items() if name.startswith("cpu-")]
     with sigstopped(*pids):
-        wait_until(lambda: stack.metrics().value("millstream_readiness_probes_unanswered_total", pool="cpu") > 0, 60)
-        wait_until(lambda: stack.metrics().value("millstream_gateway_ready", process="gateway-0") == 0, 60)
-    wait_until(lambda: stack.metrics().value("millstream_gateway_ready", process="gateway-0") == 1, 60)
+        wait_until(lambda: stack.metrics().value("millstream_readiness_probes_unanswered_total", pool="cpu") > 0)
+        wait_until(lambda: stack.metrics().value("millstream_gateway_ready", process="gateway-0") == 0)
+    wait_until(lambda: stack.metrics().value("millstream_gateway_ready", process="gateway-0") == 1)

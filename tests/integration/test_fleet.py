@@ -17,7 +17,7 @@ from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server
 from tests.kit.stack import sigstopped
 
-TIMEOUT_S = 20
+TIMEOUT_S = 25
 
 
 @pytest.fixture

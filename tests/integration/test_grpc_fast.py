@@ -28,7 +28,7 @@ from millstream.services.metrics.catalogue import GRPC_CALLS
 from tests.kit.application import Application
 from tests.kit.http2_peer import GREETING
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = pb.ModelInferRequest(model_name="nothing")
 CALL = [

@@ -83,7 +83,7 @@ def test_a_request_waits_while_its_pool_is_started_from_none(pods: Pods, client:
     request = json.loads((DIGITS / "request.json").read_text())
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(infer, pods, request)
-        wait_until(lambda: asked_by_keda(pods, client) == 1, 60, "the waiting request wants a worker")
+        wait_until(lambda: asked_by_keda(pods, client) == 1, what="the waiting request wants a worker")
         assert not waiting.done(), waiting.result()
         pods.start("millstream-worker-cpu")
         status, body = waiting.result(120)
@@ -132,7 +132,7 @@ def test_a_replica_verifies_signatures_of_a_key_that_another_one_made(
         pods.host.start(replica)
     for replica in replicas:
         url = f"http://127.0.0.1:{replica.environment['MILLSTREAM_HTTP_PORT']}"
-        wait_until(partial(serves, url, "scale/versions/2"), 90, f"{replica.name} serves the model")
+        wait_until(partial(serves, url, "scale/versions/2"), what=f"{replica.name} serves the model")
         answers[replica.name] = signed(url, made, body)
         pods.host.running.pop(replica.name).kill()
     assert answers["same-secret"].json() == {"predictions": [[2.0, 2.0, 2.0, 2.0]]}

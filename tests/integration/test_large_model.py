@@ -72,5 +72,5 @@ def test_it_is_checked_loaded_and_answers_and_its_race_says_what_memory_it_takes
     np.testing.assert_array_equal(rows, [LAST, np.zeros(COLUMNS)])
     path = "/admin/v1/models/large/versions/1/race"
     assert stack.http.post(path, json={"accept_random_samples": True}).status_code == 202
-    wait_until(lambda: "it waits for memory" in stack.http.get(path).json()["why"], 60, what="the race waits")
+    wait_until(lambda: "it waits for memory" in stack.http.get(path).json()["why"], what="the race waits")
     assert stack.http.delete(path).json()["state"] == "cancelled"

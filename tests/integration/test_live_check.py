@@ -59,7 +59,7 @@ def test_a_version_whose_rows_influence_each_other_is_batched_no_more(tmp_path: 
             ask_together(stack, "coupled", rows)
             return off(version(stack, "coupled"))
 
-        assert "depends on the other rows of its batch" in str(wait_until(found, 60, what="a live batch shows it"))
+        assert "depends on the other rows of its batch" in str(wait_until(found, what="a live batch shows it"))
         for index in range(stack.gateways):
             with stack.gateway(index) as gateway:
                 wait_until(partial(knows, gateway))
@@ -80,7 +80,7 @@ def test_a_version_whose_rows_influence_each_other_is_batched_no_more(tmp_path: 
                 np.testing.assert_array_equal(output, 2 * row)
             return stack.metrics().value(CHECKS, model="steady", outcome="agrees") >= 1
 
-        wait_until(checked, 60, what="a shared run of the other version was checked")
+        wait_until(checked, what="a shared run of the other version was checked")
         runs, total = ran(stack, before, "steady")
         assert total >= 24
         assert runs < total

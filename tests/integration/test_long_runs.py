@@ -29,7 +29,7 @@ def test_requests_share_runs_that_were_measured_with_one_row_alone(tmp_path):
             config=ModelConfig(pools=(POOL,), timeout_ms_default=300_000),
         )
         with running_worker(stack, POOL):
-            wait_until(lambda: stack.http.get("/v2/models/long/ready").status_code == 200, 60)
+            wait_until(lambda: stack.http.get("/v2/models/long/ready").status_code == 200)
             assert 1 <= wave(stack, 10) <= 6
             assert 1 <= wave(stack, 20) <= 6
 

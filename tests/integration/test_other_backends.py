@@ -46,7 +46,7 @@ def publish(stack: Stack, name: str, content: bytes, source_format: str, of: Sig
 
 
 def infer(stack: Stack, model: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    wait_until(lambda: stack.http.get(f"/v2/models/{model}/ready").status_code == 200, 60)
+    wait_until(lambda: stack.http.get(f"/v2/models/{model}/ready").status_code == 200)
     body, headers = v2.request(inputs)
     reply = stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
     assert reply.status_code == 200, reply.text
@@ -60,7 +60,7 @@ def failure(stack: Stack, model: str) -> str:
         document = stack.http.get(f"/admin/v1/models/{model}/versions/1").json()
         return next((one.get("reason") for one in document.get("instances", []) if one["state"] == "failed"), "")
 
-    return wait_until(reason, 60)
+    return wait_until(reason)
 
 
 def test_openvino_serves_what_onnx_runtime_serves(stack: Stack, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.kit.redis_server import redis_server
 from tests.kit.stack import sigstopped
 from tests.kit.wait import wait_until
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 INSTALLATION = "test"
 KEYS = InstallationKeys(INSTALLATION)
 COMMANDS = {

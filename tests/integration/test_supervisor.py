@@ -26,7 +26,7 @@ from millstream.services.wire.worker_id import worker_id
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60
+WAIT_S = 120
 
 
 class Up:

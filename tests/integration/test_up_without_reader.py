@@ -41,7 +41,7 @@ def test_a_server_whose_output_nobody_reads_serves_and_stops_cleanly(tmp_path: P
                 return False
 
         try:
-            wait_until(answers, 60, "it serves")
+            wait_until(answers, what="it serves")
         finally:
             process.send_signal(signal.SIGTERM)
             _, stderr = process.communicate(timeout=60)

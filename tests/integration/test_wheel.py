@@ -15,7 +15,7 @@ import pytest
 from tests.kit.role_environment import PROJECT, ROOT, build_wheel, install, make_environment, needed_by
 from tests.kit.wait import wait_until
 
-STOP_S_MAX = 60.0
+STOP_S_MAX = 120.0
 
 
 @pytest.fixture(scope="module")

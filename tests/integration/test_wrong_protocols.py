@@ -17,7 +17,7 @@ from millstream.gateway.connection.foreign_protocol import LOG_EVERY_S, ForeignL
 from tests.kit.stack import Stack
 from tests.kit.wait import wait_until
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def test_tls_on_the_http_port(stack: Stack) -> None:

@@ -24,7 +24,7 @@ from tests.kit.wait import wait_until
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PROGRAMS = ROOT / "tests" / "integration" / "programs"
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Fleet:

@@ -19,7 +19,7 @@ WINDOW = 65535
 FRAME_BYTES_MAX = 16384
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Frame(NamedTuple):

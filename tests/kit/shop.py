@@ -128,7 +128,7 @@ class Shop:
             assert reply.status_code == 200 or float(reply.headers["retry-after"]) > 0, reply.text
             return reply.status_code == 200
 
-        wait_until(answers, 90, what=f"{name} answers")
+        wait_until(answers, what=f"{name} answers")
 
     def ready(self) -> set[str]:
         return {instance.model for instance in self.record.instances if instance.state is State.READY}
@@ -164,7 +164,7 @@ class Shop:
         def loaded() -> bool:
             return self.is_ready(manifest) or (self.order(manifest) and False)
 
-        wait_until(loaded, 90, what=f"{manifest.model} is ready")
+        wait_until(loaded, what=f"{manifest.model} is ready")
 
     def push(self, order: Order) -> None:
         """Give the worker an order as the controller does."""

@@ -36,9 +36,9 @@ from tests.kit.wait import wait_for_none, wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = "ready http"
-START_S_MAX = 60.0
+START_S_MAX = 120.0
 _UP = (sys.executable, "-P", "-m", "millstream.services.cli", "up", "--http-port", "0", "--grpc-port", "0")
-WAIT_S = 60.0
+WAIT_S = 120.0
 #: settings of clients over TLS
 _CERTIFICATES = ("ca_file", "client_cert_file", "client_key_file")
 
@@ -331,7 +331,7 @@ def assert_nothing_left(stack: Stack) -> None:
         assert stack.stop() == 0, stack.lines
         # Some end when they find that their parent has ended, a moment later; a race may just have started one.
         wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], what="no process is left")
-        wait_for_none(lambda: _of_home(stack.named_home), 10)
+        wait_for_none(lambda: _of_home(stack.named_home))
     assert _of_home(stack.named_home) == []
     assert list(stack.shm_dir.glob(f"{stack.shm_prefix}*")) == []
     assert list(stack.shm_dir.glob(f"{stack.installation}.*{SUFFIX}")) == []

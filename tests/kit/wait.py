@@ -12,11 +12,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: Long: a busy machine may need a minute for what takes a tenth of a second, and only a test that fails waits for it.
+TIMEOUT_S = 120.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 0.05
 PAUSE_SHARE = 0.1  # of the time waited so far
 
 
-def wait_until(predicate: Callable[[], T | None], timeout_s: float = 30, what: str = "") -> T:
+def wait_until(predicate: Callable[[], T | None], timeout_s: float = TIMEOUT_S, what: str = "") -> T:
     """Return the first true value of `predicate`. Raises AssertionError, with the last value, after `timeout_s`."""
     began = time.monotonic()
     while not (value := predicate()):
@@ -26,7 +28,7 @@ def wait_until(predicate: Callable[[], T | None], timeout_s: float = 30, what: s
     return value
 
 
-def wait_for_none(leftovers: Callable[[], T], timeout_s: float = 30) -> None:
+def wait_for_none(leftovers: Callable[[], T], timeout_s: float = TIMEOUT_S) -> None:
     """Return when `leftovers` is empty. Raises AssertionError with what is left after `timeout_s`."""
     began = time.monotonic()
     while left := leftovers():

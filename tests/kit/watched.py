@@ -83,12 +83,12 @@ def _load_on_demand(stack: Stack, body: tuple[bytes, dict[str, str]]) -> None:
     command = Millstream(stack.home)
     command.ok("configure", "cold", "--idle-s", "1", "--instances-min", "0")
     version = "/admin/v1/models/cold/versions/1"
-    wait_until(lambda: stack.http.get(version).json()["state"] == "standby", 60, what="the idle model is unloaded")
+    wait_until(lambda: stack.http.get(version).json()["state"] == "standby", what="the idle model is unloaded")
     command.ok("configure", "cold", "--idle-s", "0")
     assert stack.http.post("/v2/models/cold/infer", content=body[0], headers=body[1]).status_code == 200
     ordered = stack.metrics().value(ORDERS)
     command.ok("configure", "cold", "--instances-min", "2")
-    wait_until(lambda: stack.metrics().value(ORDERS) > ordered, 60, what="the controller orders the second instance")
+    wait_until(lambda: stack.metrics().value(ORDERS) > ordered, what="the controller orders the second instance")
 
 
 def _scraped(stack: Stack, prometheus: LivePrometheus) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import uvicorn
 
-PATIENCE_S = 30.0  # a test that waits this long has failed
+PATIENCE_S = 120.0  # a test that waits this long has failed
 _BUSY_POLLS = 1000  # without a pause, so that short-lived states are seen; a longer wait leaves the processor to others
 _PAUSE_S = 0.001
 #: lines that differ from reply to reply: the date, and an id that the server made

@@ -32,7 +32,7 @@ _LOOPBACK_UP = (
     "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14s', b'lo', 1, b''));"  # SIOCSIFFLAGS, IFF_UP
     "print('up', flush=True); sys.stdin.read()"
 )
-STOP_S_MAX = 60.0
+STOP_S_MAX = 120.0
 _USERS = ("root:x:0:0::/:/bin/sh", "millstream:x:10001:10001::/var/lib/millstream:/usr/sbin/nologin")
 
 

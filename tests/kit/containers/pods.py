@@ -73,7 +73,7 @@ class Pods:
             assert running.process.poll() is None, self.output()
             return running.run(*command).returncode == 0
 
-        wait_until(succeeds, 90, f"{kind} of {name}")
+        wait_until(succeeds, what=f"{kind} of {name}")
 
     def output(self) -> str:
         return "\n".join(f"{name}: {line}" for name, one in self.host.running.items() for line in one.output)
