@@ -111,9 +111,10 @@ def test_a_worker_that_freezes_under_load_costs_no_request(tmp_path: Path, colum
                 with frozen_with_work(stack, pid):
                     load.more(50)  # every caller got on: what it had in hand was taken over
                 assert stack.settled("steady", 1)
-                assert set(workers(stack)) == set(pids.values())  # the same processes: none was started anew
+                # the same processes: none was started anew
+                wait_until(lambda: set(workers(stack)) == set(pids.values()), what="both are heard of")
                 before = busy(stack, pids)
-                load.until(lambda: all_grew(before, busy(stack, pids)))  # noqa: B023
+                wait_until(lambda: all_grew(before, busy(stack, pids)))  # noqa: B023
             load.more(50)
         check_answers(load, expected)
         page = stack.metrics()
@@ -143,9 +144,9 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
                 load.more(50)
                 stack.settled("steady", 1)
                 before = busy(stack, pids)
-                load.until(lambda: all_grew(before, busy(stack, pids)))  # noqa: B023
+                wait_until(lambda: all_grew(before, busy(stack, pids)))  # noqa: B023
         check_answers(load, expected)
-        assert set(workers(stack)) == set(pids.values())
+        wait_until(lambda: set(workers(stack)) == set(pids.values()), what="both are heard of")
         say_counts(load, begun, stack.metrics())
 
 
