@@ -76,7 +76,14 @@ def subject(folder: Path, device: str = "cpu") -> Subject:
 
 def task(of: Subject, candidate: Candidate, folder: Path, given: Path) -> CompileTask:
     folder.mkdir()
-    return CompileTask(subject=of, candidate=candidate, folder=folder, samples=given, seconds_max=SECONDS_MAX)
+    return CompileTask(
+        subject=of,
+        candidate=candidate,
+        folder=folder,
+        samples=given,
+        seconds_max=SECONDS_MAX,
+        low_priority=False,  # beside other tests a compilation of 2 s would take minutes
+    )
 
 
 def compiled(done: CompileOutcome) -> Compiled:
