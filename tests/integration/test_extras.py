@@ -57,7 +57,7 @@ class Installed:
     def __init__(self, folder: Path, wheel: Path, packages: set[str]) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.python = make_environment(folder / "venv", packages)
+        self.python = make_environment(folder / "venv", packages, compiled=True)
         install(self.python, wheel)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
