@@ -218,16 +218,17 @@ def test_an_answer_is_compressed_for_who_compresses_or_asks(stack: Stack, compre
             asked = {"accept-encoding": headers} if headers else None
             got = await client.infer("wide", [tensor("x", x)], compression_algorithm=compressed, headers=asked)
             np.testing.assert_array_equal(got.as_numpy("y"), x)
-        await asyncio.wait_for(relay.ended.wait(), 30)
+        await asyncio.wait_for(relay.ended.wait(), 120)
         server.close()
         return relay.answered
 
     assert (asyncio.run(answered()) < 100_000) == bool(compressed or headers)
 
 
-def test_a_tensor_of_100_mb(client: Any) -> None:
+def test_a_tensor_of_100_mb(stack: Stack) -> None:
     x = np.random.default_rng(2).random((1, LARGE // 4), np.float32)
-    np.testing.assert_array_equal(client.infer("wide", [tensor("x", x)]).as_numpy("y"), x)
+    with triton.InferenceServerClient(stack.grpc) as client:
+        np.testing.assert_array_equal(client.infer("wide", [tensor("x", x)]).as_numpy("y"), x)
 
 
 def test_what_is_too_large_is_refused(stack: Stack, stub: Any) -> None:
