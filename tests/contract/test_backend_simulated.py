@@ -95,7 +95,7 @@ def test_a_load_takes_its_time_unless_its_end_is_requested(tmp_path: Path) -> No
     loading.start()
     began.wait()
     stop.request("no longer wanted")
-    loading.join(60)
+    loading.join(120)
     assert [failure.message for failure in failures] == ["simulated: the load was ended"]
 
 

@@ -243,7 +243,7 @@ def test_a_server_that_becomes_a_replica_is_as_good_as_lost(server, demoted, sta
         demoted()
         pipeline.send(words, told.append)
         pipeline.send((b"PING",), told.append)
-        await asyncio.wait_for(lost.wait(), 30)
+        await asyncio.wait_for(lost.wait(), 120)
         assert not pipeline.connected
         return told
 

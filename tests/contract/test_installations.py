@@ -70,7 +70,7 @@ def test_an_installation_sees_and_hears_nothing_of_another(pool, others):
         await ours.close()
         await theirs.close()
 
-    asyncio.run(asyncio.wait_for(look(), 30))
+    asyncio.run(asyncio.wait_for(look(), 120))
     pool.worker("w").leave(ATTEMPTS_MAX)
 
 

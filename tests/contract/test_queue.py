@@ -116,7 +116,7 @@ def test_a_worker_that_blocks_is_woken(pool):
     while not blocked(pool):
         pass
     pool.put("m", "b1")
-    thread.join(30)
+    thread.join(120)
     assert got == ["b1"]
 
 
@@ -424,7 +424,7 @@ def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
         await link.stop()
         assert replies == [f"{name} 1 w".encode()]
 
-    asyncio.run(asyncio.wait_for(serve(), 30))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):

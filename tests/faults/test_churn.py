@@ -90,7 +90,7 @@ def controllers(stack: Stack) -> Iterator[list[int]]:
     try:
         yield [wait_until(lambda: stack.pids().get("controller"), what="the controller"), other.pid]
         other.terminate()
-        assert other.wait(60) == 0
+        assert other.wait(120) == 0
     finally:
         other.kill()
         other.wait()

@@ -82,5 +82,5 @@ def test_redis_comes_back_with_its_data(tmp_path: Path) -> None:
             check_answers(load)
     finally:
         server.terminate()
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
         remove_socket(socket_path(folder), folder)

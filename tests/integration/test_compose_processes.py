@@ -52,7 +52,7 @@ class Composition:
                 self.up(other)
             running = self.host.running[other]
             if how["condition"] == "service_completed_successfully":
-                assert running.process.wait(60) == 0, running.output
+                assert running.process.wait(120) == 0, running.output
             else:
                 assert how["condition"] == "service_healthy"
                 running.wait_until_healthy()
@@ -165,7 +165,7 @@ def test_the_secrets_stay_until_others_are_given(composition: Composition) -> No
         document = resolved(environment=environment)
         asked = container(composition.host, document, "admin-key", composition.images["admin-key"])
         asked = replace(asked, name="admin-key-again")
-        assert composition.host.start(asked).process.wait(60) == 0
+        assert composition.host.start(asked).process.wait(120) == 0
         return composition.key()
 
     assert make() == first

@@ -105,7 +105,7 @@ async def test_whoever_asks_meanwhile_is_answered_and_told_to_go(
         assert closes(last) == fast
         busy.close()
         assert [await wire.rest() for wire in (idle, halfway, fresh)] == [b"", b"", b""]
-        await asyncio.wait_for(front.served.running, 30)
+        await asyncio.wait_for(front.served.running, 120)
         for wire in (idle, halfway, fresh):
             wire.close()
 
@@ -141,7 +141,7 @@ async def test_idle_connections_close_when_the_notice_is_over_and_half_requests_
         await halfway.send(half[20:])
         (await front.held.next()).answer(b"half")
         assert closes(await halfway.reply())
-        await asyncio.wait_for(front.served.running, 30)
+        await asyncio.wait_for(front.served.running, 120)
         for wire in (idle, halfway):
             wire.close()
 
@@ -155,7 +155,7 @@ async def test_with_a_port_of_its_own_it_goes_on_accepting_until_everybody_can_h
         async with await Wire.connect(front.port) as wire:
             await wire.send(LIVE)
             assert closes(await wire.reply())
-        await asyncio.wait_for(front.served.running, 30)
+        await asyncio.wait_for(front.served.running, 120)
         with pytest.raises(OSError):
             await Wire.connect(front.port)
 
@@ -168,7 +168,7 @@ async def test_what_is_not_answered_in_time_is_given_up_and_it_ends(tmp_path: Pa
         reply = await wire.reply()
         assert (reply.body, closes(reply)) == (b"given up", True)
         assert await wire.rest() == b""
-        await asyncio.wait_for(front.served.running, 30)
+        await asyncio.wait_for(front.served.running, 120)
 
 
 async def test_a_client_that_reads_nothing_keeps_nobody_from_leaving(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_a_client_that_reads_nothing_keeps_nobody_from_leaving(tmp_path: P
         (await front.held.next()).answer(b"x" * (8 << 20))
         assert front.protocol.flow.write_paused
         front.served.server.should_exit = True
-        await asyncio.wait_for(front.served.running, 30)
+        await asyncio.wait_for(front.served.running, 120)
         assert not front.served.connections
 
 

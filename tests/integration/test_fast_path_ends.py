@@ -82,7 +82,7 @@ async def test_a_client_that_leaves_cancels_its_request_once(either: Front, leav
         await wire.send(post(PATH, b"abc"))
         held = await either.held.next()
         getattr(wire, leave)()
-        await asyncio.wait_for(held.cancelled.wait(), 30)
+        await asyncio.wait_for(held.cancelled.wait(), 120)
         await either.served.settled(0)
         held.answer()  # as a handler may that did not hear of it in time
         assert held.cancels == 1
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_cancels_once_whatever_waits_behind(front: Fr
         await until(lambda: len(front.protocol.pipeline) == 3)
         assert front.receive_budget.bytes == 1002
         wire.close()
-        await asyncio.wait_for(held.cancelled.wait(), 30)
+        await asyncio.wait_for(held.cancelled.wait(), 120)
     await front.served.settled(0)
     assert held.cancels == 1
     assert front.receive_budget.bytes == 0
@@ -142,10 +142,10 @@ async def test_an_application_hears_that_its_client_left_whatever_waits_behind()
     async with serving(app, lane) as served:
         async with await Wire.connect(served.port) as wire:
             await wire.send(LIVE + post(PATH) + LIVE)
-            await asyncio.wait_for(asked.wait(), 30)
+            await asyncio.wait_for(asked.wait(), 120)
             (protocol,) = served.connections
             await until(lambda: len(protocol.pipeline) == 2)
-        await asyncio.wait_for(left.wait(), 30)
+        await asyncio.wait_for(left.wait(), 120)
         await until(lambda: not served.server.server_state.tasks)
 
 
@@ -274,7 +274,7 @@ async def test_shutdown_answers_what_is_in_flight_and_closes_what_is_idle(tmp_pa
         reply = await busy.reply()
         assert (reply.status, reply.body, reply.headers[b"connection"]) == (200, b"1", b"close")
         assert await busy.rest() == b""
-        await asyncio.wait_for(front.served.running, 30)
+        await asyncio.wait_for(front.served.running, 120)
         for wire in (idle, fresh, busy):
             wire.close()
 

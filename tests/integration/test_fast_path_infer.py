@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_while_its_body_is_unpacked_is_not_served(
         monkeypatch.setattr(millstream.gateway.protocols.v2.service, "decompress", slow)
         async with await Wire.connect(server.port) as wire:
             await wire.send(CASES["gzip in"][1])
-            await asyncio.wait_for(begun.wait(), 30)
+            await asyncio.wait_for(begun.wait(), 120)
         await server.settled(0)
         left.set()
         await until(lambda: not loopback.infer._tasks)

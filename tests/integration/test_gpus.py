@@ -33,7 +33,7 @@ SECOND = FIRST | {"uuid": "GPU-2"}
 
 def compiled(folder: Path, *options: str) -> Path:
     command = ["gcc", "-shared", "-fPIC", *options, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=120)
     return folder
 
 
@@ -55,7 +55,7 @@ def test_without_a_driver_there_are_none_and_pynvml_is_not_imported(tmp_path: Pa
     program = "from millstream.services.metrics.gpus import gpus; import sys; print(gpus(), 'pynvml' in sys.modules)"
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
     environment = child_environment({"LD_LIBRARY_PATH": str(tmp_path)})
-    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True, timeout=60)
+    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True, timeout=120)
     assert output == "[] False\n"
 
 
@@ -157,5 +157,5 @@ print(memory.used_bytes())
 )
 def test_memory_of_a_gpu_that_this_process_uses(tmp_path: Path, environment: dict[str, str], expected: int) -> None:
     variables = child_environment({"LD_LIBRARY_PATH": str(compiled(tmp_path)), **environment})
-    output = subprocess.check_output([sys.executable, "-c", USED], env=variables, text=True, timeout=60)
+    output = subprocess.check_output([sys.executable, "-c", USED], env=variables, text=True, timeout=120)
     assert int(output) == expected

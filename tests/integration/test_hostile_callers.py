@@ -68,7 +68,7 @@ def caller(stack: Stack, key: str | None) -> httpx2.Client:
 
 def exchange(stack: Stack, sent: bytes) -> bytes:
     """Return all that the server replies to `sent`, until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", stack.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=120) as connection:
         connection.sendall(sent)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -191,7 +191,7 @@ def test_a_body_is_not_read_for_a_signature_of_no_key(stack: Stack, key: str) ->
         f"SignedHeaders=host;x-amz-date, Signature={'0' * 64}"
     )
     lines = ["POST /endpoints/team-a/invocations HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 30000000", signature]
-    with socket.create_connection(("127.0.0.1", stack.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=120) as connection:
         connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 403")
 
@@ -222,7 +222,7 @@ def test_broken_calls_leave_no_call_in_flight(stack: Stack) -> None:
         for path, body in ((infer, BODY), (infer, LARGE), ("/v1/models/team-a:predict", ROWS)):
             whole = head(path, alone, body) + body
             for sent in (whole, whole[:-5], head(path, alone, body), whole + whole + whole):
-                with socket.create_connection(("127.0.0.1", stack.port), timeout=60) as connection:
+                with socket.create_connection(("127.0.0.1", stack.port), timeout=120) as connection:
                     connection.sendall(sent)
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
                 wait_until(free, what=f"the call of {path} has ended")

@@ -353,7 +353,7 @@ def test_cancelling_publish_leaves_a_complete_version_or_none(
                 await incoming.publish(None)
 
         running = asyncio.ensure_future(go())
-        await asyncio.wait_for(publishing.wait(), 30)
+        await asyncio.wait_for(publishing.wait(), 120)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

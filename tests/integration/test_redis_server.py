@@ -45,7 +45,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     yield serve_
     for process, path in zip(processes, paths, strict=True):
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         remove_socket(path, path.parent)
 
 

@@ -48,7 +48,7 @@ def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx2
             yield client
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def _listens(port: int) -> bool:

@@ -134,7 +134,7 @@ def test_grpc_call_is_one_trace(traced: Traced) -> None:
     trace_id, parent, header = new_trace()
     with grpc.insecure_channel(stack.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stub.ModelInfer(grpc_request(), metadata=(("traceparent", header),), timeout=60)
+        stub.ModelInfer(grpc_request(), metadata=(("traceparent", header),), timeout=120)
     spans = collector.of(trace_id)
     server = spans["inference.GRPCInferenceService/ModelInfer"]
     assert_whole(spans, server, parent)
@@ -194,7 +194,7 @@ def test_caller_that_goes_away_is_a_trace_of_its_own(traced: Traced) -> None:
     stack, collector = traced
     trace_id, _, header = new_trace()
     body, headers = v2.request({"x": X}, binary=False)
-    connection = HTTPConnection("127.0.0.1", stack.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", stack.port, timeout=120)
     connection.request("POST", INFER, body, headers | {"traceparent": header})
     connection.close()
     server = next(span for span in collector.of(trace_id).values() if span.kind == SERVER)
@@ -220,11 +220,11 @@ def test_each_request_is_a_line_of_the_access_log(traced: Traced) -> None:
     stack.http.get("/v2/health/ready", headers={"traceparent": header})
     with grpc.insecure_channel(stack.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stub.ModelInfer(grpc_request(), metadata=(("traceparent", header),), timeout=60)
+        stub.ModelInfer(grpc_request(), metadata=(("traceparent", header),), timeout=120)
         unknown = grpc_request()
         unknown.model_name = "none"
         with pytest.raises(grpc.RpcError):
-            stub.ModelInfer(unknown, metadata=(("traceparent", header),), timeout=60)
+            stub.ModelInfer(unknown, metadata=(("traceparent", header),), timeout=120)
     lines = access_lines(stack, trace_id, 6)
     shown = [line.partition("127.0.0.1")[2] for line in lines]
     for number, begin in enumerate(
@@ -292,10 +292,10 @@ def test_no_secret_and_no_tensor_is_in_a_log_or_a_span(traced: Traced) -> None:
     broken.inputs.add(name="x", datatype="FP32", shape=[1, 2]).contents.fp64_contents[:] = [4711.625, 1.0]
     with grpc.insecure_channel(stack.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stub.ModelInfer(request, metadata=metadata, timeout=60)
+        stub.ModelInfer(request, metadata=metadata, timeout=120)
         with pytest.raises(grpc.RpcError):
-            stub.ModelInfer(broken, metadata=metadata, timeout=60)
-        list(stub.ModelStreamInfer(iter([request, broken]), metadata=metadata, timeout=60))
+            stub.ModelInfer(broken, metadata=metadata, timeout=120)
+        list(stub.ModelStreamInfer(iter([request, broken]), metadata=metadata, timeout=120))
     access_lines(stack, trace_id, 19)
     wait_until(
         lambda: sum(span.trace_id == trace_id and span.kind == SERVER for span in list(collector.spans)) >= 19,

@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def chosen(*folders: Path) -> list[str]:
     environment = child_environment({"PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT / "src")))})
-    return subprocess.check_output([sys.executable, "-c", LIKE], env=environment, text=True, timeout=60).split()
+    return subprocess.check_output([sys.executable, "-c", LIKE], env=environment, text=True, timeout=120).split()
 
 
 def test_the_server_of_the_wheel_comes_before_that_of_the_extra(site: Path) -> None:

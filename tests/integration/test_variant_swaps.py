@@ -308,7 +308,7 @@ def test_a_busy_main_loop_is_waited_for_before_anything_is_closed(worker: Worker
     worker.progress = Progress(8, False)  # it may have looked up the table before the swap
     assert len(table.run(INPUTS)) == 1, "it is not closed"
     worker.progress = Progress(9, False)
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
 
 

@@ -102,7 +102,7 @@ def test_up_serves_the_example_and_stops_at_ctrl_c(command: Path, tmp_path: Path
         request = urllib.request.Request(
             f"{url}/v2/models/digits/infer", data=(ROOT / "examples/digits/request.json").read_bytes()
         )
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=120) as reply:
             answer = json.load(reply)
         assert answer["model_name"] == "digits"
         assert {output["name"] for output in answer["outputs"]} >= {"probabilities"}

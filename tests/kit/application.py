@@ -82,7 +82,7 @@ class Exchange:
 
     async def status(self) -> int:
         """Wait for the reply and return its status."""
-        await asyncio.wait_for(self.task, 60)
+        await asyncio.wait_for(self.task, 120)
         status = (await self._sent.get())["status"]
         assert isinstance(status, int)
         return status

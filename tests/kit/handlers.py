@@ -98,7 +98,7 @@ class Held:
 
     async def next(self) -> HeldRequest:
         """Return the next request, in order of arrival."""
-        return await asyncio.wait_for(self._arrived.get(), 30)
+        return await asyncio.wait_for(self._arrived.get(), 120)
 
     @property
     def empty(self) -> bool:

@@ -56,7 +56,7 @@ def odd_server(answer: Callable[[OddServer, socket.socket], None], *, tls: bool 
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(30)
+        thread.join(120)
 
 
 def answering(*replies: bytes) -> Callable[[OddServer, socket.socket], None]:

@@ -50,7 +50,7 @@ def running_worker(
             yield process
             if process.poll() is None:
                 process.terminate()
-                assert process.wait(60) == 0, log.read_text()
+                assert process.wait(120) == 0, log.read_text()
         finally:
             process.kill()
             process.wait()

@@ -143,7 +143,7 @@ def test_standard_output_on_a_full_disk_loses_lines_and_counts_them() -> None:
         "assert dropped(registry) == {'write_failed': 3.0}, dropped(registry)\n"
     )
     with Path("/dev/full").open("wb") as full:
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, check=True, timeout=120)
 
 
 def test_times_that_cannot_be_leave_a_line_that_programs_read() -> None:

@@ -22,7 +22,7 @@ def _do(threads: LoadThreads) -> int:
         ended.set()
 
     threads.run(work)
-    assert ended.wait(60)
+    assert ended.wait(120)
     return done[0]
 
 
@@ -48,7 +48,7 @@ def test_work_waits_for_a_thread_that_could_not_be_started(monkeypatch: pytest.M
     ended = threading.Event()
     threads.run(ended.set)
     threads.renew()
-    assert ended.wait(60)
+    assert ended.wait(120)
 
 
 def _refuse(_function: Callable[..., None], _arguments: tuple[object, ...]) -> int:

@@ -155,7 +155,7 @@ raise SystemError("the end")
 
 
 def test_json_is_on_standard_output_with_warnings_and_uncaught_exceptions() -> None:
-    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (1, b"")
     records = [document(line + b"\n") for line in done.stdout.splitlines()]
     assert records[0]["message"] == "of uvicorn"
@@ -177,7 +177,7 @@ def test_a_closed_or_full_output_ends_nothing(log_format: str, redirection: str,
     )
     mark = tmp_path / "mark"
     shell = f'exec "$@" {redirection}'
-    subprocess.run(["sh", "-c", shell, "sh", sys.executable, "-c", code, log_format, mark], check=False, timeout=60)
+    subprocess.run(["sh", "-c", shell, "sh", sys.executable, "-c", code, log_format, mark], check=False, timeout=120)
     assert mark.read_text() == "went on"
 
 

@@ -78,5 +78,5 @@ def _priorities_of_a_load(threads: LoadThreads, path: Path) -> list[int]:
         ended.set()
 
     threads.run(load)
-    assert ended.wait(60)
+    assert ended.wait(120)
     return seen

@@ -214,7 +214,7 @@ def test_what_a_killed_owner_left_is_removed_and_nothing_else(folder):
         assert process.stdout.readline() == "app.1-1\n"
         assert remove_leftovers(folder, "app") == 0
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(120)
     assert remove_leftovers(folder, "[a]pp") == 0
     assert remove_leftovers(folder, "app") == 1
     assert sorted(path.name for path in folder.iterdir()) == ["app.2-1", "app.3-1", "other-1"]

@@ -229,7 +229,7 @@ def test_whoever_waits_learns_of_a_staged_version_that_no_model_has_yet(tmp_path
         waiting = asyncio.create_task(bench.catalog.next_change(600))
         await asyncio.sleep(0)
         await bench.worker(instance(staged, State.LOADING))
-        assert await asyncio.wait_for(waiting, 60)
+        assert await asyncio.wait_for(waiting, 120)
         refused = RefusalRecord(
             content_id=staged.content_id, kind=RefusalKind.NOTHING_EVICTABLE, reason="no memory", until=9e9
         )
@@ -237,7 +237,7 @@ def test_whoever_waits_learns_of_a_staged_version_that_no_model_has_yet(tmp_path
         await asyncio.sleep(0)
         bench.cluster.live = (bench.cluster.live[0].model_copy(update={"refusals": (refused,)}),)
         await bench.catalog.refresh()
-        assert await asyncio.wait_for(waiting, 60)
+        assert await asyncio.wait_for(waiting, 120)
 
     run(test, tmp_path)
 

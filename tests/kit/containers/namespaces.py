@@ -15,6 +15,6 @@ def available() -> bool:
         return False
     command = ("unshare", "--net", "--mount", "--", "setpriv", *NO_RIGHTS, "true")
     try:
-        return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(command, check=False, capture_output=True, timeout=120).returncode == 0
     except OSError:
         return False
