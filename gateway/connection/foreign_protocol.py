@@ -1,4 +1,4 @@
-"""foreign_protocol: recognises clients of another protocol on the HTTP port by their first bytes, and logs them.
+"""foreign_protocol: recognises clients of another protocol on a port by their first bytes, and logs them.
 
 Such a client gets a plain HTTP answer, also from a port that speaks TLS. By it TLS clients recognise a plain port
 ("wrong version number"; Go: "server gave HTTP response to HTTPS client"), and gRPC clients an HTTP/1 server ("Trying to
@@ -45,8 +45,13 @@ _PROTOCOLS = (
     ),
 )
 
-#: on a port that speaks TLS
+#: on the HTTP port, and on the gRPC port, if they speak TLS
 PLAIN_HTTP = Foreign("plain HTTP", b"", "this port speaks HTTPS, and the client began with plain HTTP: call https://")
+PLAIN_GRPC = Foreign(
+    "a client without TLS",
+    b"",
+    "this port speaks gRPC over TLS, and the client began without TLS: use a secure channel",
+)
 
 
 def looks_like_http(data: bytes) -> bool:
@@ -70,10 +75,12 @@ class ForeignLog:
 
     Args:
         clock: a monotonic clock, in seconds.
+        port: the port, for people.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], port: str = "HTTP") -> None:
         self._clock = clock
+        self._port = port
         self._logged: dict[str, float] = {}  # protocol -> instant of the last line
         self._unlogged: dict[str, int] = {}  # protocol -> connections since then
 
@@ -85,4 +92,4 @@ class ForeignLog:
         if now - self._logged.get(name, float("-inf")) >= LOG_EVERY_S:
             self._logged[name] = now
             self._unlogged[name] = 0
-            log.warning("%d x %s on the HTTP port, last from %s: %s", count, name, client, foreign.message)
+            log.warning("%d x %s on the %s port, last from %s: %s", count, name, self._port, client, foreign.message)

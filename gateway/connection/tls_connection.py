@@ -25,7 +25,13 @@ import ssl
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from millstream.gateway.connection.foreign_protocol import PLAIN_HTTP, ForeignLog, looks_like_http, plain_refusal
+from millstream.gateway.connection.foreign_protocol import (
+    PLAIN_HTTP,
+    Foreign,
+    ForeignLog,
+    looks_like_http,
+    plain_refusal,
+)
 from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX, Handshakes
 from millstream.gateway.connection.tls_transport import TlsTransport
 
@@ -43,8 +49,9 @@ class TlsListener:
     Args:
         context: Returns the SSLContext for a new connection.
         handshakes: Bounds connections whose handshake is not complete.
-        foreign_log: Logs clients that begin with plain HTTP.
+        foreign_log: Logs clients that begin without TLS.
         handshake_s_max: Seconds for a handshake.
+        plain: What clients that begin without TLS are told.
     """
 
     def __init__(
@@ -53,11 +60,13 @@ class TlsListener:
         handshakes: Handshakes,
         foreign_log: ForeignLog,
         handshake_s_max: float = HANDSHAKE_S_MAX,
+        plain: Foreign = PLAIN_HTTP,
     ) -> None:
         self.context = context
         self.handshakes = handshakes
         self.foreign_log = foreign_log
         self.handshake_s_max = handshake_s_max
+        self.plain = plain
 
 
 class TlsConnection(asyncio.Protocol):
@@ -137,8 +146,8 @@ class TlsConnection(asyncio.Protocol):
         assert self._tcp is not None
         if looks_like_http(data):
             client = self._tcp.get_extra_info("peername")
-            self.listener.foreign_log.count(PLAIN_HTTP, client[0] if client else "a unix socket")
-            self._refuse(plain_refusal(PLAIN_HTTP))
+            self.listener.foreign_log.count(self.listener.plain, client[0] if client else "a unix socket")
+            self._refuse(plain_refusal(self.listener.plain))
         else:
             self.abort()
 

@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from millstream.gateway.connection.foreign_protocol import LOG_EVERY_S, ForeignLog, recognise
+from millstream.gateway.connection.foreign_protocol import LOG_EVERY_S, PLAIN_GRPC, ForeignLog, recognise
 from tests.kit.stack import Stack
 from tests.kit.wait import wait_until
 
@@ -68,6 +68,13 @@ def test_the_log_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
         "1 x TLS on the HTTP port, last from 192.0.2.1",
         "1000 x TLS on the HTTP port, last from 192.0.2.2",
     ]
+
+
+def test_the_log_names_the_port(caplog: pytest.LogCaptureFixture) -> None:
+    ForeignLog(lambda: 0.0, "gRPC").count(PLAIN_GRPC, "192.0.2.1")
+    assert caplog.messages[0].startswith(
+        "1 x a client without TLS on the gRPC port, last from 192.0.2.1: this port speaks"
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1", b"PRI", b"hello", b"\x15\x03\x01"])
