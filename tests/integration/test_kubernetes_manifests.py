@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import textwrap
 from functools import cache
 from pathlib import Path
@@ -233,6 +234,18 @@ def test_tls_reaches_the_gateways_and_their_probes() -> None:
     services = {item["metadata"]["name"]: item for item in of_kind(built("tls"), "Service")}
     ports = services["millstream"]["spec"]["ports"]
     assert [(port["name"], port["appProtocol"]) for port in ports] == [("http", "https"), ("grpc", "https")]
+
+
+def test_tls_lets_prometheus_scrape_over_https(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: millstream\n"
+        "resources: [kubernetes/base]\ncomponents: [kubernetes/components/monitoring, kubernetes/components/tls]\n"
+    )
+    shutil.copytree(kubernetes.FOLDER, tmp_path / "kubernetes")
+    (monitor,) = of_kind(kubernetes.build_folder(tmp_path), "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": "millstream-tls", "key": "ca.crt"}
 
 
 def test_the_readmes_patch_of_the_bucket_builds(tmp_path: Path) -> None:

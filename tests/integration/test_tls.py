@@ -26,6 +26,7 @@ from millstream.services.cli.doctor.certificates import certificate_checks
 from millstream.services.client.client import Client
 from millstream.services.client.errors import Cause, ConnectionFailed
 from millstream.services.errors import Failure
+from millstream.services.health import fault
 from millstream.services.settings import Settings, child_environment
 from millstream.services.supervisor.supervisor import check_tls
 from millstream.services.tls.files import TlsFiles
@@ -370,3 +371,21 @@ def test_doctor_checks_the_certificate(authority: Authority, tmp_path: Path) -> 
     assert states(pair)[0] == ("Certificate", "fail")
     assert certificate_checks(Settings()) == []
     assert certificate_checks(Settings(tls_key_file=pair.key))[0].state == "fail"
+
+
+def health(secure: Secure, **environment: str) -> int:
+    """Return how the health check of the images ends."""
+    where = f"http://127.0.0.1:{secure.stack.port}"
+    command = (sys.executable, "-m", "millstream.services.health", where, "/v2/health/live")
+    settings = {"MILLSTREAM_TLS_CERT_FILE": str(secure.served.certificate), **environment}
+    return subprocess.run(command, env=child_environment(settings), timeout=WAIT_S, check=False).returncode
+
+
+def test_the_health_check_of_the_images_asks_over_tls(secure: Secure) -> None:
+    assert health(secure) == 0
+    assert fault(f"https://127.0.0.1:{secure.stack.port}/v2/nothing") is not None
+    assert fault(f"http://127.0.0.1:{secure.stack.port}/v2/health/live") is not None
+
+
+def test_a_gateway_that_wants_a_certificate_is_healthy(mutual: Secure) -> None:
+    assert health(mutual) == 0
