@@ -39,7 +39,7 @@ from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
-from millstream.gateway.connection.foreign_protocol import ForeignLog
+from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -139,7 +139,12 @@ class Gateway:
         self.repository = FolderRepository(settings.repository_dir)
         self.cluster_state = ClusterState(address, keys)
         self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s, settings.shm_dir)
-        self.client_memory = ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients)
+        self.client_memory = ClientMemory(
+            settings.shm_dir,
+            shm_prefix(settings),
+            allowed=settings.shm_allow_clients,
+            enforced=lambda: self.gate.enforced,
+        )
         self.router = Router(
             settings,
             self.producer,
@@ -396,7 +401,9 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
     if settings.grpc == "fast":
         from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 
-        tls = None if certificates is None else _tls(gateway, lambda: certificates.identity.h2_context)
+        tls = None
+        if certificates is not None:
+            tls = _tls(gateway, lambda: certificates.identity.h2_context, "gRPC", PLAIN_GRPC)
         return FastGrpcServer(deps, gateway.drain, shared=shared, tls=tls)
     from millstream.gateway.protocols.grpc.server import GrpcServer
 
@@ -436,8 +443,10 @@ def _protocol(settings: Settings, gateway: Gateway, grpc: _GrpcServer | None) ->
     return tls_protocol(plain, _tls(gateway, lambda: certificates.identity.context))
 
 
-def _tls(gateway: Gateway, context: Callable[[], ssl.SSLContext]) -> TlsListener:
-    return TlsListener(context, gateway.handshakes, ForeignLog(time.monotonic))
+def _tls(
+    gateway: Gateway, context: Callable[[], ssl.SSLContext], port: str = "HTTP", plain: Foreign = PLAIN_HTTP
+) -> TlsListener:
+    return TlsListener(context, gateway.handshakes, ForeignLog(time.monotonic, port), plain=plain)
 
 
 def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:

@@ -98,12 +98,21 @@ async def revoke_key(
     key: str,
     deps: DepsOf,
     forget: Annotated[
-        bool, Query(description="Remove the document of a revoked or expired key; without any, no call needs a key.")
+        bool,
+        Query(
+            description="Remove the document of a revoked or expired key, or a damaged document, by its id; without "
+            "any document, no call needs a key."
+        ),
     ] = False,
-) -> schemas.Key:
+) -> schemas.Key | schemas.ForgottenKey:
     now = _now()
     if forget:
-        document = await asyncio.to_thread(deps.keys.stored.forget, key, now)
+        forgotten = await asyncio.to_thread(deps.keys.stored.forget, key, now)
+        if forgotten is None:
+            audit("key forgotten", key=f"{key} (damaged)")
+            await deps.keys.announce()
+            return schemas.ForgottenKey(id=key, name=key)
+        document = forgotten
     else:
         document = await asyncio.to_thread(deps.keys.stored.change, key, lambda document: document.revoked(now))
     audit("key forgotten" if forget else "key revoked", key=f"{document.id} ({document.name})")

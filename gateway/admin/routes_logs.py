@@ -29,7 +29,8 @@ async def get_log_level(deps: DepsOf) -> LogLevels:
     "/log-level",
     summary="Change how much the processes of this machine log",
     description="Kinds that the document leaves out keep their level; null restores the default, info. Processes "
-    "follow within a second, without a restart; a restart of the installation restores the defaults.",
+    "follow within a second, without a restart; a restart of the installation restores the defaults. Other "
+    "machines of the installation keep their levels: send the document to a gateway of each.",
     responses=documented(400, 413, 507),
     openapi_extra=json_body(LogLevels, example={"worker": "debug"}),
 )

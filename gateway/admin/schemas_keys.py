@@ -28,7 +28,8 @@ class NewKey(BaseModel):
     scopes: list[str] = Field(
         min_length=1,
         max_length=SCOPES_MAX,
-        description="`infer:<glob>` of model names, `models:read`, `models:write`, `metrics`, `admin`.",
+        description="`infer:<glob>` of model names, `models:read`, `models:write`, `metrics`, `shared-memory` or "
+        "`admin`.",
     )
     limits: Limits = Field(Limits(), description="Over all gateways.")
     priority_max: int | None = Field(
@@ -68,6 +69,14 @@ class Key(BaseModel):
     revoked_at: float | None
     state: str = Field(description="live, expired or revoked")
     secrets: list[SecretState]
+
+
+class ForgottenKey(BaseModel):
+    """A key whose damaged document was removed: nothing but its id is known."""
+
+    id: str
+    name: str
+    state: str = "forgotten"
 
 
 class KeyWithSecret(Key):

@@ -124,10 +124,13 @@ class Region:
 
 
 class MemoryRegistry(Protocol):
-    """The registered shared memory of clients. Methods raise Failure(UNSUPPORTED) unless the server allows it."""
+    """The registered shared memory of clients, as far as it belongs to the key of the caller.
+
+    Methods raise Failure(UNSUPPORTED) unless the server allows it.
+    """
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
-        """Register a region. Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
+        """Register a region. Raises Failure: CONFLICT (the name or the memory is taken), INVALID (no such memory)."""
 
     def unregister(self, name: str | None) -> None:
         """Unregister a region; None: all regions. An unknown name is no error."""

@@ -9,6 +9,9 @@ A registration belongs to a file, not to a name: it has the file's device and in
 is registered again is therefore opened again in every gateway. A file that was replaced after its registration is
 refused in all gateways, where the reference server would use the old file. If the name is removed, gateways that have
 the file open keep using it, as in the reference server.
+
+A region belongs to the key that registered it: other keys can neither use, list nor unregister it, nor register the
+same memory under another name. Keys with the scope `admin` may; what was registered without a key is theirs.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import os
 import secrets
 import stat
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millstream.gateway.access.principal import CALLER
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import Region
@@ -39,7 +44,13 @@ class _Registration(NamedTuple):
 
     region: Region
     file: tuple[int, int]  # device and inode of the memory
-    token: str  # differs for each registration
+    token: str  # the id of the key that registered it, and what differs for each registration
+
+    @property
+    def owner(self) -> str:
+        """The id of the key that registered it; "": the admin key, or none was needed."""
+        # In the token, which earlier releases do not read: gateways of both read the document during an upgrade.
+        return self.token.rpartition(".")[0]
 
     @classmethod
     def of(cls, name: str, entry: list[Any]) -> _Registration:
@@ -107,31 +118,45 @@ class ClientMemory:
         folder: The folder in which shm_open's names are files.
         instance: Prefix of Millstream's own segments, which no client may name.
         allowed: Whether clients may use shared memory.
+        enforced: Whether calls need a key.
     """
 
-    def __init__(self, folder: Path, instance: str, *, allowed: bool) -> None:
+    def __init__(
+        self, folder: Path, instance: str, *, allowed: bool, enforced: Callable[[], bool] = lambda: False
+    ) -> None:
         # In a separate folder: a starting gateway would take a file with this prefix for a leftover segment.
         self._document = SharedDocument(folder / f"{instance}.clients" / "regions.json")
         self._folder = folder
         self._own_prefix = instance
         self._allowed = allowed
+        self._enforced = enforced
         self._content: dict[str, Any] | None = None
         self._regions: dict[str, _Registration] = {}
         self._open: dict[str, tuple[_Registration, _OpenFile]] = {}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
-        """Register a region. Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
+        """Register a region for the key of the caller.
+
+        Raises Failure: CONFLICT (the name is taken, or the memory by another key), INVALID (no such memory, or too
+        small).
+        """
         self._check_allowed()
         if not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise invalid(f"a shared memory region has a name of 1 to {NAME_CHARACTERS_MAX} characters")
         if offset < 0 or size_bytes < 1:
             raise invalid(f"failed to register shared memory region '{name}': invalid args")
         opened = self._open_file(Region(name, key, offset, size_bytes))
-        registration = _Registration(opened.region, opened.file, secrets.token_hex(8))
+        principal = CALLER.get()
+        owner = "" if principal is None else principal.key_id
+        token = secrets.token_hex(8)
+        registration = _Registration(opened.region, opened.file, f"{owner}.{token}" if owner else token)
 
         def add(content: dict[str, Any]) -> None:
             if name in content:
                 raise Failure(Code.CONFLICT, f"shared memory region '{name}' already in manager")
+            others = (_Registration.of(*item) for item in content.items())
+            if any(other.file == registration.file and not _is_of_caller(other) for other in others):
+                raise Failure(Code.CONFLICT, f"the shared memory '{key}' was registered with another key")
             if len(content) >= REGIONS_MAX:
                 raise Failure(Code.OVERLOADED, f"{REGIONS_MAX} shared memory regions are registered: unregister some")
             content[name] = registration.entry
@@ -142,13 +167,15 @@ class ClientMemory:
         """Unregister a region; None: all regions. An unknown name is no error."""
         self._check_allowed()
         if name is None:
-            self._document.update(lambda content: content.clear())
+            self._document.update(_remove_all)
         elif name in self._registered():
-            self._document.update(lambda content: content.pop(name, None))
+            self._document.update(lambda content: _remove(content, name))
 
     def regions(self, name: str | None) -> list[Region]:
         """Return a region; None: all regions. Raises Failure(NOT_FOUND) for an unknown name."""
-        registered = self._registered()
+        registered = {
+            name: registration for name, registration in self._registered().items() if _is_of_caller(registration)
+        }
         if name is None:
             return [registration.region for registration in registered.values()]
         if name not in registered:
@@ -173,7 +200,7 @@ class ClientMemory:
     def _find(self, name: str, offset: int, size_bytes: int) -> _OpenFile:
         self._check_allowed()
         registration = self._registered().get(name)
-        if registration is None:
+        if registration is None or not self._may_use(registration):
             raise invalid(f"Unable to find shared memory region: '{excerpt(name)}'")
         if offset + size_bytes > registration.region.size_bytes:
             raise _outside(registration.region)
@@ -187,6 +214,10 @@ class ClientMemory:
                 "it was registered: unregister the region and register it again"
             )
         return opened
+
+    def _may_use(self, registration: _Registration) -> bool:
+        # A call whose key is not known must not use a region: requests always have a key while keys are checked.
+        return (CALLER.get() is not None or not self._enforced()) and _is_of_caller(registration)
 
     def _check_allowed(self) -> None:
         if not self._allowed:
@@ -221,6 +252,23 @@ class ClientMemory:
             self._open = {name: pair for name, pair in self._open.items() if self._regions.get(name) is pair[0]}
             self._content = content
         return self._regions
+
+
+def _is_of_caller(registration: _Registration) -> bool:
+    """Whether the caller of the current task may see a region; without a key, only operators may call."""
+    principal = CALLER.get()
+    return principal is None or principal.grants.admin or registration.owner == principal.key_id
+
+
+def _remove(content: dict[str, Any], name: str) -> None:
+    entry = content.get(name)
+    if entry is not None and _is_of_caller(_Registration.of(name, entry)):
+        del content[name]
+
+
+def _remove_all(content: dict[str, Any]) -> None:
+    for name in list(content):
+        _remove(content, name)
 
 
 def _outside(region: Region) -> Failure:

@@ -1,7 +1,7 @@
 """scopes: what a key may do, and what a call needs. Pure.
 
 `infer:<glob>` runs and describes the models whose names match; `models:read`; `models:write` (and read); `metrics`;
-`admin` does everything.
+`shared-memory` registers shared memory, and uses what the same key registered; `admin` does everything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.services.errors import invalid
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 
 INFER = "infer:"
-SCOPES = ("infer:<glob>", "models:read", "models:write", "metrics", "admin")
+SCOPES = ("infer:<glob>", "models:read", "models:write", "metrics", "shared-memory", "admin")
 #: characters of a glob, which bounds the time of a match
 GLOB_CHARACTERS_MAX = 128
 _GLOB = re.compile(r"[A-Za-z0-9._\-*?]+")
@@ -31,6 +31,7 @@ class Need(StrEnum):
     READ = "models:read"
     WRITE = "models:write"
     METRICS = "metrics"
+    MEMORY = "shared-memory"
     ADMIN = "admin"
 
 
@@ -42,6 +43,7 @@ class Grants:
     read: bool = False
     write: bool = False
     metrics: bool = False
+    memory: bool = False
     admin: bool = False
 
     def infers(self, model: str) -> bool:
@@ -64,7 +66,13 @@ class Grants:
             return bool(self.globs) if model is None else self.infers(model)
         if need is Need.DESCRIBE:
             return self.read or (model is not None and self.infers(model))
-        return {Need.READ: self.read, Need.WRITE: self.write, Need.METRICS: self.metrics}.get(need, False)
+        granted = {
+            Need.READ: self.read,
+            Need.WRITE: self.write,
+            Need.METRICS: self.metrics,
+            Need.MEMORY: self.memory,
+        }
+        return granted.get(need, False)
 
     def may(self, need: Need) -> bool:
         """Whether a call with this need would be allowed for some model."""
@@ -72,7 +80,7 @@ class Grants:
 
 
 #: of the admin key, and of callers on this machine while there is no key with the scope admin
-ALL = Grants(read=True, write=True, metrics=True, admin=True)
+ALL = Grants(read=True, write=True, metrics=True, memory=True, admin=True)
 
 
 def check_scope(scope: str) -> str:
@@ -98,5 +106,6 @@ def grants_of(scopes: Iterable[str]) -> Grants:
         read=write or "models:read" in checked,
         write=write,
         metrics="metrics" in checked,
+        memory="shared-memory" in checked,
         admin="admin" in checked,
     )

@@ -47,10 +47,10 @@ def _v2() -> Iterator[tuple[str, str, Row]]:
         yield "POST", path, Row(Need.ADMIN, changes=True)
     for kind in ("system", "cuda"):
         memory = f"/v2/{kind}sharedmemory"
-        yield "GET", f"{memory}/status", Row(Need.ADMIN)
-        yield "GET", f"{memory}/region/{{region}}/status", Row(Need.ADMIN)
+        yield "GET", f"{memory}/status", Row(Need.MEMORY)
+        yield "GET", f"{memory}/region/{{region}}/status", Row(Need.MEMORY)
         for path in ("/region/{region}/register", "/region/{region}/unregister", "/unregister"):
-            yield "POST", f"{memory}{path}", Row(Need.ADMIN, changes=True)
+            yield "POST", f"{memory}{path}", Row(Need.MEMORY, changes=True)
     yield "POST", "/v2/repository/index", Row(Need.READ)
     yield "POST", "/v2/repository/{repository}/index", Row(Need.READ)
     for call in ("load", "unload"):
@@ -164,12 +164,12 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "RepositoryIndex": Row(Need.READ),
     "RepositoryModelLoad": Row(Need.WRITE, "model_name", changes=True),
     "RepositoryModelUnload": Row(Need.WRITE, "model_name", changes=True),
-    "SystemSharedMemoryStatus": Row(Need.ADMIN),
-    "SystemSharedMemoryRegister": Row(Need.ADMIN, changes=True),
-    "SystemSharedMemoryUnregister": Row(Need.ADMIN, changes=True),
-    "CudaSharedMemoryStatus": Row(Need.ADMIN),
-    "CudaSharedMemoryRegister": Row(Need.ADMIN, changes=True),
-    "CudaSharedMemoryUnregister": Row(Need.ADMIN, changes=True),
+    "SystemSharedMemoryStatus": Row(Need.MEMORY),
+    "SystemSharedMemoryRegister": Row(Need.MEMORY, changes=True),
+    "SystemSharedMemoryUnregister": Row(Need.MEMORY, changes=True),
+    "CudaSharedMemoryStatus": Row(Need.MEMORY),
+    "CudaSharedMemoryRegister": Row(Need.MEMORY, changes=True),
+    "CudaSharedMemoryUnregister": Row(Need.MEMORY, changes=True),
     "TraceSetting": Row(Need.ADMIN, changes=True),
     "LogSettings": Row(Need.ADMIN, changes=True),
 }

@@ -124,9 +124,16 @@ class AccessKeys:
                 replace_file(self._path(changed.id), _content(changed))
             return changed
 
-    def forget(self, name: str, now: float) -> KeyDocument:
-        """Remove the document of a key that has ended. Raises Failure: NOT_FOUND, CONFLICT (it is live)."""
+    def forget(self, name: str, now: float) -> KeyDocument | None:
+        """Remove the document of a key that has ended, and return it; None: it was damaged, and `name` is its id.
+
+        Raises Failure: NOT_FOUND, CONFLICT (the key is live).
+        """
         with storage_errors(self._folder), self._locked(name):
+            if name in self.read().damaged:
+                (self._folder / f"{name}.json").unlink()
+                fsync(self._folder)
+                return None
             document = self.find(name)
             if document.ended(now) is None:
                 raise Failure(Code.CONFLICT, f"key '{document.name}' is live: revoke it first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
@@ -41,7 +43,7 @@ BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": RO
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("access")
-    with running_stack(folder, gateways=2, settings={"admin_key": ADMIN}) as stack:
+    with running_stack(folder, gateways=2, settings={"admin_key": ADMIN, "shm_allow_clients": True}) as stack:
         for name, factor in (("one", 2.0), ("two", 3.0)):
             stack.push(name, models.scale(folder / f"{name}.onnx", factor, 4))
         create(stack, "first", ["infer:nothing"])  # from now on every call needs a key
@@ -142,6 +144,61 @@ def test_tritonclient_over_http_and_grpc(stack: Stack) -> None:
             assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
         assert client.get_model_metadata("one", headers=headers).name == "one"
         assert client.is_server_live()
+
+
+@pytest.mark.parametrize("triton", [triton_http, triton_grpc])
+def test_shared_memory_belongs_to_the_key_that_registered_it(stack: Stack, triton: Any) -> None:
+    scopes = ["infer:one", "shared-memory"]
+    kind = triton.__name__.rpartition(".")[2]
+    owner, other, operator = (
+        {"authorization": f"Bearer {create(stack, f'{name}-{kind}', given)['key']}"}
+        for name, given in (("owner", scopes), ("other", scopes), ("operator", ["admin"]))
+    )
+    region, key = f"owned-{kind}", f"/test-access-{kind}-{os.getpid()}"  # the name is one for the whole machine
+    handle = shm.create_shared_memory_region(region, key, ROWS.nbytes)
+    where = stack.grpc if triton is triton_grpc else stack.url.removeprefix("http://")
+    with triton.InferenceServerClient(where) as client:
+
+        def names(headers: dict[str, str]) -> list[str]:
+            found = client.get_system_shared_memory_status(headers=headers)
+            return [one["name"] for one in found] if triton is triton_http else list(found.regions)
+
+        def doubled(headers: dict[str, str]) -> Any:
+            tensor = triton.InferInput("x", [2, 4], "FP32")
+            tensor.set_shared_memory(region, ROWS.nbytes)
+            return client.infer("one", [tensor], headers=headers).as_numpy("y")
+
+        def written(headers: dict[str, str]) -> None:
+            tensor = triton.InferInput("x", [2, 4], "FP32")
+            tensor.set_data_from_numpy(ROWS)
+            output = triton.InferRequestedOutput("y")
+            output.set_shared_memory(region, ROWS.nbytes)
+            client.infer("one", [tensor], outputs=[output], headers=headers)
+
+        try:
+            shm.set_shared_memory_region(handle, [ROWS])
+            client.register_system_shared_memory(region, key, ROWS.nbytes, headers=dict(owner))
+            np.testing.assert_allclose(doubled(dict(owner)), ROWS * 2)
+            np.testing.assert_allclose(doubled(dict(operator)), ROWS * 2)
+            assert (names(dict(owner)), names(dict(other))) == ([region], [])
+            for refused in (
+                lambda: doubled(dict(other)),
+                lambda: written(dict(other)),
+                lambda: client.get_system_shared_memory_status(region, headers=dict(other)),
+                lambda: client.register_system_shared_memory("mine", key, ROWS.nbytes, headers=dict(other)),
+            ):
+                with pytest.raises(InferenceServerException, match=r"nable to find|with another key"):
+                    refused()
+            np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [2, 4]), ROWS)
+            client.unregister_system_shared_memory(region, headers=dict(other))
+            client.unregister_system_shared_memory(headers=dict(other))
+            assert names(dict(operator)) == [region]
+            written(dict(owner))
+            np.testing.assert_allclose(shm.get_contents_as_numpy(handle, np.float32, [2, 4]), ROWS * 2)
+        finally:
+            client.unregister_system_shared_memory(headers=dict(operator))
+            shm.destroy_shared_memory_region(handle)
+        assert names(dict(owner)) == []
 
 
 def test_a_stream_ends_to_work_when_its_key_is_revoked(stack: Stack) -> None:
@@ -401,6 +458,17 @@ def test_the_audit_log_says_who_changed_what(stack: Stack, bare: httpx2.Client) 
     assert all("writer" in entry["by"] and entry["address"] == "127.0.0.1" for entry in mine)
     made = [entry for entry in entries if any("writer" in change for change in entry["changes"])]
     assert [(entry["what"], entry["by"], entry["outcome"]) for entry in made] == [("create_key", "admin key", 201)]
+
+
+def test_a_damaged_document_is_named_and_removed_on_request(stack: Stack) -> None:
+    damaged = stack.home / "repository" / "keys" / f"{'d' * 16}.json"
+    damaged.write_text("{")
+    assert stack.http.get("/admin/v1/keys").json()["damaged"] == [damaged.stem]
+    assert stack.http.delete(f"/admin/v1/keys/{damaged.stem}").status_code == 404
+    reply = stack.http.delete(f"/admin/v1/keys/{damaged.stem}", params={"forget": True})
+    assert (reply.status_code, reply.json()["state"]) == (200, "forgotten")
+    assert stack.http.get("/admin/v1/keys").json()["damaged"] == []
+    assert not damaged.exists()
 
 
 def test_local_operators_need_no_key_until_there_is_an_admin_key(tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.triton.interfaces import Region
 from millstream.gateway.triton.shared_memory import REGIONS_MAX, ClientMemory
+from millstream.services.access.scopes import grants_of
 from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Counter
 
 
 @pytest.fixture
@@ -233,3 +238,61 @@ def test_changes_within_a_tick_of_the_clock_are_seen(memory: ClientMemory, folde
         memory.register("r", "mine", count + 1, 1)
         assert other.regions("r") == [Region("r", "mine", count + 1, 1)]
         memory.unregister("r")
+
+
+@contextmanager
+def calling(key_id: str, scope: str = "infer:*") -> Iterator[None]:
+    """Let the calls in the block be those of a key."""
+
+    def counter(_: str) -> Counter:
+        return Counter(memoryview(bytearray(8)).cast("d"), 0)
+
+    token = CALLER.set(Principal(key_id, key_id, grants_of([scope]), math.inf, None, 0, counter))
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
+
+
+def test_a_region_is_unknown_to_other_keys(memory: ClientMemory) -> None:
+    with calling("a"):
+        memory.register("r", "mine", 0, 100)
+        assert memory.read("r", 0, 1) == b"\x00"
+    with calling("b"):
+        unknown = "Unable to find shared memory region: 'r'"
+        assert refused(memory.read, "r", 0, 1).message == refused(memory.target, "r", 0, 1).message == unknown
+        assert refused(memory.regions, "r").code is Code.NOT_FOUND
+        assert memory.regions(None) == []
+        memory.unregister("r")
+        memory.unregister(None)
+        assert refused(memory.register, "s", "mine", 0, 1).code is Code.CONFLICT
+    with calling("c", "admin"):
+        assert [region.name for region in memory.regions(None)] == ["r"]
+        assert memory.read("r", 1, 1) == b"\x01"
+        memory.register("s", "mine", 0, 1)
+        memory.unregister(None)
+        assert memory.regions(None) == []
+
+
+def test_what_was_registered_without_a_key_is_the_operators(memory: ClientMemory) -> None:
+    memory.register("r", "mine", 0, 100)
+    with calling("a"):
+        assert memory.regions(None) == []
+        assert refused(memory.read, "r", 0, 1).code is Code.INVALID
+    with calling("", "admin"):
+        assert memory.read("r", 0, 1) == b"\x00"
+
+
+def test_a_request_without_a_known_key_uses_no_region_while_keys_are_checked(folder: Path) -> None:
+    memory = ClientMemory(folder, "millstream-1", allowed=True, enforced=lambda: True)
+    memory.register("r", "mine", 0, 100)
+    assert [region.name for region in memory.regions(None)] == ["r"]  # an operator on this machine
+    assert refused(memory.read, "r", 0, 1).code is Code.INVALID
+
+
+def test_a_registration_of_an_earlier_release_has_no_owner(memory: ClientMemory, folder: Path) -> None:
+    status = (folder / "mine").stat()
+    memory._document.update(lambda content: content.update(r=["mine", 0, 9, status.st_dev, status.st_ino, "0123"]))
+    with calling("0123"):
+        assert memory.regions(None) == []
+    assert memory.read("r", 0, 1) == b"\x00"

@@ -26,7 +26,7 @@ from millstream.services.process.audit import CHANGES, acting
 
 _Handle = Callable[[Any, Any], Awaitable[Any]]
 #: what callers on this machine may do without a key, while there is no key with the scope admin
-_OPERATORS = frozenset({Need.READ, Need.WRITE, Need.ADMIN, Need.DESCRIBE})
+_OPERATORS = frozenset({Need.READ, Need.WRITE, Need.MEMORY, Need.ADMIN, Need.DESCRIBE})
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
 #: calls that change something only if their message says so
 _READ_TOO = frozenset({"TraceSetting", "LogSettings"})

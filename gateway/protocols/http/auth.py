@@ -36,7 +36,7 @@ from millstream.services.process.audit import acting
 from millstream.services.process.offload import run_in_thread_if_large
 
 #: what callers on this machine may do without a key, while there is no key with the scope admin
-_OPERATORS = frozenset({Need.READ, Need.WRITE, Need.METRICS, Need.ADMIN, Need.DESCRIBE})
+_OPERATORS = frozenset({Need.READ, Need.WRITE, Need.METRICS, Need.MEMORY, Need.ADMIN, Need.DESCRIBE})
 
 _bearer = HTTPBearer(
     auto_error=False,

@@ -116,7 +116,7 @@ class InferService:
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
                 submission = _Submission(model, version, headers, body, done, request_id, principal)
                 return self._submit_deferred(submission, header_bytes)
-            call: InferCall = route.decoder.decode(body, header_bytes)
+            call = self._decode_for(principal, route, body, header_bytes)
             inputs, options = call
             rows, _, _, _, timeout_s, priority, _, shared_memory_bytes = options
             timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
@@ -148,6 +148,19 @@ class InferService:
             return _ANSWERED
         return request
 
+    def _decode_for(
+        self, principal: Principal | None, route: ModelRoute, body: bytes, header_bytes: int | None
+    ) -> InferCall:
+        """Return the decoded request of `principal`, who may name the shared memory of its key. Raises Failure."""
+        decoder: V2Decoder = route.decoder
+        if principal is None:
+            return decoder.decode(body, header_bytes)
+        token = CALLER.set(principal)
+        try:
+            return decoder.decode(body, header_bytes)
+        finally:
+            CALLER.reset(token)
+
     def _find(self, model: str, version: str | None, principal: Principal | None) -> ModelRoute:
         """Return a route. Raises Failure, whose message names no model that `principal` may not know of."""
         token = CALLER.set(principal)
@@ -162,6 +175,7 @@ class InferService:
         deferred = _Deferred()
 
         async def read() -> None:
+            CALLER.set(submission.principal)  # the task has the context of the connection
             try:
                 with self._receive_budget.reserve() as reservation:
                     reservation.grow(len(submission.body))

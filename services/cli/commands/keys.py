@@ -34,7 +34,9 @@ def keys(
     ] = None,
     scope: Annotated[
         list[str] | None,
-        typer.Option(metavar="SCOPE", help="infer:GLOB, models:read, models:write, metrics or admin; repeatable."),
+        typer.Option(
+            metavar="SCOPE", help="infer:GLOB, models:read, models:write, metrics, shared-memory, admin; repeatable."
+        ),
     ] = None,
     rate: Annotated[float | None, typer.Option(metavar="N", help="Most calls a second, over all gateways.")] = None,
     rows: Annotated[float | None, typer.Option(metavar="N", help="Most rows of inference requests a second.")] = None,
@@ -52,7 +54,7 @@ def keys(
         str | None, typer.Option(metavar="TIME", help="How long `rotate` keeps the secret before; default 24h.")
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="With `revoke`: remove the document of a revoked or expired key.")
+        bool, typer.Option("--forget", help="With `revoke`: remove the document of a revoked, expired or damaged key.")
     ] = False,
     json_output: Json = False,
     endpoint: Endpoint = None,
@@ -149,7 +151,10 @@ def _show_all(found: Mapping[str, Any]) -> None:
     ]
     show_rows(results(), ("NAME", "ID", "STATE", "SCOPES", "LIMITS", "EXPIRES"), rows)
     for damaged in found["damaged"]:
-        results().print(f"the document of key {escape(damaged)} is damaged: it is refused")
+        results().print(
+            f"the document of key {escape(damaged)} is damaged: the key is refused. "
+            f"`millstream keys revoke {escape(damaged)} --forget` removes the document"
+        )
 
 
 def _seconds(option: str, text: str) -> float:

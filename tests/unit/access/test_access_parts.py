@@ -248,7 +248,9 @@ def test_keys_on_disk_survive_damage_and_have_unique_names(tmp_path: Path) -> No
     keys.add(document(id="e" * 16), 3.0)
     assert keys.find("k").id == "e" * 16
     assert keys.find(f"mr_{ID}").id == ID
-    assert keys.forget(ID, 4.0).id == ID
+    assert keys.forget(ID, 4.0) is not None
+    assert keys.forget("f" * 16, 4.0) is None
+    assert keys.read().damaged == ()
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "keys").glob("*.json"))
     with pytest.raises(Failure) as missing:
         keys.find("../../x")

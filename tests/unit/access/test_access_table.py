@@ -24,7 +24,7 @@ from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio
 
-SCOPES = ("infer:m", "infer:other", "infer:*", "models:read", "models:write", "metrics", "admin")
+SCOPES = ("infer:m", "infer:other", "infer:*", "models:read", "models:write", "metrics", "shared-memory", "admin")
 #: what each scope allows of calls about the model "m"; independent of services/access/scopes.py
 ALLOWED: dict[str, set[Need]] = {
     "infer:m": {Need.OPEN, Need.INFER, Need.DESCRIBE},
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[Need]] = {
     "models:read": {Need.OPEN, Need.DESCRIBE, Need.READ},
     "models:write": {Need.OPEN, Need.DESCRIBE, Need.READ, Need.WRITE},
     "metrics": {Need.OPEN, Need.METRICS},
+    "shared-memory": {Need.OPEN, Need.MEMORY},
     "admin": set(Need),
 }
 
