@@ -181,6 +181,8 @@ class TlsConnection(asyncio.Protocol):
             except ssl.SSLError:
                 self._discarding = True
                 above.fail()
+                if not tcp.is_closing():
+                    tcp.resume_reading()  # its end is seen only while it is read
                 return
             if not data:  # close_notify
                 above.close()
