@@ -90,6 +90,8 @@ class ConnectionState(DrainingProtocol):
     _active: Any = None  # the request whose turn it is
     _blocked: Any = None  # an answered request whose client has yet to read the reply
     _advancing = False  # `_advance` runs
+    _answers = 0  # infer requests answered since the last rest
+    _resting = False  # no further request starts in this turn of the event loop
     _unread_bytes = 0  # bytes of unread replies that `reply_budget` counts
 
     _receiving = False  # a request has begun to arrive and is not complete

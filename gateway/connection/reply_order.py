@@ -19,6 +19,9 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.request_id import new_request_id, request_context
 
 PIPELINE_MAX = 16  # requests of one connection that may wait for their turn; at the limit, reading is paused
+#: Infer requests of one connection that are answered in one turn of the event loop. Those beyond wait, and other
+#: connections get their turn: refusals need no wait, and a client may send thousands of wrong requests at once.
+ANSWERS_PER_TURN_MAX = 64
 LINGER_S = 5.0  # time for a client to read a refusal before its connection is reset
 
 
@@ -81,6 +84,7 @@ class ReplyOrder(ConnectionState):
             cycle.leave()
         if cycle.disconnected or transport.is_closing():
             return 0
+        self._count_answer()
         cycle.answered = True
         cycle.ticket = None  # an idle connection must not keep its last request alive
         if self.drain.draining and not self.pipeline and not (self._receiving and cycle.complete):
@@ -116,6 +120,18 @@ class ReplyOrder(ConnectionState):
             self._finish(cycle)
         return status
 
+    def _count_answer(self) -> None:
+        self._answers += 1
+        if self._answers >= ANSWERS_PER_TURN_MAX and not self._resting:
+            self._resting = True
+            self.loop.call_soon(self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._resting = False
+        self._answers = 0
+        if self.pipeline and self._blocked is None:
+            self._advance()
+
     def _finish(self, cycle: RequestCycle) -> None:
         cycle.response_complete = True
         if cycle.keep_alive:
@@ -146,7 +162,12 @@ class ReplyOrder(ConnectionState):
             return
         self._advancing = True
         try:
-            while self.pipeline and self._active.response_complete and not self.transport.is_closing():
+            while (
+                self.pipeline
+                and self._active.response_complete
+                and not self._resting
+                and not self.transport.is_closing()
+            ):
                 cycle, app = self.pipeline.pop()
                 if len(self.pipeline) < PIPELINE_MAX:
                     self.flow.resume_reading()

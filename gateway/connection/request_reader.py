@@ -36,6 +36,7 @@ class RequestReader(ReplyOrder):
                 cached is not None
                 and (cached.host_known or self.gate.enforced)
                 and (before is None or (before.response_complete and before is not CLOSED))
+                and not self._resting
             ):
                 cycle = self.cycle = self._active = RequestCycle(cached.path, _NO_BODY, self._answer)
                 cycle.headers = cached.headers
@@ -160,7 +161,7 @@ class RequestReader(ReplyOrder):
         cycle.refusal = self._refusal_of(cycle.headers.credential) or cycle.refusal
         cycle.expect_continue = self.expect_100_continue
         cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
-        if existing is None or existing.response_complete:
+        if (existing is None or existing.response_complete) and not self._resting:
             self._start(cycle)
         else:
             self.pipeline.appendleft((cycle, None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.reply_order import PIPELINE_MAX
+from millstream.gateway.connection.reply_order import ANSWERS_PER_TURN_MAX, PIPELINE_MAX, ReplyOrder
 from tests.kit.servers import Front, fronting
 from tests.kit.tls_wire import transport_of
 from tests.kit.wire import Wire, post, request, serving, until
@@ -51,6 +52,33 @@ async def front(started: Front) -> AsyncIterator[Front]:
     await started.served.settled(0)
     assert started.receive_budget.bytes == 0
     assert started.held.empty
+
+
+async def test_a_flood_of_requests_that_are_answered_at_once_leaves_turns_to_others(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 MB of requests for an unknown model kept all other connections waiting for half a minute."""
+    loop, count = asyncio.get_running_loop(), 20 * ANSWERS_PER_TURN_MAX
+    turn, answered = 0, Counter[int]()
+    answer = ReplyOrder._answer
+
+    def tick() -> None:
+        nonlocal turn
+        turn += 1
+        if answered.total() < count:
+            loop.call_soon(tick)
+
+    def counted(order: ReplyOrder, cycle: Any, reply: HttpReply) -> int:
+        answered[turn] += 1
+        return answer(order, cycle, reply)
+
+    monkeypatch.setattr(ReplyOrder, "_answer", counted)
+    tick()
+    async with await Wire.connect(front.port) as wire:
+        await wire.send(b"".join(post(NOW, b"%d" % at) for at in range(count)))
+        for at in range(count):
+            assert (await wire.reply()).body == b"%d" % at
+    assert max(answered.values()) <= ANSWERS_PER_TURN_MAX
 
 
 async def test_replies_come_in_order_and_one_request_at_a_time(front: Front) -> None:
