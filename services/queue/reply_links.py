@@ -1,5 +1,6 @@
 """A worker's connections to the reply sockets of the gateways on its host.
 
+connect ─> WELCOME of the gateway: it reads what is sent
 reply ─> send ─> True: it is in the gateway's socket buffer      False: the caller sends it through Redis
 """
 
@@ -15,6 +16,7 @@ from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.reply_socket import (
     MESSAGE_BYTES_MAX,
     SOCKET_TYPE,
+    WELCOME,
     is_of_this_user,
     socket_address,
     socket_name,
@@ -40,6 +42,7 @@ class ReplyLinks:
         self._keys = keys
         self._clock = clock
         self._links: dict[str, socket.socket] = {}
+        self._unwelcomed: dict[str, socket.socket] = {}  # connections that their gateways have not accepted yet
         self._away: dict[str, float] = {}  # gateways that cannot be reached, and when to try again
 
     def send(self, replies: bytes, message: bytes) -> bool:
@@ -50,7 +53,7 @@ class ReplyLinks:
         if len(message) > MESSAGE_BYTES_MAX:
             return False
         gateway = self._keys.gateway_of(replies)
-        link = self._links.get(gateway) or self._connect(gateway)
+        link = self._links.get(gateway) or self._welcomed(gateway)
         if link is None:
             return False
         try:
@@ -64,13 +67,34 @@ class ReplyLinks:
             return False
         return True
 
-    def _connect(self, gateway: str) -> socket.socket | None:
+    def _welcomed(self, gateway: str) -> socket.socket | None:
+        """Return the connection to a gateway that has just welcomed it; connect to it first."""
+        link = self._unwelcomed.get(gateway)
+        if link is None:
+            self._connect(gateway)
+            return None
+        try:
+            welcome = link.recv(len(WELCOME))
+        except BlockingIOError:
+            return None
+        except OSError:
+            welcome = b""
+        del self._unwelcomed[gateway]
+        if welcome != WELCOME:
+            log.debug("gateway %s refused a connection to its reply socket", gateway)
+            link.close()
+            self._away[gateway] = self._clock() + TRY_AGAIN_S
+            return None
+        self._links[gateway] = link
+        return link
+
+    def _connect(self, gateway: str) -> None:
         now = self._clock()
         if "/" in gateway:  # not the name of a gateway
-            return None
+            return
         if self._away.get(gateway, 0.0) > now:
-            return None
-        if len(self._links) + len(self._away) >= LINKS_MAX:
+            return
+        if len(self._links) + len(self._unwelcomed) + len(self._away) >= LINKS_MAX:
             self.close()
         link = socket.socket(socket.AF_UNIX, SOCKET_TYPE)
         try:
@@ -83,14 +107,14 @@ class ReplyLinks:
             link.close()
             log.debug("gateway %s is reached through Redis: %s", gateway, error)
             self._away[gateway] = now + TRY_AGAIN_S
-            return None
+            return
         self._away.pop(gateway, None)
-        self._links[gateway] = link
-        return link
+        self._unwelcomed[gateway] = link
 
     def close(self) -> None:
         """Close all connections; `send` opens them again."""
-        for link in self._links.values():
+        for link in (*self._links.values(), *self._unwelcomed.values()):
             link.close()
         self._links.clear()
+        self._unwelcomed.clear()
         self._away.clear()

@@ -1,6 +1,6 @@
 """The gateway's end of its reply socket: replies of workers on this host, without a trip through Redis.
 
-worker ─> send ─> socket buffer of this gateway ─> on_reply
+worker <─ WELCOME; worker ─> send ─> socket buffer of this gateway ─> on_reply
 A message that was sent is in a buffer of this process. It is read even if its worker has died meanwhile, and it is lost
 only with the gateway, whose requests are then lost, too.
 """
@@ -21,6 +21,7 @@ from millstream.services.queue.reply_socket import (
     MESSAGE_BYTES_MAX,
     SOCKET_TYPE,
     SUFFIX,
+    WELCOME,
     is_of_this_user,
     socket_address,
     socket_name,
@@ -36,8 +37,8 @@ ACCEPT_AGAIN_S = 1.0  # pause after a connection could not be accepted, because 
 class ReplyListener:
     """Listens on the reply socket of one gateway. Call it only in the event loop.
 
-    Connections of other users are refused. A connection is closed only after its worker closed it: a message that was
-    sent is always read.
+    Connections of other users, and too many, are refused: they get no WELCOME. Every other connection is closed only
+    after its worker closed it: a message that was sent is always read.
 
     Args:
         folder: has the socket file, which workers on this host find by its name.
@@ -126,6 +127,8 @@ class ReplyListener:
         link.setblocking(False)
         self._links.add(link)
         loop.add_reader(link.fileno(), self._receive, link)
+        with suppress(OSError):  # the worker has left already
+            link.send(WELCOME, socket.MSG_NOSIGNAL)
 
     def _receive(self, link: socket.socket) -> None:
         """Read one message; the event loop calls again while there are more."""

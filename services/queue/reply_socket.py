@@ -17,6 +17,9 @@ from pathlib import Path
 SOCKET_TYPE = socket.SOCK_SEQPACKET
 #: Larger replies take the reply list: the time of a trip through Redis does not matter for them.
 MESSAGE_BYTES_MAX = 64 * 1024
+#: The gateway's only message, to each connection that it reads from now on until the worker closes it. Nothing is sent
+#: before: a connection that a gateway refuses has no reply in it.
+WELCOME = b"+"
 SUFFIX = ".replies"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 

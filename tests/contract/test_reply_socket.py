@@ -68,6 +68,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def send(links: ReplyLinks, message: bytes, replies: bytes = REPLIES) -> None:
+    """Send a message as soon as the gateway has welcomed the connection."""
+    await until(lambda: links.send(replies, message))
+
+
 @pytest.fixture
 def links(tmp_path: Path) -> Iterator[ReplyLinks]:
     links = ReplyLinks(tmp_path, CPU)
@@ -125,6 +130,9 @@ def test_a_gateway_that_does_not_read_blocks_no_worker_and_loses_nothing(tmp_pat
     async def test() -> None:
         async with listening(tmp_path) as (_, received):
             sent = [b"%d" % n for n in range(100_000)]
+            await send(links, b"reached")
+            await received.until(1)
+            received.clear()
             taken = next(n for n, message in enumerate(sent) if not links.send(REPLIES, message))  # no turn of the loop
             assert 0 < taken < len(sent)
             await received.until(taken)
@@ -139,7 +147,7 @@ def test_a_message_that_was_sent_is_read_after_its_worker_is_gone(tmp_path, link
     async def test() -> None:
         async with listening(tmp_path) as (listener, received):
             for n in range(10):
-                assert links.send(REPLIES, b"%d" % n)
+                await send(links, b"%d" % n)
             links.close()
             await received.until(10)
             await until(lambda: listener.links == 0)
@@ -152,7 +160,7 @@ def test_large_messages_are_left_to_redis(tmp_path, links):
         async with listening(tmp_path) as (_, received):
             largest = os.urandom(MESSAGE_BYTES_MAX)
             assert not links.send(REPLIES, largest + b"x")
-            assert links.send(REPLIES, largest)
+            await send(links, largest)
             await received.until(1)
             assert received == [largest]
 
@@ -176,7 +184,7 @@ def test_forged_messages_do_no_harm(tmp_path, links, caplog):
                 link.send(b"garbage")
                 link.send(b"good")
                 await received.until(1)
-            assert links.send(REPLIES, b"also good")
+            await send(links, b"also good")
             await received.until(2)
         finally:
             listener.stop()
@@ -190,7 +198,7 @@ def test_forged_messages_do_no_harm(tmp_path, links, caplog):
 def test_a_removed_socket_keeps_its_connections(tmp_path, links):
     async def test() -> None:
         async with listening(tmp_path) as (_, received):
-            assert links.send(REPLIES, b"1")
+            await send(links, b"1")
             (tmp_path / NAME).unlink()
             assert links.send(REPLIES, b"2")
             late = ReplyLinks(tmp_path, CPU)
@@ -211,12 +219,12 @@ def test_a_gateway_that_was_away_is_tried_again_later(tmp_path):
         async with listening(tmp_path) as (_, received):
             assert not links.send(REPLIES, b"too early"), "a gateway elsewhere is not looked for with each reply"
             now += TRY_AGAIN_S
-            assert links.send(REPLIES, b"1")
+            await send(links, b"1")
             await received.until(1)
         assert not links.send(REPLIES, b"it has left")
         async with listening(tmp_path) as (_, received):
             now += TRY_AGAIN_S
-            assert links.send(CPU.replies("0-7-ab-2"), b"2"), "the list of a later connection, the same gateway"
+            await send(links, b"2", CPU.replies("0-7-ab-2"))  # the list of a later connection, the same gateway
             await received.until(1)
 
     run(test)
@@ -251,7 +259,7 @@ def test_a_long_path_is_no_obstacle(tmp_path):
     async def test() -> None:
         async with listening(folder) as (_, received):
             links = ReplyLinks(folder, CPU)
-            assert links.send(REPLIES, b"x")
+            await send(links, b"x")
             await received.until(1)
             links.close()
 
@@ -264,15 +272,20 @@ def test_connections_are_bounded_at_both_ends(tmp_path, monkeypatch):
         monkeypatch.setattr(reply_links, "LINKS_MAX", 2)
         async with listening(tmp_path) as (listener, received):
             first, second = ReplyLinks(tmp_path, CPU), ReplyLinks(tmp_path, CPU)
-            assert first.send(REPLIES, b"1")
+            await send(first, b"1")
             await received.until(1)
             with connected(tmp_path) as link:
                 assert await asyncio.to_thread(link.recv, 1) == b""
+            for _ in range(100):  # refused, so nothing is lost in it
+                assert not second.send(REPLIES, b"one too many")
+                await asyncio.sleep(0)
             for n in range(4):  # gateways elsewhere
                 assert not first.send(CPU.replies(f"gone-{n}-1"), b"x")
             await until(lambda: listener.links == 0)  # it was forgotten, too
-            assert second.send(REPLIES, b"2")
+            second.close()
+            await send(second, b"2")
             await received.until(2)
+            assert received == [b"1", b"2"]
             for links in (first, second):
                 links.close()
 
@@ -284,15 +297,17 @@ def test_a_gateway_without_a_free_file_descriptor_accepts_later(tmp_path, links,
 
     async def test() -> None:
         async with listening(tmp_path) as (_, received):
-            assert links.send(REPLIES, b"1")  # in the queue of connections
+            assert not links.send(REPLIES, b"0")  # it is in the queue of connections
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             with socket.socket() as free:
                 lowest = free.fileno()
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
             try:
                 await until(lambda: "cannot be accepted" in caplog.text)
+                assert not links.send(REPLIES, b"0")  # nothing is sent to a gateway that does not read yet
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await send(links, b"1")
             await received.until(1)
 
     run(test)

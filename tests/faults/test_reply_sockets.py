@@ -8,6 +8,7 @@ import queue
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_a_worker_that_is_gone_between_its_reply_and_the_acknowledgement_is_answ
     with holding(stack) as worker:
         waiting = send(stack)
         lease = worker.held.get()
-        assert links.send(lease.header.replies, reply_to(lease))
+        wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
         check(waiting)
     # The worker left: its lease returned to the queue, and the batch ran again.
     until_more(stack, DUPLICATES, duplicates)
@@ -152,7 +153,7 @@ def test_a_reply_that_comes_twice_and_late_is_answered_once(stack, links):
         waiting = send(stack)
         lease = worker.held.get()
         for _ in range(2):
-            assert links.send(lease.header.replies, reply_to(lease))
+            wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
         check(waiting)
         worker.finished.put(Finished(lease, reply_to(lease), b""))  # and through Redis
         wait_until(lambda: stack.metrics().value(DUPLICATES) == duplicates + 2, 120)
@@ -172,7 +173,7 @@ def test_forged_messages_are_dropped(stack, links):
             b"\x02" + lease.header.name.encode(),
             reply_to(lease, blob="elsewhere"),
         ):
-            assert links.send(lease.header.replies, message)
+            wait_until(partial(links.send, lease.header.replies, message))
         worker.finished.put(Finished(lease, good, b""))
         check(waiting)
     wait_until(lambda: stack.logs().count("is no reply") >= 7, 120)
@@ -204,8 +205,9 @@ def test_a_gateway_is_killed_with_a_reply_in_its_socket(stack, links):
         waiting = send(stack)
         lease = worker.held.get()
         gateway = stack.pids()["gateway-0"]
+        wait_until(partial(links.send, lease.header.replies, b"the first that it reads, which is no reply"))
         os.kill(gateway, signal.SIGSTOP)
-        assert links.send(lease.header.replies, reply_to(lease))
+        wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
         worker.finished.put(Finished(lease, b"", b""))
         wait_until(worker.finished.empty)
         os.kill(gateway, signal.SIGKILL)
