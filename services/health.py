@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from millstream.services.settings import read_settings
+from millstream.services.settings import has_tls
 
 TIMEOUT_S = 2.0
 #: the alerts by which a server refuses a client without a certificate: TLS 1.3, and TLS 1.2
@@ -44,7 +44,7 @@ def fault(url: str, timeout_s: float = TIMEOUT_S) -> str | None:
 def main(where: str, path: str) -> str | None:
     """Return what is wrong with the server at `where`, a URL or a file with one; None: nothing."""
     url = where if "://" in where else Path(where).read_text().strip()
-    if read_settings().tls_cert_file is not None:
+    if has_tls():
         url = url.replace("http://", "https://", 1)
     return fault(url + path)
 

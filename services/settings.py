@@ -491,6 +491,11 @@ def manager_environment() -> dict[str, str]:
     return {name: value for name, value in _ENVIRONMENT.items() if name in MANAGER_VARIABLES}
 
 
+def has_tls() -> bool:
+    """Return whether a certificate is set. Reads no file: a damaged one must not fail the health check of a server."""
+    return bool(_ENVIRONMENT.get(f"{PREFIX}TLS_CERT_FILE"))
+
+
 def read_settings() -> Settings:
     """Return the settings of this process. Raises Failure(INVALID) with one line that names the variable."""
     try:

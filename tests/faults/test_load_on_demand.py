@@ -33,7 +33,7 @@ from tests.kit import models, v2
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack
 from tests.kit.versions import publish_simulated
-from tests.kit.wait import wait_until
+from tests.kit.wait import wait_for_none, wait_until
 from tests.kit.worker_process import running_worker
 
 MIB = 1 << 20
@@ -184,8 +184,7 @@ def test_a_model_on_standby_has_no_key_in_redis(stack: Stack) -> None:
     rest(stack)
     assert stack.redis.exists(stream)
     put_on_standby(stack, "scale")
-    assert not stack.redis.exists(stream)
-    assert [key for key in stack.redis.scan_iter("*") if content_id(stack, "scale").encode() in key] == []
+    wait_for_none(lambda: [key for key in stack.redis.scan_iter("*") if content_id(stack, "scale").encode() in key])
 
 
 class Callers:
@@ -419,19 +418,22 @@ def test_a_redis_that_lost_everything_gets_the_demand_again(stack: Stack) -> Non
 def test_a_model_that_was_loaded_for_no_call_makes_room(stack: Stack) -> None:
     """As after the start of a server, which loads all models of a repository one after the other."""
     for name in ("staged", "called"):
-        publish(stack, name, "single", load_s=2.0)  # a call would have to wait for 20 s
+        publish(stack, name, "single", load_s=4.0)  # a call would have to wait for 40 s
     with running_worker(stack, "single", settings={"worker_memory": MEMORY}):
         wait_until(partial(_holds_one_of, stack, {"staged", "called"}), what="it has loaded what fits")
         assert stack.http.post("/v2/repository/models/staged/unload").status_code == 200
-        loaded = stack.http.post("/v2/repository/models/staged/load")
-        assert loaded.status_code == 200, loaded.text
-        until_state(stack, "staged", "ready")
-        wait_until(partial(status, stack, "called", 200, 10.0), 15, "it answers")
+        wait_until(partial(_is_loaded, stack, "staged"), what="staged is ready")
+        wait_until(partial(status, stack, "called", 200, 10.0), 30, "it answers")
         until_state(stack, "staged", "standby")  # it made room
         put_on_standby(stack, "called", "single")
-        loaded = stack.http.post("/v2/repository/models/staged/load")  # it serves, and its first call would load it
-        assert loaded.status_code == 200, loaded.text
-        until_state(stack, "staged", "ready")
+        wait_until(partial(_is_loaded, stack, "staged"), what="staged is ready")
+
+
+def _is_loaded(stack: Stack, name: str) -> bool:
+    """Ask for the load of a version, which serves on standby, too; return whether it is ready."""
+    loaded = stack.http.post(f"/v2/repository/models/{name}/load")
+    assert loaded.status_code == 200, loaded.text
+    return "ready" in states(stack, name)
 
 
 def _holds_one_of(stack: Stack, names: set[str]) -> bool:

@@ -187,7 +187,8 @@ def test_a_queue_policy_refuses_and_counts_as_the_reference_does(stack: Stack, t
     wait_until(lambda: stack.http.get("/v2/models/line/ready").status_code == 200)
     # its timeout of a microsecond says nothing: the version has a policy of its own
     body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters={"timeout": 1})
-    with sigstopped(stack.pids()["cpu-0"]):  # nothing runs: what is not sent ahead waits
+    pids = stack.pids()
+    with sigstopped(*(pids[f"cpu-{index}"] for index in range(WORKERS))):  # nothing runs
         calls = [stack.send("/v2/models/line/infer", body, headers) for _ in range(40)]
         sockets = [call.sock for call in calls]
         # half of them are refused at once, and all but a few when their time is over

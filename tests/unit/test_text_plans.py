@@ -89,7 +89,7 @@ def test_only_a_request_that_names_text_is_read_as_texts() -> None:
         with pytest.raises(Failure) as unknown:
             with_texts.named(name)
         assert (plans_of_texts(with_texts, unknown.value) is with_texts.texts) is reads
-        assert "take texts, too, as the one input 'text'" in unknown.value.message
+        assert "the one BYTES input 'text' to /v2/models/" in unknown.value.message
         assert plans_of_texts(plans(manifest(IDS, MASK, tokenizer=None)), unknown.value) is None
     assert plans_of_texts(with_texts, Failure(unknown.value.code, "unexpected inference input 'text'")) is None
 
