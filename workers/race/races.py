@@ -43,7 +43,7 @@ PROGRESS_S = 0.5  # between two stored events of a race
 PROCESS_BYTES, PROCESS_BYTES_MIN = 768 << 20, 320 << 20
 FILE_RATIO = 6
 PROCESSES = 3  # of a race that have their models loaded at the same time
-GIVE_WAY_S_MAX = 2.0  # for a killed race to be gone
+GIVE_WAY_S_MAX = 10.0  # for a killed race to be gone: it has the lowest priority, also for its end
 
 
 class WorkerRaces:

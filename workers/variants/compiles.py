@@ -28,7 +28,7 @@ COMPILE_S_MAX = 900.0
 #: Memory that compiling takes for each byte of the files, as measured with ONNX Runtime (3.0) and OpenVINO (2.2).
 MEMORY_RATIO = 4
 MEMORY_FIXED_BYTES = 128 << 20  # of the process: the interpreter and the library
-GIVE_WAY_S_MAX = 2.0  # for a killed process to be gone
+GIVE_WAY_S_MAX = 10.0  # for a killed process to be gone: it has the lowest priority, also for its end
 REPORT_CHARACTERS_MAX = 500
 
 
