@@ -143,7 +143,8 @@ async def _worker(deps: Deps, view: VersionView, pool: str | None) -> tuple[Work
         raise unknown_pool("pool", pool, view.pools)
     if view.state is State.STANDBY:
         with suppress(TimeoutError):
-            await asyncio.wait_for(deps.load(manifest, LOAD_S_MAX), LOAD_WAIT_S)
+            async with asyncio.timeout(LOAD_WAIT_S):
+                await deps.load(manifest, LOAD_S_MAX)
         view = _published(deps, manifest.model, manifest.version)
     pools = view.pools if pool is None else (pool,)
     for one in pools:

@@ -166,7 +166,8 @@ class Catalog:
     async def next_change(self, timeout_s: float) -> bool:
         """Wait until the snapshot changes. Returns False if `timeout_s` passed first."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True
@@ -254,7 +255,8 @@ class Catalog:
     async def _poll(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await self._wake.wait()
             self._wake.clear()
             began = time.monotonic()
             try:

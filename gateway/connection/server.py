@@ -165,7 +165,8 @@ class Server(uvicorn.Server):
         if side is not None:
             await side
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._gateway.settle(), max(0.0, give_up - loop.time()))
+            async with asyncio.timeout_at(give_up):
+                await self._gateway.settle()
         self._gateway.abandon()
         await self._until(self._no_connections, loop.time() + self._drain_s * (1 - GIVE_UP_SHARE) / 2)
         if self._side_server is not None:

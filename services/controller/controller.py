@@ -92,7 +92,8 @@ class Controller:
     async def _run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), with_jitter(TICK_S))
+                async with asyncio.timeout(with_jitter(TICK_S)):
+                    await self._wake.wait()
             self._wake.clear()
             if token := self._leadership.token:
                 await self._try_round(token)

@@ -35,10 +35,10 @@ __all__ = [
     "parse_url",
 ]
 
-#: methods that `Finder` and its function for logging in call
+#: methods that `Finder`, its function for logging in and `cancellable` call
 _METHODS: dict[type, tuple[str, ...]] = {
     AbstractConnection: ("on_connect", "send_command", "read_response"),
-    AsyncAbstractConnection: ("on_connect", "send_command", "read_response"),
+    AsyncAbstractConnection: ("on_connect", "send_command", "read_response", "send_packed_command", "disconnect"),
 }
 #: names that a method has to use: what it takes, and what it calls
 _USES: dict[tuple[type, str], tuple[str, ...]] = {
@@ -50,6 +50,8 @@ _USES: dict[tuple[type, str], tuple[str, ...]] = {
     (AbstractConnection, "connect_check_health"): ("redis_connect_func",),
     (AsyncAbstractConnection, "__init__"): ("redis_connect_func",),
     (AsyncAbstractConnection, "connect_check_health"): ("redis_connect_func",),
+    (AsyncAbstractConnection, "send_command"): ("send_packed_command",),
+    (AsyncConnectionPool, "make_connection"): ("connection_class",),
 }
 _PING = b"*2\r\n$4\r\nPING\r\n$1\r\n1\r\n"
 

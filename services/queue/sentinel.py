@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from millstream.services.queue.cancellable import make_cancellable
 from millstream.services.queue.redis_parts import (
     AsyncConnectionPool,
     AsyncSentinelConnectionPool,
@@ -123,6 +124,7 @@ class AsyncFinder(_Finder):
             try:
                 retry = AsyncRetry(NoBackoff(), 0)
                 sentinel: Any = redis.asyncio.Redis(host=host, port=port, retry=retry, **self._options)
+                make_cancellable(sentinel.connection_pool)
                 async with sentinel:
                     master: tuple[str, int] | None = await sentinel.execute_command(_ASK, name)
             except (RedisError, OSError) as error:

@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.backoff import backoff_s
+from millstream.services.queue.cancellable import make_cancellable
 from millstream.services.queue.redis_parts import SSLConnection, parse_url
 from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels
 
@@ -256,8 +257,11 @@ def async_client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.
     """Asyncio form of `client`."""
     options = _options(address) | {"retry": AsyncRetry(_Backoff(), retries)}
     if address.sentinels is None:
-        return redis.asyncio.Redis(**options)
-    return redis.asyncio.Redis.from_pool(AsyncFinder(address.sentinels, _tls_options(address)).pool(options))
+        made = redis.asyncio.Redis(**options)
+    else:
+        made = redis.asyncio.Redis.from_pool(AsyncFinder(address.sentinels, _tls_options(address)).pool(options))
+    make_cancellable(made.connection_pool)
+    return made
 
 
 class _Backoff(AbstractBackoff):

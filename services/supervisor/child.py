@@ -169,7 +169,8 @@ class Child:
         when = f"in {delay_s:.2g} s" if delay_s else "at once"
         self._report(f"{self.program.name} {self.exit_description}: restarting it {when} (log: {self.log_path})")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
 
     async def _fork(self, lines: ChildLog) -> Process:
         read_fd, write_fd = os.pipe()

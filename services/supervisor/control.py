@@ -68,7 +68,8 @@ class ControlSocket:
 
 async def _read_request(reader: asyncio.StreamReader) -> Event:
     try:
-        request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_S_MAX))
+        async with asyncio.timeout(REQUEST_S_MAX):
+            request = json.loads(await reader.readline())
     except (ValueError, TimeoutError) as error:
         raise invalid("not a line of JSON") from error
     if not isinstance(request, dict):

@@ -33,7 +33,8 @@ async def wait_until_ready(old: Child, new: Child, address: RedisAddress, keys: 
     """Return when `new` can replace `old`. Raises Failure with the reason if it cannot."""
     if not new.program.worker:
         try:
-            await asyncio.wait_for(new.ready.wait(), GATEWAY_S_MAX)
+            async with asyncio.timeout(GATEWAY_S_MAX):
+                await new.ready.wait()
         except TimeoutError as error:
             raise Failure(Code.UNAVAILABLE, f"it is not ready after {GATEWAY_S_MAX:g} s") from error
         return
