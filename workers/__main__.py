@@ -214,7 +214,7 @@ class WorkerProcess:
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
         )
         self._races = self._new_races(repository, run_dir)
-        self._loads.others_give_way = self._races.give_way
+        self._loads.spare.append(self._races.memory)
         self._orders = OrderThread(self._connect, self._residency)
         self._mark = _run_mark(runs, identity.worker)
         self._watchdog = self._new_watchdog()

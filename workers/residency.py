@@ -51,7 +51,7 @@ class _Room(Enum):
     """What making room for a version came to, unless it is refused."""
 
     RESERVED = "reserved"
-    LATER = "later"  # what was unloaded for it is still being closed
+    LATER = "later"  # what was unloaded for it is still being closed, or work in the background is ending
 
 
 class Residency:
@@ -235,6 +235,9 @@ class Residency:
         limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
         if self._reserve(content_id, need, limit):
             return True
+        if self._loads.giving_way:
+            self._learnt = True  # `reconsider` tries again, and the version stays one that is being loaded
+            return False
         self._put_away.add(content_id)
         model = self._models.get(content_id)
         if model is not None and model.state is State.LOADING:
@@ -242,13 +245,14 @@ class Residency:
         return False
 
     def _reserve(self, content_id: str, need: Footprint, share: float) -> bool:
-        """Reserve the memory of a load that leaves the other part of the budgets free; compilations end for it."""
-        for _ in range(2):
-            if self._budget.within(need, share) and self._budget.reserve(content_id, need):
-                return True
+        """Reserve the memory of a load that leaves the other part of the budgets free; compilations end for it.
+
+        False while `giving_way`: it may have the memory a moment later.
+        """
+        while not (self._budget.within(need, share) and self._budget.reserve(content_id, need)):
             if not self._loads.give_way():
                 return False
-        return False
+        return True
 
     # Orders.
 
@@ -379,7 +383,8 @@ class Residency:
     def _make_room(self, one: Wanted, order: Order, consumer: Consumer) -> Refusal | _Room:
         """Unload what costs least until the version fits, and reserve its memory; return why that is not possible.
 
-        While what was unloaded is being closed, for longer than CLOSE_WAIT_S, other orders come first: LATER.
+        While what was unloaded is being closed, for longer than CLOSE_WAIT_S, or what works in the background is being
+        ended, other orders come first: LATER.
         """
         content_id = one.content_id
         for _ in range(ROOM_TRIES):
@@ -388,13 +393,12 @@ class Residency:
                 return self._too_large(need)
             if self._reserve(content_id, need, 1.0):
                 return _Room.RESERVED
-            view, protected = self._view_now(consumer)
-            victims = make_room(view, need, self._now(), protected)
+            if self._loads.giving_way:  # nothing is unloaded for it
+                self.again.append(order)
+                return _Room.LATER
+            victims = self._victims(need, order, consumer)
             if isinstance(victims, Refusal):
-                temporary = victims.kind is RefusalKind.TOO_LARGE
-                return replace(victims, kind=RefusalKind.NOTHING_EVICTABLE, retry_after_s=1.0) if temporary else victims
-            if victims and not order.evict:
-                return Refusal(RefusalKind.NOTHING_EVICTABLE, "there is no free memory, and nothing was to be unloaded")
+                return victims
             for victim in victims:
                 if not self.unload(victim, EvictionReason.ROOM, f"to make room for {content_id}", consumer):
                     break
@@ -405,6 +409,17 @@ class Residency:
                 self.again.append(order)
                 return _Room.LATER
         return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
+
+    def _victims(self, need: Footprint, order: Order, consumer: Consumer) -> Sequence[str] | Refusal:
+        """Return what is to be unloaded for an order, what costs least first, or why that is not possible."""
+        view, protected = self._view_now(consumer)
+        victims = make_room(view, need, self._now(), protected)
+        if isinstance(victims, Refusal):
+            temporary = victims.kind is RefusalKind.TOO_LARGE
+            return replace(victims, kind=RefusalKind.NOTHING_EVICTABLE, retry_after_s=1.0) if temporary else victims
+        if victims and not order.evict:
+            return Refusal(RefusalKind.NOTHING_EVICTABLE, "there is no free memory, and nothing was to be unloaded")
+        return victims
 
     def _on_closed(self) -> None:
         """Carry out the orders that waited for the memory of an instance that was closed now, in its thread."""

@@ -29,6 +29,7 @@ from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.spare_memory import SpareMemory
 from millstream.workers.variants.compiles import VariantCompiles
 
 log = logging.getLogger("millstream.reconciler")
@@ -74,8 +75,8 @@ class VersionLoads:
         self.failed = FailedLoads() if failed is None else failed
         self.memory = LoadMemory(repository, at)
         self._compiles = VariantCompiles(at, at.variants) if at.variants is not None else None
-        #: Ends other work whose memory a load needs; False: there is none.
-        self.others_give_way: Callable[[], bool] = lambda: False
+        #: memory of work in the background, which ends for loads
+        self.spare: list[SpareMemory] = [] if self._compiles is None else [self._compiles.memory]
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loader = Loader(self._load, self._on_stuck, guard.limits)
 
@@ -105,8 +106,13 @@ class VersionLoads:
         return self._at.kind
 
     def give_way(self) -> bool:
-        """End a compilation or a race whose memory a load needs; False: there is none."""
-        return (self._compiles is not None and self._compiles.give_way()) or self.others_give_way()
+        """End one piece of work whose memory a load needs, and return whether that memory is free now."""
+        return any(memory.give_way() for memory in self.spare)
+
+    @property
+    def giving_way(self) -> bool:
+        """Whether work in the background is being ended for a load."""
+        return any(memory.giving_way for memory in self.spare)
 
     @property
     def busy(self) -> bool:

@@ -78,6 +78,8 @@ class Loads:
     ) -> None:
         self.admit, self.on_end, self.on_out_of_memory = admit, on_end, on_out_of_memory
 
+    giving_way = False
+
     def give_way(self) -> bool:
         return False
 
@@ -434,3 +436,29 @@ def test_a_version_that_failed_often_is_tried_again_by_orders_and_by_itself_afte
     worker.clock.seconds += FAILED_OFTEN_RETRY_S
     worker.residency.load(order, cast("Any", worker.redis))
     assert one.content_id in worker.loads.active()
+
+
+def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothing() -> None:
+    """A killed process takes a while to be gone: neither a call's load nor one that was to come ends on standby."""
+    worker = WorkerMachine()
+    worker.begin([300] * 6)
+    held, preloaded, called = list(worker.wanted.values())[:3]
+    worker.needs[held.content_id] = worker.needs[preloaded.content_id] = Footprint(300, 0, 0.1, measured=True)
+    budget = worker.memory.budget
+    assert budget.reserve("a race", Footprint(budget.free_bytes))
+    worker.loads.giving_way = True
+    request = LoadRequest(preloaded.manifest, suspect=False)
+    worker.models.set(LoadedModel(preloaded.manifest, State.LOADING))
+    assert not worker.loads.admit(request)
+    assert worker.models.get(preloaded.content_id) is not None, "it is not on standby"
+    order = Order(do="load", content_id=called.content_id, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    assert list(worker.residency.again) == [order]
+    worker.loads.giving_way = False
+    budget.begin_unload("a race")
+    budget.freed("a race")
+    worker.residency.reconsider()
+    assert worker.loads.admit(request)
+    worker.step()
+    assert called.content_id in worker.loads.active()
+    assert worker.residency.refusals.of(called.content_id) is None

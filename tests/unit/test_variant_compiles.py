@@ -55,16 +55,16 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_compilation_counts_and_gives_way_to_a_load(endless: Path) -> None:
     budget = MemoryBudget(BASE + NEEDED, lambda: BASE)
     compiling = compiles(budget)
-    assert not compiling.give_way(), "there is none"
+    assert not compiling.memory.give_way(), "there is none"
     compiling.want(large())
     wait_until(endless.exists, what="it runs")
     assert budget.used_bytes == BASE + NEEDED
     assert f"--memory {NEEDED}" in endless.read_text(), "its process has a limit"
     assert not budget.reserve("load", Footprint(1))
-    assert compiling.give_way()
+    assert compiling.memory.give_way()
     assert budget.used_bytes == BASE
     assert budget.reserve("load", Footprint(1))
-    assert not compiling.give_way()
+    assert not compiling.memory.give_way()
 
 
 def test_a_compilation_without_memory_does_not_begin(endless: Path) -> None:
@@ -80,5 +80,5 @@ def test_without_a_limit_it_has_none(endless: Path) -> None:
     compiling.want(large())
     wait_until(endless.exists, what="it runs")
     assert "--memory 0" in endless.read_text()
-    assert compiling.give_way()
+    assert compiling.memory.give_way()
     compiling.stop()

@@ -30,6 +30,7 @@ from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.race.process import Outcome, RaceProcess
 from millstream.workers.race.queue import RaceQueue, Racer, change
 from millstream.workers.sample_capture import SampleCaptures
+from millstream.workers.spare_memory import SpareMemory
 from millstream.workers.variants.swaps import VariantSwaps
 
 log = logging.getLogger("millstream.races")
@@ -43,11 +44,10 @@ PROGRESS_S = 0.5  # between two stored events of a race
 PROCESS_BYTES, PROCESS_BYTES_MIN = 768 << 20, 320 << 20
 FILE_RATIO = 6
 PROCESSES = 3  # of a race that have their models loaded at the same time
-GIVE_WAY_S_MAX = 10.0  # for a killed race to be gone: it has the lowest priority, also for its end
 
 
 class WorkerRaces:
-    """Runs races in a thread of its own. `give_way` and `stop` may be called by any thread."""
+    """Runs races in a thread of its own. `stop` may be called by any thread."""
 
     def __init__(
         self,
@@ -68,8 +68,7 @@ class WorkerRaces:
         self._metrics = metrics
         self._budget = at.budget or MemoryBudget(0)
         self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)  # `_reserved` became False
-        self._reserved = False  # whether memory is reserved for the race in progress
+        self.memory = SpareMemory(self._budget, lambda: self._stop_race("a load needs the memory"))
         self._process: RaceProcess | None = None
         self._stop_reason = ""  # why the race in progress is stopped
         self._running: Race | None = None
@@ -85,15 +84,6 @@ class WorkerRaces:
         self._stopping.set()
         self._stop_race("the worker stops")
         self._swaps.close()
-
-    def give_way(self) -> bool:
-        """End the race in progress, whose memory a load needs; False: there is none."""
-        with self._lock:
-            if not self._reserved:
-                return False
-        self._stop_race("a load needs the memory")
-        with self._lock:
-            return self._ended.wait_for(lambda: not self._reserved, GIVE_WAY_S_MAX)
 
     def _stop_race(self, why: str) -> None:
         with self._lock:
@@ -171,11 +161,7 @@ class WorkerRaces:
             try:
                 self._race_within(race, model, bytes_each)
             finally:
-                self._budget.begin_unload(account)
-                self._budget.freed(account)
-                with self._lock:
-                    self._reserved = False
-                    self._ended.notify_all()
+                self.memory.free()
         except Failure as failure:
             log.warning("the race of %s: %s", manifest.content_id, failure.message)
             self._queue.postpone(race, RETRY_S)
@@ -195,8 +181,8 @@ class WorkerRaces:
         each = max(PROCESS_BYTES_MIN + files, min(PROCESS_BYTES + files, self._budget.free_bytes // PROCESSES))
         with self._lock:
             self._stop_reason = "the worker stops" if self._stopping.is_set() else ""
-            self._reserved = self._budget.reserve(account, Footprint(PROCESSES * each))
-            return each if self._reserved and self._budget.budget_bytes else 0
+            reserved = self.memory.reserve(account, Footprint(PROCESSES * each))
+            return each if reserved and self._budget.budget_bytes else 0
 
     def _no_memory(self, manifest: Manifest) -> str:
         needed = PROCESSES * (PROCESS_BYTES_MIN + FILE_RATIO * file_bytes(manifest))
@@ -242,6 +228,8 @@ class WorkerRaces:
         stored, stage = [0.0], [""]
 
         def progress(event: dict[str, Any]) -> None:
+            if self.memory.asked():
+                return  # its end is awaited, and a write to a busy disk takes seconds
             if event["stage"] != stage[0] or time.monotonic() - stored[0] >= PROGRESS_S:
                 stored[0], stage[0] = time.monotonic(), event["stage"]
                 with suppress(Failure):  # a full disk: the race goes on, and needs space at its end
@@ -250,6 +238,7 @@ class WorkerRaces:
         try:
             return process.run(progress)
         finally:
+            self.memory.free()  # a load may wait for it, and what follows writes to the repository
             with self._lock:
                 self._process = None
 

@@ -20,6 +20,7 @@ from millstream.services.repository.variants import Target, Variants
 from millstream.services.settings import child_environment
 from millstream.workers.load_version import LoadEnvironment, pays_to_compile
 from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.spare_memory import SpareMemory
 
 log = logging.getLogger("millstream.variants")
 
@@ -28,7 +29,6 @@ COMPILE_S_MAX = 900.0
 #: Memory that compiling takes for each byte of the files, as measured with ONNX Runtime (3.0) and OpenVINO (2.2).
 MEMORY_RATIO = 4
 MEMORY_FIXED_BYTES = 128 << 20  # of the process: the interpreter and the library
-GIVE_WAY_S_MAX = 10.0  # for a killed process to be gone: it has the lowest priority, also for its end
 REPORT_CHARACTERS_MAX = 500
 
 
@@ -42,20 +42,8 @@ class VariantCompiles:
         self._queue: dict[str, Manifest] = {}
         self._running = False
         self._stopping = False
-        self._gave_way = threading.Event()  # a load needs the memory of the compilation in progress
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended = threading.Condition(self._lock)  # `_reserved` became False
-        self._reserved = False  # whether memory is reserved for the compilation in progress
-
-    def give_way(self) -> bool:
-        """End the compilation in progress, whose memory a load needs; False: there is none."""
-        with self._lock:
-            if not self._reserved:
-                return False
-            self._gave_way.set()
-            if self._process is not None:
-                self._process.kill()
-            return self._ended.wait_for(lambda: not self._reserved, GIVE_WAY_S_MAX)
+        self.memory = SpareMemory(at.budget or MemoryBudget(0), self._kill)
 
     def want(self, manifest: Manifest) -> None:
         """Compile a version that was loaded from its own files, if that pays and was not done."""
@@ -74,6 +62,10 @@ class VariantCompiles:
         with self._lock:
             self._stopping = True
             self._queue.clear()
+        self._kill()
+
+    def _kill(self) -> None:
+        with self._lock:
             if self._process is not None:
                 self._process.kill()
 
@@ -93,23 +85,16 @@ class VariantCompiles:
         target = self._at.backend.target(self._at.device)
         if target is None or self._variants.report(manifest, target) is not None:
             return
-        budget = self._at.budget or MemoryBudget(0)
         needed = MEMORY_FIXED_BYTES + MEMORY_RATIO * file_bytes(manifest)
         account = f"the compilation of {manifest.content_id}"
-        with self._lock:
-            self._gave_way.clear()
-            self._reserved = budget.reserve(account, Footprint(needed))
-            if not self._reserved:
-                log.info("%s is not compiled: that takes %d bytes of memory", manifest.content_id, needed)
-                return
+        if not self.memory.reserve(account, Footprint(needed)):
+            log.info("%s is not compiled: that takes %d bytes of memory", manifest.content_id, needed)
+            return
+        limited = self._at.budget is not None and self._at.budget.budget_bytes
         try:
-            self._compile_within(manifest, target, needed if budget.budget_bytes else 0)
+            self._compile_within(manifest, target, needed if limited else 0)
         finally:
-            budget.begin_unload(account)
-            budget.freed(account)
-            with self._lock:
-                self._reserved = False
-                self._ended.notify_all()
+            self.memory.free()
 
     def _compile_within(self, manifest: Manifest, target: Target, memory_bytes: int) -> None:
         """Run the process. `memory_bytes`: its limit; 0: none."""
@@ -124,7 +109,7 @@ class VariantCompiles:
         command += ["--backend", self._at.backend_name, "--device", self._at.device, "--threads", "1"]
         command += ["--memory", str(memory_bytes)]
         with self._lock:
-            if self._stopping or self._gave_way.is_set():
+            if self._stopping or self.memory.asked():
                 return
             self._process = process = subprocess.Popen(
                 command,
@@ -145,7 +130,7 @@ class VariantCompiles:
         report = self._variants.report(manifest, target)
         if report is not None and report.files:
             log.info("compiled: %s for %s in %.1f s", manifest.content_id, target.name, report.seconds)
-        elif self._gave_way.is_set():
+        elif self.memory.asked():
             log.info("%s is not compiled now: a load needs the memory", manifest.content_id)
         elif not self._stopping:
             why = report.refused if report is not None else said.decode(errors="replace")[-REPORT_CHARACTERS_MAX:]
