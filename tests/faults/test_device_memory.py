@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -71,8 +72,8 @@ def test_a_peak_on_the_device_counts_until_the_instance_goes(shop: Shop) -> None
     assert instance is not None
     assert (instance.device_resident_bytes, instance.device_peak_bytes) == (100 * MIB, 200 * MIB)
     wait_until(lambda: shop.record.device_used_bytes == 300 * MIB, what="its peak counts")
-    measured = shop.repository.footprints.measured(peaked, "simulated.cuda")
-    assert measured is not None
+    stored = partial(shop.repository.footprints.measured, peaked, "simulated.cuda")
+    measured = wait_until(stored, what="it is stored, after it is published")
     assert (measured.device_resident_bytes, measured.device_peak_bytes) == (100 * MIB, 200 * MIB)
 
 

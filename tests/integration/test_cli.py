@@ -330,9 +330,10 @@ def test_bench(millstream):
     assert 0 < outcome["p50_ms"] <= outcome["p95_ms"] <= outcome["p99_ms"]
     assert outcome["errors"] == {}
     batches = outcome["batch_rows"]
-    # Readiness probes, of one row each, may be among them: a busy machine leaves the model idle now and then.
-    assert round(batches["mean"] * batches["batches"], 6) >= outcome["requests"] * 2
-    assert sum(batches["up_to"].values()) == batches["batches"]
+    # Readiness probes, of one row each, may be among them: a busy machine leaves the model idle now and then. A worker
+    # counts a batch after it sent the replies: the last one of each connection may not be counted yet.
+    assert round(batches["mean"] * batches["batches"], 6) >= (outcome["requests"] - 4) * 2
+    assert abs(sum(batches["up_to"].values()) - batches["batches"]) <= 1, "the page may be read within an update"
     assert "requests/s" in millstream.ok("bench", "digits", "-s", "0.3", "-c", 2)
 
 
