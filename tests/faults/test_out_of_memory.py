@@ -24,14 +24,14 @@ def test_a_batch_that_finds_no_memory_is_halved_and_later_ones_are_smaller(tmp_p
         resource.prlimit(worker, resource.RLIMIT_AS, (taken + ROOM_BYTES, taken + ROOM_BYTES))
 
         whole = np.arange(64, dtype=np.float32).reshape(64, 1)
-        body, headers = v2.request({"x": whole})
+        body, headers = v2.request({"x": whole}, parameters=v2.PATIENT)
         reply = stack.http.post(PATH, content=body, headers=headers)
         assert reply.status_code == 200, reply.text
         np.testing.assert_array_equal(v2.outputs(reply.content, reply.headers)["y"], whole * COLUMNS)
 
         # of many callers, too
         with sigstopped(worker):
-            bodies = [v2.request({"x": whole[4 * at : 4 * at + 4]}) for at in range(16)]
+            bodies = [v2.request({"x": whole[4 * at : 4 * at + 4]}, parameters=v2.PATIENT) for at in range(16)]
             sent = [stack.send(PATH, *each) for each in bodies]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 16)
         for at, connection in enumerate(sent):

@@ -16,11 +16,13 @@ from tests.kit.wait import wait_until
 LEAST = -(2**63)
 DEADLY = -1
 PATH = "/v2/models/fragile/infer"
+#: longer than workers sleep: a lease that runs out runs a batch twice, and a deadly one kills a worker more
+SETTINGS = {"queue_lease_s": 120}
 ENDED = "was ended by SIGFPE"
 
 
 def send(stack: Stack, x: int) -> http.client.HTTPConnection:
-    body, headers = v2.request({"x": np.array([[x]], np.int64)})
+    body, headers = v2.request({"x": np.array([[x]], np.int64)}, parameters=v2.PATIENT)
     return stack.send(PATH, body, headers)
 
 
@@ -45,8 +47,10 @@ def deaths(stack: Stack) -> int:
 def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> None:
     fragile, steady = models.fragile(tmp_path / "fragile.onnx"), models.scale(tmp_path / "steady.onnx")
     row = np.ones((1, 2), np.float32)
-    with running_stack(tmp_path, pools="cpu=2", gateways=2, models={"fragile": fragile, "steady": steady}) as stack:
-        with constant_load(stack.port, "/v2/models/steady/infer", [v2.request({"x": row})], callers=2) as load:
+    served = {"fragile": fragile, "steady": steady}
+    with running_stack(tmp_path, pools="cpu=2", gateways=2, models=served, settings=SETTINGS) as stack:
+        body = v2.request({"x": row}, parameters=v2.PATIENT)
+        with constant_load(stack.port, "/v2/models/steady/infer", [body], callers=2) as load:
             with sigstopped(*workers(stack)):
                 numbers = [2, 3, 4, DEADLY, 5, 6, 7]
                 sent = [send(stack, x) for x in numbers]
@@ -68,8 +72,8 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
             assert answer(send(stack, 9)) == (200, -(-LEAST // 9))
             load.more(20)
         assert {reply.status for reply in load.answers} == {200}
-        page = stack.metrics()
-        assert page.value("millstream_requests_refused_total", reason="quarantined") == len(again)
+        refused = stack.metrics().value("millstream_requests_refused_total", reason="quarantined")
+        assert refused == len(again)
         assert deaths(stack) == 2
         print(
             f"{len(load.answers)} answers beside, {len(sent) + len(again) + 1} requests of the fragile model, "
@@ -79,10 +83,11 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
 
 def test_many_that_kill_workers_are_found_one_by_one(tmp_path: Path) -> None:
     fragile = models.fragile(tmp_path / "fragile.onnx")
-    with running_stack(tmp_path, pools="cpu=2", models={"fragile": fragile}) as stack:
+    with running_stack(tmp_path, pools="cpu=2", models={"fragile": fragile}, settings=SETTINGS) as stack:
         with sigstopped(*workers(stack)):
             # Three rows each, so that no two of them are alike.
-            bodies = [v2.request({"x": np.array([[x], [DEADLY], [x]], np.int64)}) for x in (2, 3)]
+            rows = [np.array([[x], [DEADLY], [x]], np.int64) for x in (2, 3)]
+            bodies = [v2.request({"x": x}, parameters=v2.PATIENT) for x in rows]
             deadly = [stack.send(PATH, *body) for body in bodies]
             harmless = [send(stack, x) for x in range(2, 12)]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 12)

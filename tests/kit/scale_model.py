@@ -8,7 +8,9 @@ from tests.kit import v2
 from tests.kit.load import Load
 
 X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
+BODIES = [
+    v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2), parameters=v2.PATIENT) for i in range(1, 9)
+]
 
 
 def check_answers(load: Load) -> None:

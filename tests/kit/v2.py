@@ -17,6 +17,9 @@ import orjson
 Array = np.ndarray[Any, Any]
 
 LENGTH = "Inference-Header-Content-Length"
+#: Parameters of a request that waits longer than the default timeout (microseconds): a busy machine may need half a
+#: minute to start a worker. Shorter than the clients of the kit wait.
+PATIENT = {"timeout": 100_000_000}
 _DATATYPES = {
     "bool": "BOOL",
     "object": "BYTES",
