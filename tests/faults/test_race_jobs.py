@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import zlib
 from collections.abc import Iterator
@@ -14,13 +15,15 @@ import pytest
 
 from tests.kit import models, v2
 from tests.kit.load import constant_load
-from tests.kit.races import processes, raise_priorities
+from tests.kit.races import kill, processes, raise_priorities
 from tests.kit.stack import Stack, assert_quiet, descendants, running_stack
 from tests.kit.wait import wait_until
 
 RACE = "/admin/v1/models/m/versions/1/race"
 OPTIONS = {"seconds": 600, "accept_random_samples": True}  # with all targets: each test ends its race
-BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)})
+BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)}, parameters=v2.PATIENT)
+STAGE_S_MAX = 240.0
+ATTEMPTS_MAX = 20  # to catch a race at a stage that it soon leaves
 
 
 ANY = {"starting", "compiling", "judging", "measuring"}
@@ -55,7 +58,7 @@ def begin(stack: Stack) -> None:
 
 def goes_on(stack: Stack, tries: int) -> None:
     """Wait until the race measures again, which `tries` workers began; then cancel it."""
-    wait_until(lambda: race(stack)["tries"] == tries, what=f"try {tries}")
+    wait_until(lambda: race(stack)["tries"] == tries, STAGE_S_MAX, what=f"try {tries}")
     until(stack, ANY)
     assert race(stack)["tries"] == tries
     answers(stack)
@@ -63,26 +66,43 @@ def goes_on(stack: Stack, tries: int) -> None:
     wait_until(lambda: not processes(stack))
 
 
-def until(stack: Stack, stages: set[str]) -> None:
-    """Wait until the race reported one of some stages."""
+def until(stack: Stack, stages: set[str]) -> str:
+    """Wait until the race reported one of some stages; return it."""
 
-    def reached() -> bool:
+    def reached() -> str | None:
         found = race(stack)
         assert found["state"] in {"waiting", "queued", "running"}, found
-        return bool(found["state"] == "running" and found["progress"].get("stage") in stages)
+        stage: str | None = found["progress"].get("stage")
+        return stage if found["state"] == "running" and stage in stages else None
 
-    wait_until(reached, 120, what=f"the race is at {stages}")
+    return wait_until(reached, STAGE_S_MAX, what=f"the race is at {stages}")
+
+
+def begun_at(stack: Stack, stages: set[str]) -> None:
+    """Begin a race and wait until it is at one of some stages; begin it anew if it was seen too late."""
+    for _ in range(ATTEMPTS_MAX):
+        begin(stack)
+        if until(stack, ANY if "starting" in stages else stages) in stages:
+            return
+        assert stack.http.delete(RACE).json()["state"] == "cancelled"
+        wait_until(lambda: not processes(stack), what="it ended")
+    raise AssertionError(f"no race was seen at {stages}")
 
 
 def answers(stack: Stack) -> None:
-    reply = stack.http.post("/v2/models/m/infer", content=BODY[0], headers=BODY[1])
-    assert reply.status_code == 200, reply.text
+    """Wait for an answer: while memory is short, a version that must be loaded may be refused for a moment."""
+
+    def answered() -> bool:
+        reply = stack.http.post("/v2/models/m/infer", content=BODY[0], headers=BODY[1])
+        assert reply.status_code == 200 or "retry-after" in reply.headers, reply.text
+        return reply.status_code == 200
+
+    wait_until(answered, what="the version answers")
 
 
 @pytest.mark.parametrize("stages", [{"starting"}, {"compiling", "judging", "measuring"}])
 def test_a_race_whose_worker_is_killed_goes_on(stack: Stack, stages: set[str]) -> None:
-    begin(stack)
-    until(stack, stages)
+    begun_at(stack, stages)
     worker = stack.pids()["cpu-0"]
     with constant_load(stack.port, "/v2/models/m/infer", [BODY], callers=2) as load:
         load.more(5)
@@ -96,30 +116,36 @@ def test_a_race_whose_worker_is_killed_goes_on(stack: Stack, stages: set[str]) -
 def test_a_race_whose_process_is_killed_goes_on(stack: Stack) -> None:
     begin(stack)
     until(stack, ANY)
-    for pid in processes(stack):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: race(stack)["state"] == "queued")
-    assert "SIGKILL" in race(stack)["why"]
+    kill(processes(stack))
+    wait_until(lambda: re.search(r"the race of m version 1 is interrupted: .*SIGKILL", stack.logs()), what="its death")
     goes_on(stack, 2)
 
 
 def test_a_race_whose_compilation_is_killed_loses_that_candidate_alone(stack: Stack, tmp_path: Path) -> None:
-    assert stack.http.delete("/admin/v1/models/m").status_code == 204
-    stack.push("m", models.mlp(tmp_path / "mlp.onnx"))
-    options = {"seconds": 60, "accept_random_samples": True, "targets": ["onnxruntime-int8-dynamic"]}
-    assert stack.http.post(RACE, json=options).status_code == 202
-
-    def compiling() -> list[int]:
-        raise_priorities(stack)
-        return processes(stack, b"millstream.services.compiler.compile_process")
-
-    for pid in wait_until(compiling, 120, what="it compiles"):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: race(stack)["state"] == "decided", 120, what="it is decided")
-    [row] = race(stack)["rows"]
+    options = {"seconds": 600, "accept_random_samples": True, "targets": ["onnxruntime-int8-dynamic"]}
+    for _ in range(ATTEMPTS_MAX):  # a compilation may be over before it is seen, or killed
+        assert stack.http.delete("/admin/v1/models/m").status_code == 204
+        stack.push("m", models.mlp(tmp_path / "mlp.onnx"))
+        assert stack.http.post(RACE, json=options).status_code == 202
+        wait_until(lambda: compilation_killed(stack) or is_decided(stack), STAGE_S_MAX, what="it compiles")
+        wait_until(lambda: is_decided(stack), STAGE_S_MAX, what="it is decided")
+        [row] = race(stack)["rows"]
+        if row["verdict"] == "failed":
+            break
     assert (row["verdict"], row["why"]) == ("failed", "its process was ended by SIGKILL")
     assert race(stack)["tries"] == 1
     assert not list(stack.home.glob("repository/models/m/1/compiled/race-*/*"))
+
+
+def is_decided(stack: Stack) -> bool:
+    return bool(race(stack)["state"] == "decided")
+
+
+def compilation_killed(stack: Stack) -> bool:
+    """Kill the compilation in progress; return whether there is one."""
+    compiling = processes(stack, b"millstream.services.compiler.compile_process")
+    kill(compiling)
+    return bool(compiling)
 
 
 def test_a_race_goes_on_when_the_gateway_is_killed(stack: Stack) -> None:
@@ -145,7 +171,8 @@ def test_a_version_that_is_replaced_during_its_race_is_raced_anew(stack: Stack, 
     found = race(stack)
     assert (found["tries"], found["version"]) == (1, 1)
     assert found["requested_at"] > before["requested_at"]
-    assert len(processes(stack, b"millstream.workers.race\0")) == 1
+    drivers = b"millstream.workers.race\0"
+    wait_until(lambda: len(processes(stack, drivers)) == 1, what="the one before has ended")
     assert stack.http.delete(RACE).json()["state"] == "cancelled"
     wait_until(lambda: not processes(stack))
 
@@ -183,8 +210,8 @@ def test_a_version_that_is_deleted_ends_its_race(stack: Stack) -> None:
     until(stack, ANY)
     assert stack.http.delete("/admin/v1/models/m").status_code == 204
     wait_until(lambda: not processes(stack))
-    assert not list((stack.home / "repository" / "races").glob("m@*.json"))
-    assert not (stack.home / "repository" / "models" / "m").exists()
+    wait_until(lambda: not list((stack.home / "repository" / "races").glob("m@*.json")), what="its race is gone")
+    wait_until(lambda: not (stack.home / "repository" / "models" / "m").exists(), what="its files are gone")
 
 
 def test_a_race_goes_on_when_everything_was_stopped_and_started_again(tmp_path: Path) -> None:
@@ -204,7 +231,7 @@ def test_two_workers_run_one_race(tmp_path: Path) -> None:
         until(stack, ANY)
         workers = {stack.pids()["cpu-0"], stack.pids()["cpu-1"]}
         racing = [pid for pid in workers if set(descendants(pid)) & set(processes(stack))]
-        assert len(racing) == 1
+        assert len(racing) <= 1  # 0: another worker begins it just now
         goes_on(stack, 1)
 
 
@@ -239,8 +266,12 @@ def test_a_race_waits_for_a_version_that_is_being_loaded(tmp_path: Path) -> None
 
 def test_a_race_that_found_no_time_is_unfinished_and_begins_again(stack: Stack) -> None:
     assert stack.http.post(RACE, json={"seconds": 0.1}).status_code == 202
-    wait_until(lambda: race(stack)["state"] == "unfinished", 120, what="it is unfinished")
-    found = race(stack)
+
+    def unfinished() -> dict[str, Any] | None:
+        document = race(stack)
+        return document if document["state"] == "unfinished" else None
+
+    found = wait_until(unfinished, STAGE_S_MAX, what="it is unfinished")
     assert "--race-seconds" in found["why"] or "budget" in found["why"]
     assert found["report"] is None
     answers(stack)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,14 @@ import pytest
 from tests.kit import models, v2
 from tests.kit.disk import plain_disk, small_disk
 from tests.kit.load import constant_load
-from tests.kit.races import RaceProcess, processes, race_task, raise_priorities
+from tests.kit.races import RaceProcess, kill, processes, race_task, raise_priorities
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
 RACE = "/admin/v1/models/m/versions/1/race"
 OPTIONS = {"seconds": 600, "accept_random_samples": True}  # with all targets: each test ends its race
-BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)})
+BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)}, parameters=v2.PATIENT)
+STAGE_S_MAX = 240.0
 DISK_BYTES = 96 << 20
 FULL = "the disk is full; free space or delete versions"
 REFUSED = "Permission denied; give this user the right to read and write it"
@@ -55,19 +54,18 @@ def test_a_race_that_a_full_disk_ends_goes_on_when_there_is_space(tmp_path: Path
         np.savez(few, data_0=np.random.default_rng(0).standard_normal((4, 3, 224, 224)).astype(np.float32))
         assert stack.http.put(f"{RACE}/samples", content=few.getvalue()).status_code == 200
         begin(stack)
-        wait_until(lambda: measures(stack), 120, what="it measures")
+        wait_until(lambda: measures(stack), STAGE_S_MAX, what="it measures")
         with constant_load(stack.port, "/v2/models/m/infer", [BODY], callers=2) as load:
             disk.fill()
             load.more(5)
-            for pid in processes(stack):
-                os.kill(pid, signal.SIGKILL)
+            kill(processes(stack))
             stack.wait_for_line(FULL)
             assert race(stack)["state"] == "running", "that its process died cannot be written"
             load.more(5)
             disk.empty()
         assert all(answer.status == 200 for answer in load.answers)
         wait_until(lambda: race(stack)["tries"] == 2, what="it begins again")
-        wait_until(lambda: measures(stack), 120, what="it measures")
+        wait_until(lambda: measures(stack), STAGE_S_MAX, what="it measures")
         cancel(stack)
 
 
@@ -76,13 +74,12 @@ def test_a_race_that_cannot_be_written_is_said_once_and_goes_on(tmp_path: Path) 
     with running_stack(tmp_path, disk=plain_disk(tmp_path), models={"m": path}) as stack:
         folder = stack.home / "repository" / "races"
         begin(stack)
-        wait_until(lambda: measures(stack), 120, what="it measures")
+        wait_until(lambda: measures(stack), STAGE_S_MAX, what="it measures")
         folder.chmod(0o500)
         try:
             for file in folder.glob("*.lock"):
                 file.chmod(0o400)
-            for pid in processes(stack):
-                os.kill(pid, signal.SIGKILL)
+            kill(processes(stack))
             stack.wait_for_line(REFUSED)
             body, headers = BODY
             assert stack.http.post("/v2/models/m/infer", content=body, headers=headers).status_code == 200
@@ -94,7 +91,7 @@ def test_a_race_that_cannot_be_written_is_said_once_and_goes_on(tmp_path: Path) 
             for file in folder.glob("*.lock"):
                 file.chmod(0o600)
         wait_until(lambda: race(stack)["tries"] == 2, what="it begins again")
-        wait_until(lambda: measures(stack), 120, what="it measures")
+        wait_until(lambda: measures(stack), STAGE_S_MAX, what="it measures")
         cancel(stack)
 
 

@@ -7,6 +7,7 @@ races of tests run at the normal priority, except in the test of their priority.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -78,6 +79,13 @@ def processes(stack: Stack, module: bytes = b"millstream.workers.race") -> list[
         if module in command:
             found.append(pid)
     return found
+
+
+def kill(pids: Sequence[int]) -> None:
+    """Kill processes, of which some may end because others did."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class RaceProcess:
