@@ -24,6 +24,7 @@ from tests.kit.stack import Stack
 
 BAD = 77  # the value on which a form goes wrong
 KIND = "onnxruntime.cpu"
+SUMS = 100
 
 
 def here() -> str:
@@ -80,8 +81,11 @@ def _is_bad() -> list[onnx.NodeProto]:
 
 
 def plain(path: Path) -> Path:
-    """Write a form that never goes wrong."""
-    return _form(path, [helper.make_node("Mul", ["x", "zero"], ["nothing"])], [_integer("zero", 0)])
+    """Write a form that never goes wrong, and is slower than the others: none of them is undone for its speed."""
+    sums = [helper.make_node("Add", [f"sum{at}"] * 2, [f"sum{at + 1}"]) for at in range(SUMS)]
+    first = helper.make_node("Mul", ["x", "zero"], ["sum0"])
+    last = helper.make_node("Identity", [f"sum{SUMS}"], ["nothing"])
+    return _form(path, [first, *sums, last], [_integer("zero", 0)])
 
 
 def raising(path: Path) -> Path:
