@@ -78,7 +78,7 @@ async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
         return
     if process.returncode is None:
         _kill(process)
-        # What it wrote and nobody read any more is read: asyncio says that a process ended once its pipes have.
+        # The rest of its output is read: asyncio says that a process ended once its pipes have.
         assert process.stdout
         assert process.stderr
         await asyncio.gather(_drop(process.stdout), _drop(process.stderr), process.wait())

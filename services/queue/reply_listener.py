@@ -72,7 +72,7 @@ class ReplyListener:
         self._accept_on()
 
     def _listen(self) -> socket.socket:
-        """Return the listening socket. Its file gets its name last: whoever finds it can connect."""
+        """Return the listening socket. Its file gets its name last: a worker that finds it can connect."""
         listener = socket.socket(socket.AF_UNIX, SOCKET_TYPE)
         try:
             listener.setblocking(False)

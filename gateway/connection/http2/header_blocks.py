@@ -71,7 +71,7 @@ class HeaderReader(Generic[T]):
     def fields(self, block: bytes) -> Headers:
         """Return the fields of a block that is not interpreted, as of trailers. Raises ConnectionFault.
 
-        Blocks whose fields nobody wants are read, too: the next blocks rest on their table.
+        A block is read also if its fields are not used: the next blocks rest on its table.
         """
         return self._decode(block)[0]
 

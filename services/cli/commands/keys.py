@@ -65,25 +65,17 @@ def keys(
     As soon as there is a key, every call needs one. `rotate` gives a key a new secret; the one before is accepted for a
     while. A revoked key is refused by all gateways within a second.
     """
-    limits = {
-        "requests_per_s": rate,
-        "rows_per_s": rows,
-        "concurrency": concurrency,
-        "compute_s_per_minute": compute,
-    }
-    document: dict[str, Any] = {}
     if action is not KeyAction.LIST and not name:
         raise wrong_usage(f"keys {action}: name the key")
+    document: dict[str, Any] = {}
     if action is KeyAction.CREATE:
-        if not scope:
-            raise wrong_usage("keys create: give at least one --scope, such as --scope infer:digits")
-        document = {
-            "name": name,
-            "scopes": scope,
-            "limits": {limit: value for limit, value in limits.items() if value is not None},
-            "priority_max": priority,
-            "expires_in_s": None if expires is None else _seconds("--expires", expires),
+        limits = {
+            "requests_per_s": rate,
+            "rows_per_s": rows,
+            "concurrency": concurrency,
+            "compute_s_per_minute": compute,
         }
+        document = _new_key(name, scope, limits, priority, expires)
     elif action is KeyAction.ROTATE and grace is not None:
         document = {"grace_s": _seconds("--grace", grace)}
     from millstream.services.client.client import Client
@@ -98,6 +90,25 @@ def keys(
         _show_new(found)
     else:
         results().print(f"key {escape(found['name'])} ({found['id']}) is {found['state']}")
+
+
+def _new_key(
+    name: str | None,
+    scopes: list[str] | None,
+    limits: dict[str, float | None],
+    priority: int | None,
+    expires: str | None,
+) -> dict[str, Any]:
+    """Return the document that asks for a new key. Raises for a key without scopes, which could do nothing."""
+    if not scopes:
+        raise wrong_usage("keys create: give at least one --scope, such as --scope infer:digits")
+    return {
+        "name": name,
+        "scopes": scopes,
+        "limits": {limit: value for limit, value in limits.items() if value is not None},
+        "priority_max": priority,
+        "expires_in_s": None if expires is None else _seconds("--expires", expires),
+    }
 
 
 def audit(
