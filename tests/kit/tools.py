@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit import disk, torch_library
+from tests.kit import disk, torch_library, triton_wheel
 from tests.kit.containers.namespaces import available as containers_available
 
 
@@ -85,6 +85,7 @@ TOOLS = {
         Tool("systemd-analyze", "systemd"),
         Tool("torch", works=torch_library.available, obtainable=torch_library.obtainable()),
         Tool("tmpfs", advice="allow user namespaces, or run as root", works=disk.small_disk_available),
+        Tool("tritonserver", works=triton_wheel.available, obtainable=triton_wheel.obtainable()),
     )
 }
 
@@ -116,7 +117,7 @@ def notice(tools: list[Tool]) -> str:
 
 def install() -> str | None:
     """Install what is missing. Returns the reason if that failed, else None."""
-    return _install_packages() or torch_library.install()
+    return _install_packages() or torch_library.install() or triton_wheel.install()
 
 
 def _install_packages() -> str | None:
