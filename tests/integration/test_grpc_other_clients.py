@@ -105,7 +105,9 @@ def test_what_curl_sends_without_thinking_of_grpc_is_refused(stack: Stack) -> No
         "%{http_code}",
     ]
     assert run(*command, url(stack, "ServerLive")) == "405"
-    assert run(*command, "--json", "{}", url(stack, "ServerLive")) == "415"
+    # Without a body: curl forgets an answer that comes while it is still sending.
+    json_type = ("-X", "POST", "-H", "content-type: application/json")
+    assert run(*command, *json_type, url(stack, "ServerLive")) == "415"
 
 
 @pytest.mark.needs("h2load")

@@ -20,7 +20,10 @@ _DIFFERING = re.compile(rb"\r\n(?:date: [^\r]+|x-request-id: [0-9a-f]{12}-[0-9a-
 
 
 class WireReply(NamedTuple):
-    """A received reply. `head` is everything before the body, except the date and an id that the server made."""
+    """A received reply. `head` is everything before the body, except the date and an id that the server made.
+
+    `headers` lack the date, too.
+    """
 
     status: int
     headers: dict[bytes, bytes]
@@ -80,6 +83,7 @@ class Wire:
         self._take(4)
         status, *lines = top.split(b"\r\n")
         headers = dict(line.split(b": ", 1) for line in lines)
+        headers.pop(b"date", None)
         length = 0 if head else int(headers.get(b"content-length", 0))
         while len(self._read) < length:
             await self._more()
