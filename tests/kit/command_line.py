@@ -23,7 +23,7 @@ from tests.kit import command_server
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
-WAIT_S = 120
+WAIT_S = 240
 
 
 @dataclass

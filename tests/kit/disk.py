@@ -20,7 +20,7 @@ from pathlib import Path
 FILLER = "filler"
 _SHM = Path("/dev/shm")
 _SHM_BYTES_MAX = 256 << 20  # filling more would take memory that other processes need
-_WAIT_S = 30.0
+_WAIT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

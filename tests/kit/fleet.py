@@ -24,7 +24,8 @@ from tests.kit.wait import wait_until
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PROGRAMS = ROOT / "tests" / "integration" / "programs"
-WAIT_S = 120.0
+WAIT_S = 240.0
+CALL_S_MAX = WAIT_S + 60
 
 
 class Fleet:
@@ -50,7 +51,7 @@ class Fleet:
         words = ("millstream.gateway", "--fd", str(fd), "--index", str(len(self._started)))
         self._start(ahead_s, newer, words, fd, tree)
         listener.close()
-        http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+        http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S_MAX, trust_env=False)
         self._clients.append(http)
         assert http.get("/v2/health/live").status_code == 200
         return http

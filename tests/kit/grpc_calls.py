@@ -63,7 +63,7 @@ def calls(seed: int, count: int) -> list[Call]:
 def _call(chance: random.Random) -> Call:
     make = chance.choices((_infer, _stream, _query, _garbage), (80, 5, 10, 5))[0]
     method, messages = make(chance)
-    timeout_s = chance.choice((None, None, 50.0, 120.5, 4000.0))
+    timeout_s = chance.choice((None, None, 500.0, 300.5, 4000.0))
     return Call(method, messages, _metadata(chance), timeout_s, chance.choice(_COMPRESSIONS))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 #: Between an answer and the next request. Without it a few callers keep two cores busy, and other tests waiting.
 PAUSE_S = 0.01
 

@@ -27,7 +27,8 @@ class LivePrometheus:
     Args:
         folder: an empty folder for its configuration and data.
         targets: addresses by job.
-        interval: between two scrapes of a target, and between two evaluations of the rules.
+        interval: between two scrapes of a target, and between two evaluations of the rules; also the longest scrape. A
+            busy machine may need most of a second for one.
         rules: whether it evaluates the rules of deploy/prometheus.
         options: further options of its command.
     """
@@ -37,7 +38,7 @@ class LivePrometheus:
         folder: Path,
         targets: Mapping[str, Sequence[str]],
         *,
-        interval: str = "200ms",
+        interval: str = "1s",
         rules: bool = True,
         options: Sequence[str] = (),
     ) -> None:
@@ -103,9 +104,9 @@ class LivePrometheus:
         result: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return result
 
-    def query(self, expression: str, wait_s: float = 60) -> list[dict[str, Any]]:
+    def query(self, expression: str) -> list[dict[str, Any]]:
         """Ask until there is an answer, and return it."""
-        return wait_until(lambda: self.ask(expression), wait_s, what=f"{expression} has data")
+        return wait_until(lambda: self.ask(expression), what=f"{expression} has data")
 
 
 def rule_files() -> list[str]:

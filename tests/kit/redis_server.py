@@ -21,7 +21,7 @@ from millstream.services.queue.server import (
 )
 from millstream.services.queue.url import RedisAddress
 
-START_S_MAX = 120
+START_S_MAX = 240
 
 
 def binaries() -> list[Binary]:

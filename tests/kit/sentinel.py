@@ -30,8 +30,8 @@ QUORUM = 2
 DOWN_MS = 1000  # a master that is silent for this time counts as down
 FAILOVER_MS = 5000
 OFTEN_MS = 300  # interval at which sentinels poll replicas and each other; the default of seconds would delay tests
-START_S_MAX = 120.0
-FAILOVER_S_MAX = 60.0
+START_S_MAX = 240.0
+FAILOVER_S_MAX = 240.0
 FAILOVER_RETRY_S = 3 * FAILOVER_MS / 1000
 
 _SERVER = """

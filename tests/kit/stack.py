@@ -36,9 +36,10 @@ from tests.kit.wait import wait_for_none, wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = "ready http"
-START_S_MAX = 120.0
+START_S_MAX = 240.0
 _UP = (sys.executable, "-P", "-m", "millstream.services.cli", "up", "--http-port", "0", "--grpc-port", "0")
-WAIT_S = 120.0
+WAIT_S = 240.0
+CALL_S_MAX = WAIT_S + 60  # a call that waits for WAIT_S is answered before its client gives up
 #: settings of clients over TLS
 _CERTIFICATES = ("ca_file", "client_cert_file", "client_key_file")
 
@@ -104,7 +105,7 @@ class Stack:
         known: httpx2.Client | None = getattr(self._thread, "client", None)
         if known is None:
             known = httpx2.Client(
-                base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False, verify=self.tls or True
+                base_url=self.url, headers=self.headers, timeout=CALL_S_MAX, trust_env=False, verify=self.tls or True
             )
             self._thread.client = known
             self._clients.append(known)
@@ -209,16 +210,21 @@ class Stack:
     def gateways(self) -> int:
         return sum(1 for name in self.pids() if name.startswith("gateway-"))
 
+    def _with(self, name: str) -> dict[str, int] | None:
+        """Return the pids if a process of this name is among them: one that was killed is soon started again."""
+        found = self.pids()
+        return found if name in found else None
+
     @contextmanager
     def gateway(self, index: int) -> Iterator[httpx2.Client]:
         """Yield a client with one connection, to this gateway: the others are stopped while it connects."""
-        pids = self.pids()
+        pids = wait_until(lambda: self._with(f"gateway-{index}"), what=f"gateway-{index} runs")
         others = [pid for name, pid in pids.items() if name.startswith("gateway-") and name != f"gateway-{index}"]
         limits = httpx2.Limits(max_connections=1, keepalive_expiry=None)
         with httpx2.Client(
             base_url=self.url,
             headers=self.headers,
-            timeout=WAIT_S,
+            timeout=CALL_S_MAX,
             limits=limits,
             trust_env=False,
             verify=self.tls or True,
@@ -229,7 +235,7 @@ class Stack:
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HTTPConnection:
         """Post on a new connection and return it; `getresponse` waits for the reply, `close` disconnects."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=CALL_S_MAX)
         connection.request("POST", path, body, dict(headers or {}))
         return connection
 
@@ -315,7 +321,7 @@ def running_stack(
         raise
 
 
-def assert_quiet(stack: Stack, timeout_s: float = 90) -> None:
+def assert_quiet(stack: Stack, timeout_s: float = WAIT_S) -> None:
     """Wait until nothing is in flight, queued or stored. No caller may be sending.
 
     Memory of a batch that was retried is kept for a minute, and on a busy machine any batch may be retried.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from millstream.services.installation import installation_name
 from millstream.services.settings import Settings, child_environment
 from millstream.services.supervisor.plan import metrics_dir_of
-from tests.kit.stack import Stack
+from tests.kit.stack import WAIT_S, Stack
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def running_worker(
             yield process
             if process.poll() is None:
                 process.terminate()
-                assert process.wait(120) == 0, log.read_text()
+                assert process.wait(WAIT_S) == 0, log.read_text()
         finally:
             process.kill()
             process.wait()

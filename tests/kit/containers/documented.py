@@ -28,7 +28,7 @@ def run_calls(host: Host, page: Path, key: str) -> list[str]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         found.append(done.stdout)

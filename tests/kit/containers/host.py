@@ -32,7 +32,8 @@ _LOOPBACK_UP = (
     "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14s', b'lo', 1, b''));"  # SIOCSIFFLAGS, IFF_UP
     "print('up', flush=True); sys.stdin.read()"
 )
-STOP_S_MAX = 120.0
+STOP_S_MAX = 240.0
+RUN_S_MAX = 240.0
 _USERS = ("root:x:0:0::/:/bin/sh", "millstream:x:10001:10001::/var/lib/millstream:/usr/sbin/nologin")
 
 
@@ -207,7 +208,7 @@ class Running:
             for line in lines:
                 self.output.append(line.rstrip("\n"))
 
-    def run(self, *command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout_s: float = RUN_S_MAX) -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as `docker exec` does."""
         inside = ["nsenter", f"--target={self.process.pid}", "--mount", "--net", "--root", "--"]
         return subprocess.run(
@@ -223,8 +224,8 @@ class Running:
         assert self.process.poll() is None, f"{self.container.name} ended:\n" + "\n".join(self.output)
         return self.run(*self.container.health).returncode == 0
 
-    def wait_until_healthy(self, timeout_s: float = 90) -> None:
-        wait_until(self.healthy, timeout_s, f"{self.container.name} is healthy")
+    def wait_until_healthy(self) -> None:
+        wait_until(self.healthy, what=f"{self.container.name} is healthy")
 
     def stop(self, timeout_s: float = STOP_S_MAX) -> int:
         """Send SIGTERM, as an engine does; return the exit code."""
