@@ -19,14 +19,15 @@ from millstream.services.repository import activation
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from tests.kit import v2
-from tests.kit.fleet import Fleet, fleet
+from tests.kit.fleet import CALL_S_MAX, WAIT_S, Fleet, fleet
 from tests.kit.metrics import Page
 from tests.kit.redis_server import redis_server
-from tests.kit.scripted_worker import ScriptedWorker
+from tests.kit.scripted_worker import LEASE_MS, ScriptedWorker
 from tests.kit.versions import publish
 from tests.kit.wait import wait_until
 
 CALLS = 1000
+REFUSED_S = 600  # longer than any test
 
 
 class Gateways:
@@ -68,7 +69,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     folder = tmp_path_factory.mktemp("redis")
     with (
         redis_server(choose_binary(""), folder) as address,
-        fleet(tmp_path_factory.mktemp("fleet") / "machines", address) as machines,
+        fleet(tmp_path_factory.mktemp("fleet") / "machines", address, QUEUE_LEASE_S=LEASE_MS / 1000) as machines,
     ):
         yield Gateways(machines, address)
 
@@ -87,7 +88,7 @@ def _says(http: httpx2.Client, path: str, member: str, value: object) -> bool:
     return bool(http.get(path).json().get(member) == value)
 
 
-def infer(http: httpx2.Client, model: str, value: float = 1.0, timeout_s: float = 30.0) -> httpx2.Response:
+def infer(http: httpx2.Client, model: str, value: float = 1.0, timeout_s: float = WAIT_S) -> httpx2.Response:
     body, headers = v2.request(
         {"x": np.full((1, 4), value, np.float32)}, parameters={"timeout": round(timeout_s * 1e6)}
     )
@@ -106,7 +107,9 @@ def test_a_thousand_first_calls_through_two_gateways_cause_one_load(gateways):
     gateways.state(manifest, "standby")
     with ThreadPoolExecutor(32) as callers:
         replies = list(
-            callers.map(lambda i: infer(gateways.http[i % 2], manifest.model, float(i)), range(CALLS), timeout=120)
+            callers.map(
+                lambda i: infer(gateways.http[i % 2], manifest.model, float(i)), range(CALLS), timeout=CALL_S_MAX
+            )
         )
     for i, reply in enumerate(replies):
         check(reply, float(i))
@@ -136,6 +139,7 @@ def test_a_version_on_standby_is_shown_as_one_that_answers(gateways):
     manifest = gateways.publish()
     gateways.state(manifest, "standby")
     http, name = gateways.http[0], manifest.model
+    wait_until(lambda: http.get("/v2/health/ready").status_code == 200, what="the gateway is ready")
     for path in ("/v2/health/ready", f"/v2/models/{name}/ready", f"/v2/models/{name}/versions/1/ready", "/ping"):
         assert http.get(path).status_code == 200, path
     assert http.get(f"/v1/models/{name}").json()["model_version_status"][0]["state"] == "AVAILABLE"
@@ -185,12 +189,12 @@ def test_a_refusal_reaches_the_callers_that_wait_and_those_that_come(gateways):
     with ThreadPoolExecutor(4) as callers:
         waiting = [callers.submit(infer, gateways.http[i % 2], manifest.model) for i in range(4)]
         worker.until_ordered()
-        worker.refuse(manifest, "thrashing", "the models in memory were loaded a moment ago", 20)
+        worker.refuse(manifest, "thrashing", "the models in memory were loaded a moment ago", REFUSED_S)
         replies = [call.result() for call in waiting] + [infer(http, manifest.model) for http in gateways.http]
     for reply in replies:
         assert reply.status_code == 503
         assert "loaded a moment ago" in reply.json()["error"]
-        assert 1 <= int(reply.headers["retry-after"]) <= 20
+        assert 1 <= int(reply.headers["retry-after"]) <= REFUSED_S
     # The gateway that did not give the order may give one, too, before it learns of the refusal.
     assert 1 <= len(worker.orders) <= len(gateways.http)
 
@@ -203,7 +207,7 @@ def test_another_worker_loads_what_the_first_refused(gateways):
         waiting = callers.submit(infer, gateways.http[0], manifest.model)
         first = wait_until(lambda: next((one for one in workers.values() if one.orders), None), what="an order")
         [second] = [one for one in workers.values() if one is not first]
-        first.refuse(manifest, "nothing_evictable", "all models are in use", 20)
+        first.refuse(manifest, "nothing_evictable", "all models are in use", REFUSED_S)
         second.until_ordered()
         second.load(manifest)
         second.serve(manifest)
@@ -233,9 +237,9 @@ def test_requests_on_their_way_survive_an_unload(gateways):
         waiting = [callers.submit(infer, gateways.http[i % 2], manifest.model, float(i)) for i in range(8)]
         worker.until_ordered()
         for _ in range(3):
+            orders = len(worker.orders)  # the next may come as soon as the version is unloaded
             worker.serve(manifest)
             worker.unload(manifest)
-            orders = len(worker.orders)
             # No worker serves the lane now: these wait for another load, and so do those of before that were too late.
             waiting += [callers.submit(infer, gateways.http[i % 2], manifest.model, float(i)) for i in range(8)]
             worker.until_ordered(orders + 1)

@@ -24,7 +24,7 @@ from millstream.workers.consumer import Consumer, Finished
 from tests.kit.loopback import doubled
 from tests.kit.wait import wait_until
 
-LEASE_MS = 2000
+LEASE_MS = 40_000  # of its gateways, too (`queue_lease_s`): no pause of the test's process is a death
 BEAT_S = 0.05
 _numbers = itertools.count()
 
@@ -67,13 +67,19 @@ class ScriptedWorker:
 
     def close(self) -> None:
         """Leave the pool."""
-        self.die()
+        self._stop()
         self._beats.leave(6)
         self._beats.close()
         self._redis.close()
 
     def die(self) -> None:
-        """Stop without a word."""
+        """Stop without a word, as if the lease had passed since."""
+        self._stop()
+        with self._changing:
+            self._redis.delete(self._keys.record(self.id))
+            self._redis.zadd(self._keys.workers, {self.id: 1}, xx=True)
+
+    def _stop(self) -> None:
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -162,11 +168,11 @@ class ScriptedWorker:
             popped = self._redis.blpop(self._keys.orders(self.id), BEAT_S)
             if popped is not None:
                 order = Order.model_validate_json(popped[1])
+                self.orders.append(order)  # before a reply can say that it was carried out
                 if self._obedient:
                     manifest = self._manifest(order.content_id)
                     self.load(manifest)
                     self.serve(manifest)
-                self.orders.append(order)
             seen = self._repository.token()
             with self._changing:
                 self._beats.beat(self._record().model_dump_json().encode(), LEASE_MS)

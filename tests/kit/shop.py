@@ -29,7 +29,7 @@ MODEL_BYTES = 200 * MIB
 BUDGET_BYTES = 800 * MIB  # three models and the interpreter
 ROW = np.ones((1, 4), np.float32)
 LIFE_MS = 600_000
-LEASE_S = 5.0  # no supervisor tells of the death of these workers
+LEASE_S = 20.0  # no supervisor tells of the death of these workers
 
 
 class Shop:
@@ -89,9 +89,12 @@ class Shop:
 
     @property
     def record(self) -> WorkerRecord:
+        """The worker's record, which is missing for a moment if the worker was held up for longer than its life."""
+        return wait_until(self._record, what="the worker's record")
+
+    def _record(self) -> WorkerRecord | None:
         assert self.worker is not None
-        [record] = [one for one in self.records if one.pid == self.worker.pid]
-        return record
+        return next((one for one in self.records if one.pid == self.worker.pid), None)
 
     def instance(self, manifest: Manifest) -> InstanceRecord | None:
         for record in self.records:
