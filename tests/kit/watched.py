@@ -79,13 +79,19 @@ def _cause(stack: Stack) -> None:
 
 def _load_on_demand(stack: Stack, body: tuple[bytes, dict[str, str]]) -> None:
     """Call a model, have the controller unload it because it idles, and call it again."""
-    assert stack.http.post("/v2/models/cold/infer", content=body[0], headers=body[1]).status_code == 200
+
+    def answers() -> bool:
+        reply = stack.http.post("/v2/models/cold/infer", content=body[0], headers=body[1])
+        assert reply.status_code == 200 or float(reply.headers["retry-after"]) > 0, reply.text
+        return reply.status_code == 200
+
+    wait_until(answers, what="the model answers")
     command = Millstream(stack.home)
     command.ok("configure", "cold", "--idle-s", "1", "--instances-min", "0")
     version = "/admin/v1/models/cold/versions/1"
     wait_until(lambda: stack.http.get(version).json()["state"] == "standby", what="the idle model is unloaded")
     command.ok("configure", "cold", "--idle-s", "0")
-    assert stack.http.post("/v2/models/cold/infer", content=body[0], headers=body[1]).status_code == 200
+    wait_until(answers, what="it is loaded and answers")
     ordered = stack.metrics().value(ORDERS)
     command.ok("configure", "cold", "--instances-min", "2")
     wait_until(lambda: stack.metrics().value(ORDERS) > ordered, what="the controller orders the second instance")
