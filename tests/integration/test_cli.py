@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 from millstream.services.settings import child_environment
 from tests.kit import models
 from tests.kit.command_line import DIGITS, ROOT, WAIT_S, Millstream, end, until
+from tests.kit.wait import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +172,18 @@ def test_bash_completes_models_and_options(millstream):
     """
     environment = millstream.environment()
     environment["PATH"] = f"{folder}:{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
-    )
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == ["digits", "gateway gateway-0", "describe", "--no-activate", "0"]
+    command = ["bash", "-c", script]
+
+    def completed() -> list[str]:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
+        )
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    # A completion waits half a second for the server.
+    wait_until(lambda: completed()[0], what="the server answers in time")
+    assert completed()[1:] == ["gateway gateway-0", "describe", "--no-activate", "0"]
 
 
 @pytest.mark.parametrize(
@@ -192,14 +201,23 @@ def test_bash_completes_models_and_options(millstream):
 def test_shells_complete_models_as_typer_would(millstream, capsys, shell, environment, answer):
     environment |= millstream.environment() | {"_MILLSTREAM_COMPLETE": f"complete_{shell}"}
     command = [sys.executable, "-m", "millstream.services.cli"]
-    started = time.perf_counter()
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    with capsys.disabled():
-        print(f"\n{shell}: names of models in {(time.perf_counter() - started) * 1e3:.0f} ms")
-    assert (said.stdout, said.stderr) == (answer, "")
+
+    def completed(environment: dict[str, str]) -> str:
+        started = time.perf_counter()
+        said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        with capsys.disabled():
+            print(f"\n{shell}: names of models in {(time.perf_counter() - started) * 1e3:.0f} ms")
+        assert said.stderr == ""
+        return said.stdout
+
+    def answers(environment: dict[str, str]) -> bool:
+        return bool(completed(environment) == answer)
+
     # A quote makes the line one for typer.
     quoted = {name: value.replace("predict", "'predict'") for name, value in environment.items()}
-    assert subprocess.run(command, cwd=ROOT, env=quoted, capture_output=True, text=True, check=True).stdout == answer
+    for given in (environment, quoted):
+        # A completion waits half a second for the server.
+        wait_until(partial(answers, given), what="the server answers in time")
 
 
 @pytest.mark.parametrize(

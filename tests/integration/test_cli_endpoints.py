@@ -34,7 +34,7 @@ class User:
             ),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
 

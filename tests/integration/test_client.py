@@ -22,7 +22,8 @@ from millstream.services.client.errors import Cause
 from millstream.services.model.manifest import Manifest
 from tests.kit import models
 from tests.kit.blocking import Blocking
-from tests.kit.stack import ROOT, Stack, running_stack, sigstopped
+from tests.kit.stack import CALL_S_MAX, ROOT, WAIT_S, Stack, running_stack, sigstopped
+from tests.kit.wait import wait_until
 
 DIGITS = ROOT / "examples" / "digits"
 X = np.array([[1, 2], [3, 4]], np.float32)
@@ -32,11 +33,11 @@ X = np.array([[1, 2], [3, 4]], np.float32)
 def client(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Any]:
     """Both clients, behind the interface of the blocking one."""
     if request.param == "blocking":
-        with Client(stack.url) as one:
+        with Client(stack.url, timeout=CALL_S_MAX) as one:
             yield one
         return
     with asyncio.Runner() as runner:
-        other = AsyncClient(stack.url)
+        other = AsyncClient(stack.url, timeout=CALL_S_MAX)
         yield Blocking(other, runner)
         runner.run(other.close())
 
@@ -60,7 +61,9 @@ def settle(stack: Stack, client: Any, name: str) -> None:
 
 def test_from_a_file_to_an_answer_and_back(client, name, stack):
     seen: list[tuple[int, int]] = []
-    pushed = client.push(name, DIGITS / "digits.onnx", wait_s=60, progress=lambda sent, size: seen.append((sent, size)))
+    pushed = client.push(
+        name, DIGITS / "digits.onnx", wait_s=WAIT_S, progress=lambda sent, size: seen.append((sent, size))
+    )
     assert (pushed["model"], pushed["version"], pushed["state"]) == (name, 1, "ready")
     size_bytes = (DIGITS / "digits.onnx").stat().st_size
     assert seen[-1] == (size_bytes, size_bytes)
@@ -83,7 +86,7 @@ def test_from_a_file_to_an_answer_and_back(client, name, stack):
     assert chosen.request_id != client.predict(name, images[0]).request_id
     assert chosen.array.tolist() == [labels[0]]
 
-    second = client.push(name, DIGITS / "digits.onnx", config={"rows_max": 8}, activate=False, wait_s=60)
+    second = client.push(name, DIGITS / "digits.onnx", config={"rows_max": 8}, activate=False, wait_s=WAIT_S)
     assert (second["version"], second["rows_max"], second["active"]) == (2, 8, False)
     assert client.predict(name, images[0]).version == 1
     assert client.predict(name, images[0], version=2).version == 2
@@ -92,7 +95,7 @@ def test_from_a_file_to_an_answer_and_back(client, name, stack):
     settle(stack, client, name)
     client.remove(name, 1)
     with pytest.raises(ServerError, match="serving") as refused:
-        client.push(name, DIGITS / "digits.onnx", version=3, wait_s=60)
+        client.push(name, DIGITS / "digits.onnx", version=3, wait_s=WAIT_S)
         client.wait(name, 3)
         settle(stack, client, name)
         client.remove(name, 3)
@@ -105,7 +108,9 @@ def test_from_a_file_to_an_answer_and_back(client, name, stack):
 
 
 def test_values_are_converted_if_the_datatype_can_represent_them(client, name, tmp_path):
-    client.push(name, models.identities(tmp_path / "m.onnx", ("FP32", "INT64", "UINT8", "BOOL", "BYTES")), wait_s=60)
+    client.push(
+        name, models.identities(tmp_path / "m.onnx", ("FP32", "INT64", "UINT8", "BOOL", "BYTES")), wait_s=WAIT_S
+    )
     inputs = {
         "x0": [[1, 2, 3]],
         "x1": np.array([[1.0, -2.0, 3.0]]),
@@ -143,9 +148,9 @@ def test_values_are_converted_if_the_datatype_can_represent_them(client, name, t
 
 
 def test_another_signature_under_the_same_name_is_noticed(client, name, tmp_path):
-    client.push(name, models.scale(tmp_path / "a.onnx", columns=2), wait_s=60)
+    client.push(name, models.scale(tmp_path / "a.onnx", columns=2), wait_s=WAIT_S)
     assert client.predict(name, X)["y"].tolist() == (2 * X).tolist()
-    client.push(name, models.scale(tmp_path / "b.onnx", columns=3), wait_s=60)
+    client.push(name, models.scale(tmp_path / "b.onnx", columns=3), wait_s=WAIT_S)
     client.wait(name)
     three = np.ones((1, 3), np.float32)
     assert client.predict(name, three)["y"].tolist() == [[2, 2, 2]]
@@ -154,7 +159,7 @@ def test_another_signature_under_the_same_name_is_noticed(client, name, tmp_path
 
 
 def test_documents_go_through_unchanged(client, name, tmp_path):
-    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=60)
+    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
     request = {"id": "a", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
     reply = client.predict_json(name, request)
     assert (reply["id"], reply["outputs"][0]["data"]) == ("a", [2, 4])
@@ -169,7 +174,7 @@ def test_a_folder_is_uploaded_with_its_external_data(client, name, tmp_path):
     (folder / ".git").mkdir(parents=True)
     (folder / ".git" / "other.onnx").write_bytes(b"not a part of the model")
     onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
-    pushed = client.push(name, folder, wait_s=60)
+    pushed = client.push(name, folder, wait_s=WAIT_S)
     assert pushed["state"] == "ready"
     assert client.predict(name, np.zeros((2, 64)))["output"].shape == (2, 10)
     assert client.push(name, str(folder))["digest"] == pushed["digest"]
@@ -216,7 +221,7 @@ def test_a_rejected_upload_says_why(client, name, tmp_path):
 
 
 def test_load_and_unload(client, name):
-    client.push(name, DIGITS / "digits.onnx", wait_s=60)
+    client.push(name, DIGITS / "digits.onnx", wait_s=WAIT_S)
     client.unload(name)
     with pytest.raises(Failure, match="is unloaded"):
         client.wait(name)
@@ -229,17 +234,20 @@ def test_load_and_unload(client, name):
 
 
 def test_questions_about_the_server(client, name, stack):
-    client.push(name, DIGITS / "digits.onnx", wait_s=60)
+    client.push(name, DIGITS / "digits.onnx", wait_s=WAIT_S)
     assert client.live()
-    assert client.ready()
+    wait_until(client.ready, what="the server is ready")
     assert client.server_version()
     assert [pool["name"] for pool in client.pools()] == ["cpu"]
     assert len(client.workers()) == 2
     labels = {"model": name}
     before = client.metrics().value("millstream_batch_rows_sum", **labels)
     client.predict(name, np.zeros((3, 64)))
+    # A worker counts a batch after it sent the replies.
+    wait_until(
+        lambda: client.metrics().value("millstream_batch_rows_sum", **labels) >= before + 3, what="it is counted"
+    )
     metrics = client.metrics()
-    assert metrics.value("millstream_batch_rows_sum", **labels) >= before + 3
     assert {sample.labels["model"] for sample in metrics.select("millstream_batch_rows_count", **labels)} == {name}
     assert metrics.value("millstream_nothing") == 0
     reply = client.request("GET", "/v2/health/live")
@@ -251,7 +259,7 @@ def test_questions_about_the_server(client, name, stack):
 
 
 def test_a_slow_model_and_a_short_timeout(client, name, stack, tmp_path):
-    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=60)
+    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
     client.predict(name, X)
     workers = [pid for process, pid in stack.pids().items() if process.startswith("cpu-")]
     with sigstopped(*workers), pytest.raises(Failure) as error:
@@ -261,7 +269,7 @@ def test_a_slow_model_and_a_short_timeout(client, name, stack, tmp_path):
 
 
 def test_a_request_that_is_too_large_says_so(client, name, tmp_path):
-    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=60)
+    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
     with pytest.raises(ServerError, match="67108864") as error:
         client.predict(name, np.zeros((10_000_000, 2), np.float32))
     assert (error.value.status, error.value.code) == (413, Code.TOO_LARGE)
@@ -285,8 +293,8 @@ def test_tls_to_a_gateway_without_it_is_recognised(stack):
 
 
 def test_threads_share_a_client(stack, tmp_path):
-    with Client(stack.url) as client:
-        client.push("threads", models.scale(tmp_path / "m.onnx"), wait_s=60)
+    with Client(stack.url, timeout=CALL_S_MAX) as client:
+        client.push("threads", models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
 
         def ask(number: int) -> bool:
             return bool(client.predict("threads", X * number)["y"].tolist() == (2 * number * X).tolist())
@@ -299,8 +307,8 @@ def test_threads_share_a_client(stack, tmp_path):
 
 def test_tasks_share_a_client(stack, tmp_path):
     async def main() -> None:
-        async with AsyncClient(stack.url) as client:
-            await client.push("tasks", models.scale(tmp_path / "m.onnx"), wait_s=60)
+        async with AsyncClient(stack.url, timeout=CALL_S_MAX) as client:
+            await client.push("tasks", models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
             answers = await asyncio.gather(*(client.predict("tasks", X * number) for number in range(300)))
             assert all(answer["y"].tolist() == (2 * number * X).tolist() for number, answer in enumerate(answers))
             task = asyncio.create_task(client.predict("tasks", X))
@@ -363,5 +371,5 @@ def test_wait_names_the_reason_of_a_failure(tmp_path, monkeypatch):
             served.chmod(0o600)
             served.write_bytes(content)
         with pytest.raises(VersionFailed, match=r"damaged version 1 failed: .*sha256 differs") as failed:
-            client.wait("damaged", 1, timeout=60)
+            client.wait("damaged", 1, timeout=WAIT_S)
         assert (failed.value.model, failed.value.version) == ("damaged", 1)

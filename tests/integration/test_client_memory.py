@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.kit.stack import Stack, running_stack
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = A[::-1] * 10 + 1
 _serial = itertools.count()
+KEY = f"/test-client-memory-{os.getpid()}"  # names of shared memory are those of the whole machine
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def kind(client: Any) -> Any:
 def memory(client: Any, size_bytes: int) -> Iterator[tuple[str, Any]]:
     """A region that is made, registered, forgotten and removed. Gives its name and handle."""
     name = f"region-{next(_serial)}"
-    key = f"/test-client-memory-{name}"
+    key = f"{KEY}-{name}"
     handle = shm.create_shared_memory_region(name, key, size_bytes)
     try:
         client.register_system_shared_memory(name, key, size_bytes)
@@ -126,9 +128,9 @@ def test_status_shows_what_is_registered_and_no_more(client: Any) -> None:
     assert status(client) == []
     with memory(client, 64) as (one, _), memory(client, 32) as (other, _):
         assert sorted(status(client)) == sorted(
-            (name, f"/test-client-memory-{name}", 0, size) for name, size in ((one, 64), (other, 32))
+            (name, f"{KEY}-{name}", 0, size) for name, size in ((one, 64), (other, 32))
         )
-        assert status(client, other) == [(other, f"/test-client-memory-{other}", 0, 32)]
+        assert status(client, other) == [(other, f"{KEY}-{other}", 0, 32)]
         client.unregister_system_shared_memory()
         assert status(client) == []
     with pytest.raises(InferenceServerException, match="Unable to find system shared memory region: 'nobody'"):
@@ -151,7 +153,7 @@ def test_mistakes_are_said_and_harm_nobody(client: Any) -> None:
             with pytest.raises(InferenceServerException, match=words):
                 client.infer("add", inputs, outputs=outputs)
         with pytest.raises(InferenceServerException, match="already in manager"):
-            client.register_system_shared_memory(region, f"/test-client-memory-{region}", 8)
+            client.register_system_shared_memory(region, f"{KEY}-{region}", 8)
         with pytest.raises(InferenceServerException, match="Unable to open shared memory region: '/nokey'"):
             client.register_system_shared_memory("new", "/nokey", 8)
         assert np.array_equal(client.infer("add", good).as_numpy("sum"), A + A)
@@ -167,7 +169,7 @@ def test_gpu_memory_is_refused_as_without_a_gpu(client: Any) -> None:
 def test_it_is_off_unless_allowed(stack: Stack) -> None:
     with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
         with pytest.raises(InferenceServerException, match="Client shared memory is disabled"):
-            client.register_system_shared_memory("r", "/test-client-memory-off", 8)
+            client.register_system_shared_memory("r", f"{KEY}-off", 8)
         assert client.get_system_shared_memory_status() == []
     register = f"{stack.url}/v2/systemsharedmemory/region/r/register"
     assert httpx2.post(register, json={"key": "/x", "byte_size": 8}, headers=stack.headers).status_code == 501
@@ -203,7 +205,7 @@ def test_strings_have_no_classes(client: Any) -> None:
 
 def test_a_region_that_is_registered_anew_is_the_new_memory_in_all_gateways(client: Any) -> None:
     name = f"region-{next(_serial)}"
-    key = f"/test-client-memory-{name}"
+    key = f"{KEY}-{name}"
     for factor in (1, 10, 100):
         array = np.ascontiguousarray(A * factor)
         handle = shm.create_shared_memory_region(name, key, A.nbytes)
@@ -236,7 +238,7 @@ def test_booleans_of_any_byte_are_true_however_they_come(serving: Stack, client:
 
 
 def test_a_name_with_slashes_is_a_name(serving: Stack, client: Any) -> None:
-    name, key = "a/b region/register", "/test-client-memory-slashes"
+    name, key = "a/b region/register", f"{KEY}-slashes"
     handle = shm.create_shared_memory_region("slashes", key, 8)
     try:
         client.register_system_shared_memory(name, key, 8)

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.services.client.user_config import read_user_config
 from millstream.services.settings import child_environment
-from tests.kit.stack import ROOT, Stack
+from tests.kit.stack import CALL_S_MAX, ROOT, Stack
 
 PAGE = (ROOT / "docs/client.md").read_text()
 SECTION = (ROOT / "README.md").read_text().partition("## From Python")[2]
@@ -36,7 +36,7 @@ def test_programs_of_the_pages_run(stack: Stack, number: int) -> None:
             env=child_environment({"MILLSTREAM_ENDPOINT": stack.url}),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=CALL_S_MAX,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
