@@ -19,7 +19,7 @@ from tests.kit.containers.documented import run_calls
 from tests.kit.containers.host import Container, Host
 from tests.kit.containers.image import Image, product_image, prometheus_image, valkey_image
 from tests.kit.metrics import Page
-from tests.kit.stack import ROOT, sigstopped
+from tests.kit.stack import CALL_S_MAX, ROOT, WAIT_S, sigstopped
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.needs("containers")
@@ -52,7 +52,7 @@ class Composition:
                 self.up(other)
             running = self.host.running[other]
             if how["condition"] == "service_completed_successfully":
-                assert running.process.wait(120) == 0, running.output
+                assert running.process.wait(WAIT_S) == 0, running.output
             else:
                 assert how["condition"] == "service_healthy"
                 running.wait_until_healthy()
@@ -89,9 +89,9 @@ def test_the_calls_of_the_readme_upload_a_model_and_infer(composition: Compositi
     uploaded, answer = run_calls(composition.host, ROOT / "deploy/README.md", composition.key())
     assert json.loads(uploaded)["state"] == "ready"
     assert json.loads(answer)["outputs"]
-    with composition.host.network(), httpx2.Client(base_url=URL, trust_env=False) as client:
+    with composition.host.network(), httpx2.Client(base_url=URL, timeout=CALL_S_MAX, trust_env=False) as client:
         assert client.put("/admin/v1/models/digits/versions/2", content=b"no key").status_code == 401
-        assert client.get("/v2/health/ready").status_code == 200
+        wait_until(lambda: client.get("/v2/health/ready").status_code == 200, what="the gateway is ready")
 
 
 def metrics(client: httpx2.Client) -> Page:
@@ -103,8 +103,8 @@ def test_large_tensors_travel_in_the_shared_memory_of_the_gateway(composition: C
     model = models.scale(tmp_path / "scale.onnx", columns=columns).read_bytes()
     headers = {"Authorization": f"Bearer {composition.key()}"}
     tensor = {"name": "x", "shape": [1, columns], "datatype": "FP32", "data": [1.0] * columns}
-    with composition.host.network(), httpx2.Client(base_url=URL, timeout=120, trust_env=False) as client:
-        uploaded = client.put("/admin/v1/models/scale/versions/1?wait=60", content=model, headers=headers)
+    with composition.host.network(), httpx2.Client(base_url=URL, timeout=CALL_S_MAX, trust_env=False) as client:
+        uploaded = client.put(f"/admin/v1/models/scale/versions/1?wait={WAIT_S:g}", content=model, headers=headers)
         assert uploaded.status_code == 201, uploaded.text
         before = metrics(client).value("millstream_segment_bytes_total")
         answer = client.post("/v2/models/scale/infer", json={"inputs": [tensor]})
@@ -114,10 +114,13 @@ def test_large_tensors_travel_in_the_shared_memory_of_the_gateway(composition: C
 
 def test_autoscaling_without_limits_wants_what_runs(composition: Composition) -> None:
     headers = {"Authorization": f"Bearer {composition.key()}"}
-    with composition.host.network(), httpx2.Client(base_url=URL, headers=headers, trust_env=False) as client:
-        wait_until(lambda: client.get("/admin/v1/scale/cpu").status_code == 200, what="a decision")
-        scale = client.get("/admin/v1/scale/cpu").json()
-        assert (scale["wanted"], scale["reason"]) == (1, "unbounded")
+    with (
+        composition.host.network(),
+        httpx2.Client(base_url=URL, headers=headers, timeout=CALL_S_MAX, trust_env=False) as client,
+    ):
+        # The first decision may be made before the worker has started.
+        wait_until(lambda: client.get("/admin/v1/scale/cpu").json().get("wanted") == 1, what="a decision")
+        assert client.get("/admin/v1/scale/cpu").json()["reason"] == "unbounded"
         page = client.get("http://127.0.0.1:9101/metrics").text
     assert "millstream_workers_ready{" in page
     assert "millstream_workers_wanted{" not in page
@@ -165,7 +168,7 @@ def test_the_secrets_stay_until_others_are_given(composition: Composition) -> No
         document = resolved(environment=environment)
         asked = container(composition.host, document, "admin-key", composition.images["admin-key"])
         asked = replace(asked, name="admin-key-again")
-        assert composition.host.start(asked).process.wait(120) == 0
+        assert composition.host.start(asked).process.wait(WAIT_S) == 0
         return composition.key()
 
     assert make() == first
@@ -184,7 +187,10 @@ def test_prometheus_finds_and_scrapes_every_process(composition: Composition) ->
     composition.up("prometheus")
     running = composition.host.running["prometheus"]
     running.wait_until_healthy()
-    with composition.host.network(), httpx2.Client(base_url="http://127.0.0.1:9090", trust_env=False) as client:
+    with (
+        composition.host.network(),
+        httpx2.Client(base_url="http://127.0.0.1:9090", timeout=CALL_S_MAX, trust_env=False) as client,
+    ):
         assert client.get("/api/v1/rules").json()["data"]["groups"]
         jobs = {"millstream-gateway", "millstream-worker", "millstream-controller"}
 
@@ -198,18 +204,17 @@ def test_prometheus_finds_and_scrapes_every_process(composition: Composition) ->
 
 def test_a_frozen_process_is_not_healthy(composition: Composition) -> None:
     running = composition.host.running["worker-cpu"]
-    assert running.healthy()
+    running.wait_until_healthy()
     with sigstopped(running.process.pid):
         assert running.run(*running.container.health).returncode != 0
     running.wait_until_healthy()
 
 
-def test_services_end_within_their_grace(composition: Composition) -> None:
-    """Last: what compose does at `down`."""
+def test_services_drain_and_end(composition: Composition) -> None:
+    """Last: what compose does at `down`. That they may drain before they are killed is compared in test_deploy.py."""
     for name in reversed(STARTED):
-        grace = composition.document["services"][name].get("stop_grace_period", "10s")
         running = composition.host.running[name]
-        assert running.stop(float(grace.removesuffix("s"))) == 0, composition.output()
+        assert running.stop() == 0, composition.output()
         if name in DRAINING:
             assert any("drained" in line for line in running.output)
     assert not list(composition.host.shared_memory("gateway").iterdir())

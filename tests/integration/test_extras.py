@@ -67,7 +67,7 @@ class Installed:
             env=child_environment({"NO_COLOR": "1", "COLUMNS": "200", "PATH": "/nowhere"}),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 
@@ -87,7 +87,7 @@ def test_command_line_without_its_extra_names_the_extra(tmp_path: Path, wheel: P
     base = Installed(tmp_path, wheel, needed_by())
     assert_one_line(base.millstream("--help"), "millstream[cli]")
     script = subprocess.run(
-        [tmp_path / "venv/bin/millstream", "up"], capture_output=True, text=True, timeout=120, check=False
+        [tmp_path / "venv/bin/millstream", "up"], capture_output=True, text=True, timeout=300, check=False
     )
     assert_one_line(script, "millstream[cli]")
 

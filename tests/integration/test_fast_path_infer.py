@@ -23,7 +23,7 @@ from millstream.gateway.protocols.v2.responder import RestResponder
 from millstream.gateway.protocols.v2.service import InferService
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
-from tests.kit.wire import Served, Wire, WireReply, chunked, post, serving
+from tests.kit.wire import PATIENCE_S, Served, Wire, WireReply, chunked, post, serving, until
 
 pytestmark = pytest.mark.anyio
 BODY_BYTES_MAX = 1 << 20
@@ -188,7 +188,7 @@ async def test_a_client_that_leaves_while_its_body_is_unpacked_is_not_served(
 
         def slow(*_: object, begun: asyncio.Event = begun, left: asyncio.Event = left) -> bytes:
             loop.call_soon_threadsafe(begun.set)
-            asyncio.run_coroutine_threadsafe(left.wait(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(left.wait(), loop).result(PATIENCE_S)
             return json_body()
 
         monkeypatch.setattr(millstream.gateway.protocols.v2.service, "decompress", slow)
@@ -254,12 +254,6 @@ async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
                 assert "ZeroDivisionError" in caplog.text
                 assert second.status == (500 if name == "submit" else 404)
         assert loopback.admission.requests == 0
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0)
 
 
 async def test_a_body_that_cannot_be_unpacked_counts_for_its_version(loopback: Loopback) -> None:

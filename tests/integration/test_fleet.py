@@ -17,7 +17,8 @@ from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server
 from tests.kit.stack import sigstopped
 
-TIMEOUT_S = 25
+TIMEOUT_S = 240  # less than AHEAD_S: deadlines of a clock that is ahead by that much have passed
+AHEAD_S = 301
 
 
 @pytest.fixture
@@ -41,10 +42,12 @@ def check(reply: httpx2.Response, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gateway_s", "worker_s"), [(0, 31), (0, -86400), (3600, 0), (-3600, 3600)], ids=lambda seconds: f"{seconds:+} s"
+    ("gateway_s", "worker_s"),
+    [(0, AHEAD_S), (0, -86400), (3600, 0), (-3600, 3600)],
+    ids=lambda seconds: f"{seconds:+} s",
 )
 def test_machines_whose_clocks_differ_serve_as_others(tmp_path, address, gateway_s, worker_s):
-    """A worker 31 s ahead took all deadlines below that for passed; one behind ran what no caller waited for
+    """A worker that was ahead took all deadlines below that for passed; one behind ran what no caller waited for
     any more.
     """
     with fleet(tmp_path / "fleet", address) as machines:
@@ -61,7 +64,7 @@ def test_machines_whose_clocks_differ_serve_as_others(tmp_path, address, gateway
         assert known["heartbeat_age_s"] < TIMEOUT_S
         with ThreadPoolExecutor(1) as threads:
             with sigstopped(worker.pid):
-                late = threads.submit(infer, http, 7, 0.2)
+                late = threads.submit(infer, http, 7, 1.0)
                 assert late.result().status_code == 504
             check(infer(http, 8), 8)
         [after] = http.get("/v2/models/scale/stats").json()["model_stats"]
@@ -72,7 +75,7 @@ def test_machines_with_other_clocks_share_the_work(tmp_path, address):
     """Two gateways and three workers, each of which believes that it is another hour."""
     with fleet(tmp_path / "fleet", address) as machines:
         ahead, behind = machines.gateway(3600), machines.gateway(-3600)
-        for number, seconds in enumerate((0, 31, -31)):
+        for number, seconds in enumerate((0, AHEAD_S, -AHEAD_S)):
             machines.worker(seconds, index=str(number))
         machines.push(ahead, "scale", models.scale(tmp_path / "scale.onnx"))
         for http in (ahead, behind):

@@ -35,7 +35,7 @@ def post(stack: Stack, path: str, document: Any) -> httpx2.Response:
         ("gen-scale", {"x": [1, 2]}, {"y": [3.0, 6.0]}),
         (
             "gen-scale/versions/1",
-            {"x": [[1, 2], [3, 4]], "id": "7", "timeout": 60_000_000},
+            {"x": [[1, 2], [3, 4]], "id": "7", "timeout": 240_000_000},
             {"y": [2.0, 4.0, 6.0, 8.0]},
         ),
         ("gen-add", {"a": [1, 2, 3, 4], "b": [1, 1, 1, 1]}, {"sum": [2, 3, 4, 5], "difference": [0, 1, 2, 3]}),

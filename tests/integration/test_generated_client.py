@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 PROGRAM = Path(__file__).parent / "programs" / "generated_client.py"
 CLIENTS = ROOT / ".venv/clients/bin"
-RUN_S_MAX = 180
+RUN_S_MAX = 300
 
 # Types of bodies that the generator does not know are bytes for it.
 CONFIG = """

@@ -33,7 +33,7 @@ SECOND = FIRST | {"uuid": "GPU-2"}
 
 def compiled(folder: Path, *options: str) -> Path:
     command = ["gcc", "-shared", "-fPIC", *options, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=240)
     return folder
 
 
@@ -44,7 +44,7 @@ def reported(folder: Path, **environment: str) -> list[list[dict[str, Any]]]:
         env=child_environment({"LD_LIBRARY_PATH": str(folder), **environment}),
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert not result.stderr
     pages: list[list[dict[str, Any]]] = orjson.loads(result.stdout)
@@ -55,7 +55,7 @@ def test_without_a_driver_there_are_none_and_pynvml_is_not_imported(tmp_path: Pa
     program = "from millstream.services.metrics.gpus import gpus; import sys; print(gpus(), 'pynvml' in sys.modules)"
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
     environment = child_environment({"LD_LIBRARY_PATH": str(tmp_path)})
-    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True, timeout=120)
+    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True, timeout=240)
     assert output == "[] False\n"
 
 
@@ -114,7 +114,7 @@ def device(folder: Path, name: str, **environment: str) -> dict[str, Any]:
     output = subprocess.check_output(
         [sys.executable, "-c", DEVICE, name],
         env=child_environment({"LD_LIBRARY_PATH": str(folder), **environment}),
-        timeout=60,
+        timeout=240,
     )
     found: dict[str, Any] = orjson.loads(output)
     return found
@@ -157,5 +157,5 @@ print(memory.used_bytes())
 )
 def test_memory_of_a_gpu_that_this_process_uses(tmp_path: Path, environment: dict[str, str], expected: int) -> None:
     variables = child_environment({"LD_LIBRARY_PATH": str(compiled(tmp_path)), **environment})
-    output = subprocess.check_output([sys.executable, "-c", USED], env=variables, text=True, timeout=120)
+    output = subprocess.check_output([sys.executable, "-c", USED], env=variables, text=True, timeout=240)
     assert int(output) == expected

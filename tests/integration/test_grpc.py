@@ -12,6 +12,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tritonclient.utils import InferenceServerException
 from millstream.services.model.datatypes import NUMPY
 from tests.kit import models
 from tests.kit.blocking import Blocking
-from tests.kit.stack import ROOT, Stack, assert_quiet, running_stack, sigstopped
+from tests.kit.stack import CALL_S_MAX, ROOT, Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -42,7 +43,13 @@ MESSAGE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 @pytest.fixture(scope="module", params=["library", "fast"])
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("grpc")
-    settings = {"grpc": request.param, "request_bytes_max": LARGE + 4096, "shm_bytes_max": 1 << 29, "queue_lease_s": 20}
+    settings = {
+        "grpc": request.param,
+        "request_bytes_max": LARGE + 4096,
+        "shm_bytes_max": 1 << 29,
+        "queue_lease_s": 600,
+    }
+    # No lease ends while a test stops the worker.
     with running_stack(folder, gateways=2, pools="cpu=1", settings=settings) as stack:
         path = folder / "m.onnx"
         stack.push("add", models.add_sub(path), version=3)
@@ -104,8 +111,8 @@ def rows(count: int = 1, columns: int = 2) -> Any:
 
 def test_health_and_metadata(client: Any) -> None:
     assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("add")
+    wait_until(client.is_server_ready, what="the server is ready")
+    wait_until(lambda: client.is_model_ready("add"), what="the model is ready")
     assert client.is_model_ready("add", "4")
     assert not client.is_model_ready("nothing")
     assert not client.is_model_ready("add", "5")
@@ -283,7 +290,7 @@ def test_deadlines_and_cancellation(stack: Stack, client: Any, stub: Any) -> Non
                 client.infer("add", pair(), **options)
             assert "DEADLINE_EXCEEDED" in str(caught.value) or "Deadline Exceeded" in str(caught.value)
         # the lane hears of the call's own end: nothing is left of these although no worker answers
-        calls = [stub.ModelInfer.future(raw_request("wide", "x", rows()), timeout=120) for _ in range(50)]
+        calls = [stub.ModelInfer.future(raw_request("wide", "x", rows()), timeout=CALL_S_MAX) for _ in range(50)]
         wait_until(lambda: in_flight(stack) >= 50)
         for call in calls:
             call.cancel()
@@ -291,7 +298,7 @@ def test_deadlines_and_cancellation(stack: Stack, client: Any, stub: Any) -> Non
         calls = [stub.ModelInfer.future(raw_request("wide", "x", rows()), timeout=1.5) for _ in range(50)]
         assert {call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         wait_until(lambda: in_flight(stack) < 25)
-    np.testing.assert_array_equal(client.infer("add", pair(), client_timeout=60).as_numpy("sum"), A + B)
+    np.testing.assert_array_equal(client.infer("add", pair(), client_timeout=CALL_S_MAX).as_numpy("sum"), A + B)
 
 
 def test_many_at_once(stack: Stack) -> None:
@@ -317,7 +324,7 @@ def test_a_stream_answers_in_order_and_outlives_errors(stack: Stack) -> None:
                 enable_empty_final_response=i % 3 == 0,
             )
         for i in range(200):
-            result, error = answers.get(timeout=60)
+            result, error = answers.get(timeout=CALL_S_MAX)
             if i % 10 == 0:
                 assert "'nothing' is not found" in str(error)
                 continue
@@ -362,16 +369,22 @@ def test_health_as_probes_see_it(stack: Stack) -> None:
         health = health_pb2_grpc.HealthStub(channel)
         serving = health_pb2.HealthCheckResponse.SERVING
         for service in ("", "inference.GRPCInferenceService"):
-            assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == serving
             watch = health.Watch(health_pb2.HealthCheckRequest(service=service))
-            assert next(watch).status == serving
+            # A test before this one stopped the worker: it may take a moment until its gateway is ready again.
+            assert any(seen.status == serving for seen in watch)
             watch.cancel()
+            wait_until(partial(_serves, health, service), what="a check that finds it serving")
         with pytest.raises(grpc.RpcError) as caught:
             health.Check(health_pb2.HealthCheckRequest(service="other"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watch = health.Watch(health_pb2.HealthCheckRequest(service="other"))
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         watch.cancel()
+
+
+def _serves(health: Any, service: str) -> bool:
+    status = health.Check(health_pb2.HealthCheckRequest(service=service)).status
+    return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def test_who_sends_nothing_or_reads_nothing_holds_nobody_up(stack: Stack, client: Any) -> None:
@@ -383,7 +396,7 @@ def test_who_sends_nothing_or_reads_nothing_holds_nobody_up(stack: Stack, client
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         calls = [stub.ModelStreamInfer(iter([raw_request("wide", "x", rows(1, 1 << 20))])) for _ in range(4)]
         for _ in range(20):
-            np.testing.assert_array_equal(client.infer("add", pair(), client_timeout=60).as_numpy("sum"), A + B)
+            np.testing.assert_array_equal(client.infer("add", pair(), client_timeout=CALL_S_MAX).as_numpy("sum"), A + B)
         for call in calls:
             call.cancel()
     for one in silent:
@@ -402,7 +415,7 @@ def _answers(stack: Stack) -> bool:
     with grpc.insecure_channel(stack.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            return bool(stub.ServerLive(pb.ServerLiveRequest(), timeout=2).live)
+            return bool(stub.ServerLive(pb.ServerLiveRequest(), timeout=5).live)
         except grpc.RpcError:
             return False
 
@@ -420,7 +433,7 @@ def test_what_serves_is_looked_after_over_grpc(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="NOT_FOUND"):
         client.get_model_metadata("lookup")
     client.load_model("lookup")
-    assert client.is_model_ready("lookup")
+    wait_until(lambda: client.is_model_ready("lookup"), what="it is ready again")
     with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
         client.load_model("nope")
     assert client.update_trace_settings(settings={"trace_rate": "7"}).settings["trace_rate"].value[:] == ["7"]
@@ -439,7 +452,7 @@ def test_kserves_client(stack: Stack) -> None:
         [ROOT / ".venv" / "clients" / "bin" / "python", "-P", program, stack.grpc, "wide"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=CALL_S_MAX,
         check=False,
     )
     assert done.returncode == 0, done.stderr

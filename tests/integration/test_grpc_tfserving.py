@@ -11,7 +11,7 @@ import pytest
 
 from millstream.gateway.protocols.grpc.tfserving import schema
 from tests.kit import models
-from tests.kit.stack import Stack, running_stack
+from tests.kit.stack import CALL_S_MAX, Stack, running_stack
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = A * 10 + 1
@@ -41,7 +41,7 @@ class Client:
         call = self._channel.unary_unary(
             f"/{service}/{method}", type(request).SerializeToString, schema.response_of(service, method).FromString
         )
-        return call(request, metadata=self._metadata, timeout=60)
+        return call(request, metadata=self._metadata, timeout=CALL_S_MAX)
 
     def status(self, **options: Any) -> Any:
         return self("GetModelStatus", service=schema.MODEL_SERVICE, **options)

@@ -38,7 +38,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from tests.kit import pickles
 from tests.kit.command_line import Millstream
-from tests.kit.stack import Stack
+from tests.kit.stack import WAIT_S, Stack
 from tests.kit.wait import wait_until
 
 
@@ -153,6 +153,7 @@ def test_texts_are_classified_as_scikit_learn_does(stack: Stack, tmp_path: Path)
     model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(TEXTS, SPAM)
     (tmp_path / "spam.joblib").write_bytes(pickles.dumped(model))
     Millstream(tmp_path).ok("push", "spam", tmp_path / "spam.joblib", "--endpoint", stack.url, "--allow-pickle")
+    stack.settled("spam", 1)
     described = stack.http.get("/v2/models/spam").json()["inputs"]
     assert [(one["name"], one["datatype"]) for one in described] == [("input", "BYTES")]
     asked = ["CHEAP Money", "the meeting at noon", "ÉTÉ à Noon"]
@@ -270,14 +271,15 @@ def test_several_imports_at_once_do_not_mix(stack: Stack, tmp_path: Path) -> Non
     bodies |= {f"bad-{at}": content for at, (content, _) in enumerate(bad.values())}
 
     def push(name: str) -> tuple[int, Any]:
-        params: dict[str, str | int] = {"wait": 60, "allow_pickle": "true"}
-        reply = stack.http.post(f"/admin/v1/models/{name}/versions", params=params, content=bodies[name], timeout=300)
+        params: dict[str, str | float] = {"wait": WAIT_S, "allow_pickle": "true"}
+        reply = stack.http.post(f"/admin/v1/models/{name}/versions", params=params, content=bodies[name])
         return reply.status_code, reply.json()
 
     with ThreadPoolExecutor(len(bodies)) as threads:
         replies = dict(zip(bodies, threads.map(push, bodies), strict=True))
     for name, model in good.items():
         assert replies[name][0] == 201, replies[name]
+        stack.settled(name, 1)
         tensor = {"name": "input", "shape": list(ROWS.shape), "datatype": "FP32", "data": ROWS.ravel().tolist()}
         outputs = stack.http.post(f"/v2/models/{name}/infer", json={"inputs": [tensor]}).json()["outputs"]
         assert outputs[0]["data"] == model.predict(ROWS).tolist()
@@ -299,6 +301,7 @@ def test_push_imports_in_one_command(stack: Stack, tmp_path: Path) -> None:
     push = ("push", "iris-pushed", tmp_path / "iris.joblib", "--endpoint", stack.url)
     assert "--allow-pickle" in command.fails(*push)
     assert "from scikit-learn" in command.ok(*push, "--allow-pickle")
+    stack.settled("iris-pushed", 1)
     tensor = {"name": "input", "shape": list(ROWS.shape), "datatype": "FP32", "data": ROWS.ravel().tolist()}
     reply = stack.http.post("/v2/models/iris-pushed/infer", json={"inputs": [tensor]}).json()
     outputs = {output["name"]: output["data"] for output in reply["outputs"]}

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from tests.kit import models, v2
-from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack
 
 MIB = 1 << 20
 BOMB = b",".join([b'{"a":{}}'] * (20 * MIB // 9))
@@ -135,6 +135,6 @@ def test_grpc_messages_of_millions_of_fields_are_refused(stack: Stack) -> None:
             call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             for name, field in unit.items():
                 with pytest.raises(grpc.RpcError) as refusal:
-                    call((b"\x1a\x00" if method != "ModelInfer" else field) * (20 * MIB), timeout=60)
+                    call((b"\x1a\x00" if method != "ModelInfer" else field) * (20 * MIB), timeout=CALL_S_MAX)
                 assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, name
     assert memory_kib(stack) < MEMORY_KIB_MAX

@@ -17,7 +17,7 @@ import pytest
 from millstream.services.settings import child_environment
 from tests.kit.wait import wait_until
 
-WAIT_S = 120
+WAIT_S = 240
 KEY = "a-key-from-a-file"
 MODEL = Path(__file__).parents[2] / "examples/digits/digits.onnx"
 
@@ -92,7 +92,9 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
     assert up.until("cpu-0 was ended by SIGKILL")["level"] == "WARNING"
     up.until("cpu-0 started")
     assert up.stop() == ""
-    assert {record["process"] for record in up.records} == {"supervisor", "redis", "gateway-0", "cpu-0"}
+    names = {"supervisor", "redis", "gateway-0", "cpu-0"}
+    # The controller has nothing to say, unless it was held up.
+    assert names <= {record["process"] for record in up.records} <= names | {"controller"}
     assert up.records[-1]["message"].startswith("stopped")
     start = up.records[0]
     assert start["message"].startswith("supervisor of Millstream ")
@@ -102,8 +104,7 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
         assert KEY not in log.read_text()
         for line in log.read_text().splitlines():
             assert {"time", "level", "message", "process", "pid"} <= json.loads(line).keys()
-    names = ("supervisor", "redis", "gateway-0", "cpu-0", "controller")
-    assert {log.name for log in logs.iterdir()} == {f"{name}.log" for name in names}
+    assert {log.name for log in logs.iterdir()} == {f"{name}.log" for name in names | {"controller"}}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_it_serves_where_standard_output_cannot_be_written(log_format: str, redi
         log = home / "logs/supervisor.log"
         wait_until(lambda: log.exists() and "ready http://" in log.read_text(), WAIT_S)
         url = (home / "run/url").read_text().strip()
-        assert httpx2.get(f"{url}/v2/health/ready", timeout=WAIT_S).status_code == 200
+        wait_until(lambda: httpx2.get(f"{url}/v2/health/ready", timeout=WAIT_S).status_code == 200)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
     finally:
@@ -131,7 +132,7 @@ def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
     with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S) as client:
         versions = "/admin/v1/models/m/versions"
         for _ in range(2):
-            assert client.post(versions, content=MODEL.read_bytes(), params={"wait": 60}).status_code == 201
+            assert client.post(versions, content=MODEL.read_bytes(), params={"wait": WAIT_S - 60}).status_code == 201
         assert client.post(versions, content=b"no\x1b[2J\nmodel").status_code == 400
         assert client.post(f"{versions}/1/activate").status_code == 200
         assert client.post(f"{versions}/9/activate").status_code == 404
@@ -166,7 +167,8 @@ def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
     for message in ("loading: m version 1", "ready: m version 2", "unloaded: m version 1"):
         assert ("cpu-0", message) in messages
     refused = [record["fields"] for record in up.records if record["logger"] == "millstream.refusals"]
-    assert refused == [{"reason": "not_authorized", "count": 5}]
+    assert {one["reason"] for one in refused} == {"not_authorized"}
+    assert sum(one["count"] for one in refused) == 5, "one line a minute"
     assert any(process == "gateway-0" and message.startswith("listens on 127.0.0.1:") for process, message in messages)
     assert any(process == "gateway-0" and message.startswith("drained in ") for process, message in messages)
 

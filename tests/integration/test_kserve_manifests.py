@@ -20,7 +20,8 @@ from millstream.services.cli.commands.serve import discover
 from millstream.services.settings import Settings, child_environment
 from tests.kit import models
 from tests.kit.application import Application
-from tests.kit.stack import ROOT
+from tests.kit.stack import CALL_S_MAX, ROOT
+from tests.kit.wait import wait_until
 
 FOLDER = ROOT / "deploy/kserve"
 CLIENTS = ROOT / ".venv/clients/bin/python"
@@ -35,7 +36,7 @@ def problems(kind: str, document: Any) -> list[str]:
         input=json.dumps(document),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -122,14 +123,14 @@ def test_what_the_command_serves(tmp_path: Path) -> None:
         assert process.stdout is not None
         ready = next(line for line in process.stdout if line.startswith("ready http://"))
         port = int(ready.rpartition(":")[2])
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            assert client.get("/ping").status_code == 200
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S_MAX, trust_env=False) as client:
+            wait_until(lambda: client.get("/ping").status_code == 200, what="it is ready")
             assert client.post("/invocations", json=[[1, 2]]).json() == {"predictions": [[2.0, 4.0]]}
             assert client.get("/v1/models/m").json()["ready"] is True
             assert client.get("/admin/v1/models").status_code == 401
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=CALL_S_MAX)
     assert process.returncode == 0
 
 

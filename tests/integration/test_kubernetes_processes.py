@@ -23,7 +23,7 @@ from tests.kit.containers.documented import run_calls
 from tests.kit.containers.kubernetes import of_kind
 from tests.kit.containers.pods import HEADERS, KEY, URL, Pods
 from tests.kit.metrics import Page
-from tests.kit.stack import ROOT
+from tests.kit.stack import CALL_S_MAX, ROOT, WAIT_S
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.needs("containers")
@@ -48,7 +48,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
 
 @pytest.fixture
 def client(pods: Pods) -> Iterator[httpx2.Client]:
-    with pods.host.network(), httpx2.Client(base_url=URL, timeout=120, trust_env=False) as client:
+    with pods.host.network(), httpx2.Client(base_url=URL, timeout=CALL_S_MAX, trust_env=False) as client:
         yield client
 
 
@@ -75,18 +75,19 @@ def asked_by_keda(pods: Pods, client: httpx2.Client) -> int:
 def infer(pods: Pods, request: object) -> tuple[int, str]:
     """Return the status and body of an inference, in a thread of its own."""
     with pods.host.network():
-        answer = httpx2.post(f"{URL}/v2/models/digits/infer", json=request, timeout=120, trust_env=False)
+        answer = httpx2.post(f"{URL}/v2/models/digits/infer", json=request, timeout=CALL_S_MAX, trust_env=False)
         return answer.status_code, answer.text
 
 
 def test_a_request_waits_while_its_pool_is_started_from_none(pods: Pods, client: httpx2.Client) -> None:
     request = json.loads((DIGITS / "request.json").read_text())
+    request["parameters"] = {**request.get("parameters", {}), "timeout": round(WAIT_S * 1e6)}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(infer, pods, request)
         wait_until(lambda: asked_by_keda(pods, client) == 1, what="the waiting request wants a worker")
         assert not waiting.done(), waiting.result()
         pods.start("millstream-worker-cpu")
-        status, body = waiting.result(120)
+        status, body = waiting.result(CALL_S_MAX)
         assert status == 200, body
 
 
@@ -101,7 +102,7 @@ def test_the_calls_of_the_readme_upload_a_model_and_infer(pods: Pods, client: ht
 def test_large_tensors_travel_through_redis(pods: Pods, client: httpx2.Client, tmp_path: Path) -> None:
     columns = 1 << 16
     model = models.scale(tmp_path / "scale.onnx", columns=columns).read_bytes()
-    uploaded = client.put("/admin/v1/models/scale/versions/1?wait=60", content=model, headers=HEADERS)
+    uploaded = client.put(f"/admin/v1/models/scale/versions/1?wait={WAIT_S:g}", content=model, headers=HEADERS)
     assert uploaded.json()["state"] == "ready", uploaded.text
     tensor = {"name": "x", "shape": [1, columns], "datatype": "FP32", "data": [1.0] * columns}
     answer = client.post("/v2/models/scale/infer", json={"inputs": [tensor]})
@@ -114,14 +115,16 @@ def signed(url: str, made: dict[str, str], body: bytes) -> httpx2.Response:
     request = AWSRequest("POST", f"{url}/endpoints/scale/invocations", data=body, headers={"Content-Type": CONTENT})
     credentials = Credentials(made["aws_access_key_id"], made["aws_secret_access_key"])
     SigV4Auth(credentials, "sagemaker", "eu-west-1").add_auth(request)
-    return httpx2.post(request.url, content=body, headers=dict(request.headers.items()), timeout=60, trust_env=False)
+    return httpx2.post(
+        request.url, content=body, headers=dict(request.headers.items()), timeout=CALL_S_MAX, trust_env=False
+    )
 
 
 def test_a_replica_verifies_signatures_of_a_key_that_another_one_made(
     pods: Pods, client: httpx2.Client, tmp_path: Path
 ) -> None:
     model = models.scale(tmp_path / "scale.onnx", columns=4).read_bytes()
-    uploaded = client.put("/admin/v1/models/scale/versions/2?wait=60", content=model, headers=HEADERS)
+    uploaded = client.put(f"/admin/v1/models/scale/versions/2?wait={WAIT_S:g}", content=model, headers=HEADERS)
     assert uploaded.json()["state"] == "ready", uploaded.text
     made = client.post("/admin/v1/keys", json={"name": "team", "scopes": ["infer:*"]}, headers=HEADERS).json()
     other = pods.secret("of-another-installation", "access_secret", "x" * 32)
@@ -151,9 +154,7 @@ def serves(url: str, version: str) -> bool:
 
 
 def test_pods_drain_and_end(pods: Pods) -> None:
-    """Last: SIGTERM, as a node sends it after `preStop`."""
+    """Last: SIGTERM, as a node sends it after `preStop`. test_kubernetes_manifests.py compares the times."""
     for name in ("millstream-worker-cpu", "millstream-gateway", "millstream-controller"):
-        running, limit_s = pods.host.running[name], pods.spec(name)["terminationGracePeriodSeconds"]
-        assert isinstance(limit_s, int)
-        assert running.stop(limit_s) == 0, pods.output()
+        assert pods.host.running[name].stop() == 0, pods.output()
     assert any("drained" in line for line in pods.host.running["millstream-worker-cpu"].output)

@@ -18,7 +18,7 @@ from millstream_api.types import File
 def main() -> None:
     url, path = sys.argv[1:]
     request = InferRequest.from_dict(json.load(sys.stdin))
-    with Client(url, timeout=60) as client, Path(path).open("rb") as file:
+    with Client(url, timeout=240) as client, Path(path).open("rb") as file:
         version = upload_version.sync("made", 1, client=client, body=File(file), wait=60)
         assert isinstance(version, Version), version
         reply = infer.sync("made", client=client, body=request)

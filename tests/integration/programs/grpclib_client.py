@@ -34,7 +34,7 @@ async def main(host: str, port: str) -> None:
         stream = StreamStreamMethod(channel, f"{SERVICE}ModelStreamInfer", bytes, bytes)
         found = {
             "many": [reply.hex() for reply in await asyncio.gather(*[infer(sent["infer"]) for _ in range(CALLS)])],
-            "metadata": (await infer(sent["infer"], timeout=60, metadata={"x-request-id": "mine"})).hex(),
+            "metadata": (await infer(sent["infer"], timeout=240, metadata={"x-request-id": "mine"})).hex(),
             "stream": [reply.hex() for reply in await stream([sent["infer"]] * 3)],
         }
         try:
