@@ -86,14 +86,14 @@ def test_what_waited_comes_through_the_inbox_of_a_worker_that_would_block(pool):
 def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
     """As when a cable was pulled: the old connection still blocks on the inbox."""
     old = pool.join("w", "m")
-    old.send_wait([], 4, 30)
+    old.send_wait([], 4, 300)
     wait_until(lambda: blocked(pool))
     new = Consumer(pool.address, pool.keys, "w", pool.clock)
     new.kill_connection(pool.redis.client_id())  # of another consumer: left alone
     new.kill_connection(old.client_id)
     wait_until(lambda: not blocked(pool))
     new.recover([])
-    new.send_wait([], 4, 30)
+    new.send_wait([], 4, 300)
     wait_until(lambda: blocked(pool))
     pool.put("m", "b1")
     assert names(new.receive_wait()[0]) == ["b1"]
@@ -111,7 +111,7 @@ def test_an_idle_worker_that_nobody_wants_comes_back_after_its_time(pool):
 def test_a_worker_that_blocks_is_woken(pool):
     pool.join("w", "m")
     got: list[str] = []
-    thread = threading.Thread(target=lambda: got.extend(names(pool.wait("w", timeout_s=30))))
+    thread = threading.Thread(target=lambda: got.extend(names(pool.wait("w", timeout_s=300))))
     thread.start()
     while not blocked(pool):
         pass

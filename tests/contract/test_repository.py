@@ -278,7 +278,7 @@ def test_a_model_is_there_while_one_version_replaces_another(
 def lives(factory: str, folder: Path, operation: str) -> list[Repository]:
     """A repository for every moment at which a process that ran `operation` was killed; the last one was not."""
     command = [sys.executable, "-m", "tests.contract.crash", factory, str(folder), operation]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert run.returncode == 0, run.stderr
     roots = run.stdout.split()
     assert len(roots) > 5

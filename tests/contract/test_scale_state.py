@@ -12,6 +12,7 @@ from millstream.services.controller.autoscaler import Autoscaler
 from millstream.services.controller.scale_metrics import ScaleMetrics
 from millstream.services.metrics.exposition import prometheus_registry
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue import scale_state
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scale_state import ScaleState
@@ -26,13 +27,22 @@ UNBOUNDED = ScaleLimits(0, 1024, down_s=1, bounded=False)
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
+@pytest.fixture(autouse=True)
+def lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports do not expire in Redis because this machine lets the test wait."""
+    monkeypatch.setattr(scale_state, "LOADS_LIFE_S", 600.0)
+
+
 class SetClock(ScaleState):
-    """The state in a Redis whose clock is set by `step_s`."""
+    """The state in a Redis whose clock stands still, and is set by `step_s`."""
 
     step_s = 0.0
+    _began: float | None = None
 
     async def _now(self) -> float:
-        return await super()._now() + self.step_s
+        if self._began is None:
+            self._began = await super()._now()
+        return self._began + self.step_s
 
 
 class Scene:

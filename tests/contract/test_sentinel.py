@@ -14,7 +14,7 @@ from millstream.services.queue.consumer_link import ConsumerLink
 from millstream.services.queue.pipeline import connect
 from millstream.services.queue.server import check_server
 from millstream.services.queue.url import RedisAddress, async_client, client
-from tests.kit.sentinel import NAME, PASSWORD, Watched, watched_redis
+from tests.kit.sentinel import NAME, NEVER_MS, PASSWORD, Watched, watched_redis
 from tests.kit.tls import AUTHORITY, tls_before
 
 Look = Callable[[RedisAddress], Coroutine[Any, Any, Any]]
@@ -22,7 +22,7 @@ Look = Callable[[RedisAddress], Coroutine[Any, Any, Any]]
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched_redis(tmp_path_factory.mktemp("sentinel") / "redis") as started:
+    with watched_redis(tmp_path_factory.mktemp("sentinel") / "redis", NEVER_MS) as started:
         yield started
 
 

@@ -28,6 +28,7 @@ SENTINEL_PASSWORD = "of:the#sentinels"
 SENTINELS = 3
 QUORUM = 2
 DOWN_MS = 1000  # a master that is silent for this time counts as down
+NEVER_MS = 3_600_000  # the same, for tests whose master stays: a machine may let it wait for a minute
 FAILOVER_MS = 5000
 OFTEN_MS = 300  # interval at which sentinels poll replicas and each other; the default of seconds would delay tests
 START_S_MAX = 240.0
@@ -99,7 +100,7 @@ class Server:
 class Watched:
     """The running servers: `servers[0]` starts as the master; `sentinels` are in the order of the URL."""
 
-    def __init__(self, folder: Path, ports: list[int]) -> None:
+    def __init__(self, folder: Path, ports: list[int], down_ms: int) -> None:
         own = {"folder": folder, "password": PASSWORD}
         self.servers = [Server(port, folder, _SERVER.format(port=port, **own), PASSWORD) for port in ports[:2]]
         values = {
@@ -108,7 +109,7 @@ class Watched:
             "name": NAME,
             "master": ports[0],
             "quorum": QUORUM,
-            "down_ms": DOWN_MS,
+            "down_ms": down_ms,
             "failover_ms": FAILOVER_MS,
         }
         self.sentinels = [
@@ -198,8 +199,11 @@ def _in_step(replica: Server) -> bool:
 
 
 @contextmanager
-def watched_redis(folder: Path) -> Iterator[Watched]:
-    """Start a master, a replica and sentinels, yield them, and stop those that still run."""
+def watched_redis(folder: Path, down_ms: int = DOWN_MS) -> Iterator[Watched]:
+    """Start a master, a replica and sentinels, yield them, and stop those that still run.
+
+    `down_ms`: a master that is silent for this time is replaced.
+    """
     folder.mkdir()
     with ExitStack() as ports:
         # A port that is bound but not listened on is given to no other process, and a server with SO_REUSEPORT can
@@ -208,7 +212,7 @@ def watched_redis(folder: Path) -> Iterator[Watched]:
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("127.0.0.1", 0))
-        watched = Watched(folder, [one.getsockname()[1] for one in sockets])
+        watched = Watched(folder, [one.getsockname()[1] for one in sockets], down_ms)
         try:
             watched.start()
             yield watched
