@@ -16,7 +16,7 @@ import pytest
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.footprints import Measured
 from millstream.services.wire.orders import Order
-from millstream.services.wire.records import State
+from millstream.services.wire.records import RefusalRecord, State
 from tests.kit import v2
 from tests.kit.load import constant_load
 from tests.kit.shop import BUDGET_BYTES, LEASE_S, MIB, ROW, Shop
@@ -107,7 +107,8 @@ def test_nothing_in_use_is_unloaded(shop: Shop) -> None:
         shop.until_answers(manifest.model)
     # A late call may unload one of the others, and a refusal for it is passing.
     wait_until(lambda: _all_answer(shop, busy), what="these three are there")
-    request = v2.request({"x": ROW})
+    request = v2.request({"x": ROW}, parameters=v2.PATIENT)
+    evicted = sum(shop.evictions(one.model, reason) for one in busy for reason in ("room", "budget"))
     with ExitStack() as loads:
         running = [
             loads.enter_context(
@@ -120,12 +121,14 @@ def test_nothing_in_use_is_unloaded(shop: Shop) -> None:
         for manifest in cold:
             assert shop.order(manifest)
         # A model of which all callers just got their answers is in use by none, and may go for one of the others.
-        wait_until(lambda: all(_is_decided(shop, one) for one in cold), what="each is refused or loaded")
+        for manifest in cold:
+            wait_until(lambda: _is_decided(shop, manifest), what="it is refused or loaded")  # noqa: B023
         assert {one.kind for one in shop.record.refusals} <= {"nothing_evictable", "thrashing"}
         for load in running:
             load.more(5)
-    for load in running:
-        assert {answer.status for answer in load.answers} == {200}
+    evicted = sum(shop.evictions(one.model, reason) for one in busy for reason in ("room", "budget")) - evicted
+    for answer in (answer for load in running for answer in load.answers):
+        assert answer.status == 200 or (evicted and "retry-after" in answer.headers), answer
     wait_until(shop.no_demands, what="refused demands have ended")
     wait_until(lambda: not shop.record.refusals, what="refusals are over")
 
@@ -136,8 +139,13 @@ def _all_answer(shop: Shop, manifests: list[Manifest]) -> bool:
 
 
 def _is_decided(shop: Shop, manifest: Manifest) -> bool:
-    refused = any(one.content_id == manifest.content_id for one in shop.record.refusals)
-    return refused or shop.instance(manifest) is not None
+    """Whether an order was refused or followed; it is repeated, because a refusal is published for a moment."""
+    shop.order(manifest)
+    return _is_refused(shop, manifest) or shop.instance(manifest) is not None
+
+
+def _is_refused(shop: Shop, manifest: Manifest) -> bool:
+    return any(one.content_id == manifest.content_id for one in shop.record.refusals)
 
 
 def test_a_worker_that_is_killed_during_a_demanded_load(shop: Shop) -> None:
@@ -150,9 +158,7 @@ def test_a_worker_that_is_killed_during_a_demanded_load(shop: Shop) -> None:
     with ThreadPoolExecutor(1) as caller:
         call = caller.submit(shop.infer, "slow-one")
         wait_until(lambda: shop.instance(slow), what="its load has begun")
-        assert shop.worker is not None
-        shop.worker.kill()
-        shop.worker.wait()
+        shop.kill()
         shop.start(index=1)
         reply = call.result()
     assert reply.status_code == 200, reply.text
@@ -204,7 +210,7 @@ def test_orders_to_unload(shop: Shop) -> None:
     wait_until(lambda: shop.instance(plain) is None, what="it is unloaded")
     wait_until(lambda: "an order cannot be read" in shop.log, what="the order that is none is ignored")
     assert shop.ready() == {"pinned"}
-    assert shop.evictions("idle", "idle") == shop.evictions("plain", "moved") == 1
+    wait_until(lambda: shop.evictions("idle", "idle") == shop.evictions("plain", "moved") == 1, what="they are counted")
     assert shop.evictions("idle", "room") == shop.evictions("plain", "room") == 0, "memory was not short"
     shop.until_answers("plain")
 
@@ -253,8 +259,12 @@ def test_the_first_load_of_an_unknown_version_stays_within_the_budget(shop: Shop
     unknown = shop.publish("unknown-size", bytes=BUDGET_BYTES, allocate=True, load_s=0.1)
     shop.until_known("unknown-size")
     wait_until(lambda: "loading: unknown-size" in shop.log and shop.instance(unknown) is None, what="it failed")
-    shop.order(unknown)
-    wait_until(lambda: [one.content_id for one in shop.record.refusals] == [unknown.content_id], what="it failed again")
+
+    def refused() -> bool:
+        shop.order(unknown)
+        return _is_refused(shop, unknown)
+
+    wait_until(refused, what="it failed again")
     assert most_bytes(pid) <= BUDGET_BYTES + 8 * MIB
     assert not shop.is_ready(unknown)
     shop.until_answers("serves-on")
@@ -272,9 +282,13 @@ def test_an_instance_larger_than_all_memory_goes_and_its_version_fails_with_both
     numbers = re.match(r"it takes (\d+) bytes of memory, and this worker has (\d+) for models", instance.reason)
     assert numbers is not None, instance.reason
     assert int(numbers[1]) >= 2 * BUDGET_BYTES > BUDGET_BYTES > int(numbers[2])
-    assert shop.record.used_bytes < BUDGET_BYTES / 2
-    assert shop.order(huge)
-    wait_until(lambda: [one.kind for one in shop.record.refusals] == ["too_large"], what="an order is refused")
+    wait_until(lambda: shop.record.used_bytes < BUDGET_BYTES / 2, what="its memory is free")
+
+    def refused() -> bool:
+        shop.order(huge)
+        return [one.kind for one in shop.record.refusals] == ["too_large"]
+
+    wait_until(refused, what="an order is refused")
 
 
 def test_what_exceeds_the_budget_goes_also_if_it_was_loaded_a_moment_ago(shop: Shop) -> None:
@@ -305,9 +319,12 @@ def test_a_version_that_takes_more_memory_than_there_is(shop: Shop) -> None:
     shop.until_known("huge")
     wait_until(lambda: shop.instance(huge), what="it was tried")
     wait_until(lambda: {one.state for one in shop.record.instances} == {State.FAILED}, what="it has failed")
-    shop.order(huge)
-    wait_until(lambda: shop.record.refusals, what="it is refused")
-    [refusal] = shop.record.refusals
+
+    def refusals() -> tuple[RefusalRecord, ...]:
+        shop.order(huge)
+        return shop.record.refusals
+
+    [refusal] = wait_until(refusals, what="it is refused")
     assert (refusal.content_id, refusal.kind) == (huge.content_id, "too_large")
     assert "it takes " in refusal.reason
     wait_until(shop.no_demands, what="its demand has ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest, ModelConfig
 from millstream.services.queue.consumer_link import ConsumerLink
+from millstream.services.queue.death_notices import Death, publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
@@ -29,7 +31,7 @@ MODEL_BYTES = 200 * MIB
 BUDGET_BYTES = 800 * MIB  # three models and the interpreter
 ROW = np.ones((1, 4), np.float32)
 LIFE_MS = 600_000
-LEASE_S = 20.0  # no supervisor tells of the death of these workers
+LEASE_S = 40.0  # a worker that this machine lets wait is not dead; `kill` tells of one that is
 
 
 class Shop:
@@ -55,6 +57,15 @@ class Shop:
         self.worker = self._exits.enter_context(running_worker(self.stack, self.pool, index=index, settings=settings))
         pid, token = self.worker.pid, self.repository.token()
         wait_until(lambda: any(one.pid == pid and one.token == token for one in self.records), what="its record")
+
+    def kill(self) -> None:
+        """Kill the worker, and tell the gateways as its supervisor would."""
+        assert self.worker is not None
+        worker = self.record.id
+        self.worker.kill()
+        self.worker.wait()
+        address, keys = RedisAddress.unix(str(self.stack.socket)), self.keys.of_installation
+        assert asyncio.run(publish_death(address, keys, Death(worker)))
 
     def close(self) -> None:
         self._exits.close()
@@ -177,7 +188,7 @@ class Shop:
         return not self.stack.redis.exists(self.keys.demands)
 
     def infer(self, name: str) -> httpx2.Response:
-        body, headers = v2.request({"x": ROW})
+        body, headers = v2.request({"x": ROW}, parameters=v2.PATIENT)
         return self.stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
 
     def call(self, name: str) -> int:
