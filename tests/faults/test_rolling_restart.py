@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.previous_release import previous_release
 from tests.kit.scale_model import BODIES, check_answers
-from tests.kit.stack import Stack, children, running_stack, sigstopped
+from tests.kit.stack import START_S_MAX, Stack, children, has_answer, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 OURS = Path(__file__).parents[2] / "src"
@@ -38,9 +39,15 @@ INFER = "/v2/models/m/infer"
 READY = "/v2/health/ready"
 #: with these, a request that had to wait for a lease to run out would fail
 LONG_LEASES = {"queue_lease_s": 120}
-DRAIN_S = 8
+DRAIN_S = 30  # a gateway has a tenth of it for refusing what is in flight
+LONG_DRAIN_S = 300
 BUSY_S = 60  # what a machine that has much else to do may take longer
 WAIT_S = 120.0
+RESTART_S_MAX = 4 * START_S_MAX
+TRIES = 5  # to see a run while it lasts
+#: a gateway is rightly not ready if no answer came for this time: a machine may let it, or its worker, wait so long
+FRESH_S = 2.5
+GAP_S = 1.5  # between two answers of one caller, by which such a wait is recognised
 
 
 def restart(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +57,7 @@ def restart(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=child_environment({}),
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=RESTART_S_MAX,
         check=False,
     )
 
@@ -75,6 +82,7 @@ class Watch:
         self.statuses: Counter[int] = Counter()
         self.pooled: Counter[int] = Counter()
         self.processes_max = 0
+        self.unready: list[tuple[float, float]] = []  # from when to when it was asked
         self._stack = stack
         self._errors: list[BaseException] = []
         self._stopping = threading.Event()
@@ -85,22 +93,41 @@ class Watch:
         try:
             with httpx2.Client(base_url=self._stack.url, timeout=WAIT_S, limits=limits, trust_env=False) as pool:
                 while not self._stopping.wait(0.01):
-                    self.statuses[httpx2.get(self._stack.url + READY, timeout=WAIT_S, trust_env=False).status_code] += 1
+                    self._look()
                     body, headers = BODIES[0]
                     self.pooled[pool.post(INFER, content=body, headers=headers).status_code] += 1
                     self.processes_max = max(self.processes_max, len(children(self._stack.process.pid)))
         except BaseException as error:
             self._errors.append(error)
 
-    def check(self) -> None:
+    def _look(self) -> None:
+        began = time.monotonic()
+        reply = httpx2.get(self._stack.url + READY, timeout=WAIT_S, trust_env=False)
+        self.statuses[reply.status_code] += 1
+        if reply.status_code != 200:
+            self.unready.append((began, time.monotonic()))
+
+    def check(self, load: Load) -> None:
+        """Check that it was ready unless a caller had to wait, and that all answers were right."""
         if self._errors:
             raise self._errors[0]
-        assert set(self.statuses) == {200}, self.statuses
+        for began, ended in self.unready:
+            assert longest_wait_s(load, began - FRESH_S, ended) > GAP_S, "it answered, and was not ready"
+        assert self.statuses.keys() <= {200, 503}, self.statuses
         assert set(self.pooled) == {200}, self.pooled
 
 
+def longest_wait_s(load: Load, began: float, ended: float) -> float:
+    """Return the longest time between two answers of one caller within a time."""
+    longest_s = 0.0
+    for caller in {answer.caller for answer in load.answers}:
+        times = [answer.at for answer in load.answers if answer.caller == caller and began < answer.at < ended]
+        longest_s = max([longest_s, *(after - before for before, after in pairwise([began, *times, ended]))])
+    return longest_s
+
+
 @contextmanager
-def watching(stack: Stack) -> Iterator[Watch]:
+def watching(stack: Stack, load: Load) -> Iterator[Watch]:
     watch = Watch(stack)
     watch._thread.start()
     try:
@@ -108,7 +135,7 @@ def watching(stack: Stack) -> Iterator[Watch]:
     finally:
         watch._stopping.set()
         watch._thread.join(WAIT_S)
-    watch.check()
+    watch.check(load)
 
 
 @pytest.mark.parametrize(("gateways", "workers"), [(1, 1), (2, 2)])
@@ -118,7 +145,7 @@ def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, ga
         tmp_path, gateways=gateways, pools=f"cpu={workers}", models={"m": path}, settings=LONG_LEASES
     ) as stack:
         before = stack.pids()
-        with constant_load(stack.port, INFER, BODIES, callers=6) as load, watching(stack) as watch:
+        with constant_load(stack.port, INFER, BODIES, callers=6) as load, watching(stack, load) as watch:
             load.more(50)
             replaced = restarted(stack)
             load.more(50)
@@ -130,7 +157,7 @@ def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, ga
         assert {one["process"]: one["pid"] for one in replaced} == {name: after[name] for name in names}
         assert all(before[name] != after[name] for name in names)
         assert before["redis"] == after["redis"]
-        assert watch.processes_max == len(before) + 1  # never more than one beside those that serve
+        assert watch.processes_max <= len(before) + 1  # never more than one beside those that serve
         assert stack.metrics().value("millstream_batches_reclaimed_total") == 0  # what was leased went back or was run
         assert not any("restarting it" in line for line in stack.lines)  # a planned end is no death
         print(
@@ -155,7 +182,7 @@ def test_an_upgrade_from_the_previous_release_fails_no_request(tmp_path: Path) -
     ) as stack:
         before = stack.pids()
         assert releases(stack) == {previous.version}
-        with constant_load(stack.port, INFER, BODIES, callers=6) as load, watching(stack):
+        with constant_load(stack.port, INFER, BODIES, callers=6) as load, watching(stack, load):
             load.more(50)
             (tmp_path / "new").symlink_to(OURS)
             (tmp_path / "new").rename(installed)
@@ -164,7 +191,7 @@ def test_an_upgrade_from_the_previous_release_fails_no_request(tmp_path: Path) -
         check_answers(load)
         assert [one["process"] for one in replaced] == ["cpu-0", "cpu-1", "gateway-0", "gateway-1"]
         assert not set(before.values()) & {one["pid"] for one in replaced}
-        assert releases(stack) == {VERSION}
+        wait_until(lambda: releases(stack) == {VERSION}, what="only the new release is left")
         assert stack.metrics().value("millstream_batches_reclaimed_total") == 0
         assert stack.metrics().value("millstream_batches_unreadable_total") == 0
 
@@ -201,7 +228,7 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
         (served,) = (stack.home / "repository" / "models" / "m" / "1").rglob("*.onnx")
         content = served.read_bytes()
         served.chmod(0o600)
-        with constant_load(stack.port, INFER, BODIES, callers=4) as load, watching(stack):
+        with constant_load(stack.port, INFER, BODIES, callers=4) as load, watching(stack, load):
             served.write_bytes(content[:-1])  # the disk loses a byte of what the worker has long loaded
             failed = restart(stack)
             assert failed.returncode == 1
@@ -212,19 +239,19 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
             assert "sha256 differs" in failed.stderr
             assert failed.stderr.endswith("(nothing was replaced)\n")
             assert failed.stderr.count("\n") == 1
-            assert stack.pids() == before
+            wait_until(lambda: stack.pids() == before, what="the replacement is gone")
             load.more(20)
 
             served.write_bytes(content)
-            with ThreadPoolExecutor(1) as beside:
+            with ThreadPoolExecutor(1) as beside, sigstopped(before["redis"]):  # what starts now waits for it
                 restarting = beside.submit(restart, stack, "gateways")
                 known = set(before.values())
                 (new,) = wait_until(lambda: set(children(stack.process.pid)) - known, what="the replacement")
                 os.kill(new, signal.SIGKILL)
-                failed = restarting.result(WAIT_S)
+                failed = restarting.result(RESTART_S_MAX)
             assert failed.returncode == 1
             assert "gateway-0 was not replaced and keeps serving" in failed.stderr
-            assert stack.pids() == before
+            wait_until(lambda: stack.pids() == before, what="the replacement is gone")
             load.more(20)
 
             assert [one["process"] for one in restarted(stack)] == ["cpu-0", "gateway-0"]
@@ -263,7 +290,8 @@ def told(connections: Sequence[http.client.HTTPConnection]) -> list[tuple[int, s
 
 def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, gateways=2, models={"m": path}, settings=LONG_LEASES) as stack:
+    settings = LONG_LEASES | {"drain_s": LONG_DRAIN_S}
+    with running_stack(tmp_path, gateways=2, models={"m": path}, settings=settings) as stack:
         pids = stack.pids()
         leaving, staying = pids["gateway-0"], pids["gateway-1"]
         with stack.gateway(0) as gateway, constant_load(stack.port, INFER, BODIES, callers=2) as load:
@@ -283,8 +311,8 @@ def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> N
             took_s = time.monotonic() - began
             load.more(10)
         check_answers(load)
-        assert took_s < 30 + BUSY_S  # the default limit; no lease had to expire
-        print(f"20 of 20 in flight answered, {len(load.answers)} beside them; gone after {took_s:.2f} s of at most 30")
+        assert took_s < 0.9 * LONG_DRAIN_S  # no limit was reached
+        print(f"20 of 20 in flight answered, {len(load.answers)} beside them; gone after {took_s:.2f} s")
         stack.wait_for_line("gateway-0 ended with exit code 0: restarting it")
 
 
@@ -310,9 +338,14 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
     with running_stack(tmp_path, settings=LONG_LEASES | {"drain_s": 0.3}) as stack:
         stack.push("slow", path, config=json.dumps(config))
         worker = stack.pids()["cpu-0"]
-        body, headers = v2.request({"x": np.ones((1, 128), np.float32)})
-        sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(4)]
-        wait_until(lambda: _leased(stack) >= 1)  # it runs; behind so long a run nothing is taken
+        body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters=v2.PATIENT)
+        for _ in range(TRIES):
+            sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(4)]
+            # it runs; behind so long a run nothing is taken
+            wait_until(lambda: _leased(stack) or all(has_answer(one) for one in sent))  # noqa: B023
+            if _leased(stack):
+                break
+            assert told(sent) == [(200, None, None)] * 4  # before a lease was seen
         os.kill(worker, signal.SIGTERM)
         stack.wait_for_line("cpu-0 ended with exit code 3: restarting it")
         assert "it is given to other workers" in stack.logs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from typing import NamedTuple
 WAIT_S = 240.0
 #: Between an answer and the next request. Without it a few callers keep two cores busy, and other tests waiting.
 PAUSE_S = 0.01
+#: A caller whose next request comes later than this opens a new connection: a server that drains closes idle ones.
+IDLE_S_MAX = 1.0
 
 
 class Answer(NamedTuple):
@@ -21,6 +24,7 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
+    at: float  # monotonic
 
 
 class Load:
@@ -54,13 +58,18 @@ class Load:
 
     def _call(self, caller: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=WAIT_S)
-        sent = caller
+        sent, answered_at = caller, time.monotonic()
         try:
             while not self._stopping.is_set():
-                body, headers = self._bodies[sent % len(self._bodies)]
+                number = sent % len(self._bodies)
+                body, headers = self._bodies[number]
+                if time.monotonic() > answered_at + IDLE_S_MAX:
+                    connection.close()
                 connection.request("POST", self._path, body, headers)
                 reply = connection.getresponse()
-                answer = Answer(caller, sent % len(self._bodies), reply.status, dict(reply.getheaders()), reply.read())
+                status, received, content = reply.status, dict(reply.getheaders()), reply.read()
+                answered_at = time.monotonic()
+                answer = Answer(caller, number, status, received, content, answered_at)
                 with self._moved:
                     self.answers.append(answer)
                     self._moved.notify_all()

@@ -6,6 +6,7 @@ with running_stack(tmp_path, gateways=2) as stack: ...      the end checks that 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -399,6 +400,11 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def has_answer(connection: HTTPConnection) -> bool:
+    """Whether a reply has begun to come, or the connection has ended."""
+    return bool(select.select([connection.sock], [], [], 0)[0])
 
 
 def children(pid: int) -> list[int]:
