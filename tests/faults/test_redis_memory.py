@@ -23,7 +23,7 @@ def test_the_memory_of_a_burst_is_given_back(tmp_path: Path) -> None:
     with running_stack(tmp_path, settings={"shm_bytes_max": 0}) as stack:
         stack.push("blank", models.blank(tmp_path / "blank.onnx"), config='{"batching": false}')
         before = memory(stack, "used_memory_rss")
-        body = v2.request({"count": np.array([OUTPUTS // 4])})
+        body = v2.request({"count": np.array([OUTPUTS // 4])}, parameters=v2.PATIENT)
         sent = [stack.send("/v2/models/blank/infer", *body) for _ in range(REQUESTS)]
         try:
             for connection in sent:

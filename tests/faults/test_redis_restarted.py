@@ -20,6 +20,7 @@ from millstream.services.queue.server import (
 from millstream.services.queue.url import RedisAddress, client
 from tests.kit import models
 from tests.kit.load import constant_load
+from tests.kit.redis_server import START_S_MAX
 from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import running_stack, sigstopped
 from tests.kit.wait import wait_until
@@ -32,7 +33,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [*server_command(choose_binary().path, path, folder), *durable], stdout=subprocess.DEVNULL
     )
-    asyncio.run(wait_until_answers(RedisAddress.unix(str(path)), 30))
+    asyncio.run(wait_until_answers(RedisAddress.unix(str(path)), START_S_MAX))
     return process
 
 

@@ -156,7 +156,7 @@ def test_a_reply_that_comes_twice_and_late_is_answered_once(stack, links):
             wait_until(partial(links.send, lease.header.replies, reply_to(lease)))
         check(waiting)
         worker.finished.put(Finished(lease, reply_to(lease), b""))  # and through Redis
-        wait_until(lambda: stack.metrics().value(DUPLICATES) == duplicates + 2, 120)
+        wait_until(lambda: stack.metrics().value(DUPLICATES) >= duplicates + 2)
 
 
 def test_forged_messages_are_dropped(stack, links):

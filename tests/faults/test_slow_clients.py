@@ -26,12 +26,14 @@ SLOW_BODIES = 40
 SLOW_READERS = 16
 CALLERS = 3
 INFLIGHT_MAX = 8  # permits: fewer than there are slow clients of any kind
-LIMIT_S = 8  # of each kind of slowness: long enough to look at all of them while they last
-CUT_S_MAX = 60.0  # from the first connection until the last is cut off, on a machine that is busy with something else
+LIMIT_S = 40  # of each kind of slowness: long enough to look at all of them while they last
+CUT_S_MAX = 300.0  # from the first connection until the last is cut off, on a machine that is busy with something else
 FILES = 4096
 SOFT_FILES = 256  # as if started in a shell with a low limit
 X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
+BODIES = [
+    v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2), parameters=v2.PATIENT) for i in range(1, 9)
+]
 LARGE = np.zeros((1, 2 << 20), np.float32)  # 8 MiB: more than the sockets between two processes hold
 LIVE = request("GET", "/v2/health/live")
 TRICKLE_S = 0.25
@@ -69,7 +71,7 @@ async def opened(port: int, index: int) -> Wire:
 
 async def reads_nothing(port: int) -> Wire:
     """The sender of a large request, once its reply has begun to come: it was answered, and the answer is not read."""
-    body, headers = v2.request({"x": LARGE})
+    body, headers = v2.request({"x": LARGE}, parameters=v2.PATIENT)
     wire = await Wire.connect(port, receive_bytes=65536)
     await wire.send(post("/v2/models/large/infer", body, *(f"{name}: {value}" for name, value in headers.items())))
     await arrived(wire._sock)
@@ -174,6 +176,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 UPLOADS_MAX = 8
 KEY = "Authorization: Bearer key"
 SOON_S = 2
+UPLOAD_S = 30  # long enough to see that all places are taken, which an upload in between may delay
 #: what is sent at once, of requests whose rest never comes
 STUCK = {
     "upload": request("PUT", "/admin/v1/models/new/versions/1", KEY, "Content-Length: 1000000"),
@@ -246,7 +249,7 @@ def test_uploads_that_trickle_give_their_places_back(tmp_path: Path) -> None:
             wire.close()
 
     with running_stack(
-        tmp_path, settings={"http_keep_alive_s": 600, "client_stall_s_max": 2 * SOON_S, "admin_key": "key"}
+        tmp_path, settings={"http_keep_alive_s": 600, "client_stall_s_max": UPLOAD_S, "admin_key": "key"}
     ) as stack:
 
         def refused() -> bool:

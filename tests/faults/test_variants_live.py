@@ -36,7 +36,7 @@ def variant(stack: Stack) -> Path | None:
 
 
 def answer(stack: Stack) -> np.ndarray:
-    body, headers = v2.request(GIVEN)
+    body, headers = v2.request(GIVEN, parameters=v2.PATIENT)
     reply = stack.http.post("/v2/models/weighty/infer", content=body, headers=headers)
     assert reply.status_code == 200, reply.text
     return v2.outputs(reply.content, dict(reply.headers))["y"]
@@ -46,7 +46,7 @@ def start_again(stack: Stack) -> str:
     """Kill the worker; return what its successor logs until the version is ready again."""
     log = stack.home / "logs" / "cpu-0.log"
     before = len(log.read_text())
-    os.kill(stack.pids()["cpu-0"], signal.SIGKILL)
+    os.kill(wait_until(lambda: stack.pids().get("cpu-0")), signal.SIGKILL)
     wait_until(lambda: "ready: weighty" in log.read_text()[before:])
     return log.read_text()[before:]
 
@@ -59,8 +59,7 @@ def test_a_version_is_compiled_while_it_serves_and_loaded_from_there(stack: Stac
 
 
 def test_variants_are_shown(stack: Stack) -> None:
-    wait_until(lambda: variant(stack))
-    [shown] = stack.http.get("/admin/v1/models/weighty/versions/1").json()["variants"]
+    [shown] = wait_until(lambda: stack.http.get("/admin/v1/models/weighty/versions/1").json()["variants"])
     assert shown["target"] == "onnxruntime-cpu"
     assert shown["runtime"].startswith("onnxruntime ")
     assert shown["size_bytes"] > 0
@@ -78,7 +77,7 @@ def test_a_damaged_variant_is_not_loaded_and_made_again(stack: Stack) -> None:
     assert "is loaded from its variant" not in said
     np.testing.assert_array_equal(answer(stack), before)
     again = wait_until(lambda: variant(stack))
-    assert again.stat().st_size == len(content)
+    wait_until(lambda: again.stat().st_size == len(content), what="all of it is there")
 
 
 def test_variants_are_deleted_with_their_version(stack: Stack) -> None:

@@ -28,15 +28,18 @@ def test_a_worker_that_is_killed_under_load_costs_no_request(tmp_path: Path) -> 
                 stack.settled("steady", 1)
             load.more(200)
         check_answers(load)
-        workers = stack.http.get("/admin/v1/workers").json()["workers"]
-        assert {worker["pid"] for worker in workers} == {stack.pids()["cpu-0"], stack.pids()["cpu-1"]}
+
+        def listed() -> set[int]:
+            return {worker["pid"] for worker in stack.http.get("/admin/v1/workers").json()["workers"]}
+
+        wait_until(lambda: listed() == {stack.pids()["cpu-0"], stack.pids()["cpu-1"]}, what="the dead are not listed")
 
 
 def test_the_only_worker_is_killed_with_requests_in_hand(tmp_path: Path) -> None:
     path = models.slow(tmp_path / "m.onnx", rounds=2000)
     with running_stack(tmp_path, models={"slow": path}) as stack:
         x = np.random.default_rng(1).standard_normal((1, 128), np.float32)
-        body, headers = v2.request({"x": x})
+        body, headers = v2.request({"x": x}, parameters=v2.PATIENT)
         first = stack.http.post("/v2/models/slow/infer", content=body, headers=headers)
         expected = v2.outputs(first.content, first.headers)["y"]
         worker = stack.pids()["cpu-0"]

@@ -28,7 +28,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def ask(stack: Stack, model: str, **inputs: v2.Array) -> httpx2.Response:
-    body, headers = v2.request(inputs)
+    body, headers = v2.request(inputs, parameters=v2.PATIENT)
     return stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
 
 
@@ -53,7 +53,7 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
 
         assert peak_bytes(worker) <= LIMIT_BYTES + 8 * MIB  # the interpreter and the libraries included
 
-        reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
+        reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 110}, content=heavy.read_bytes())
         assert reply.json()["state"] == "standby", "it does not fit beside the others"
         assert re.fullmatch(r"it takes about \d+ bytes of memory, and \d+ of \d+ are free", reply.json()["reason"])
         refused = ask(stack, "heavy", x=row[:, :1])
