@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.kit.ports import free_port
 from tests.kit.stack import running_stack
 from tests.kit.tools import program
 from tests.kit.wait import wait_until
@@ -35,15 +36,14 @@ _FORWARDS = "proxy_http_version 1.1; proxy_set_header X-Forwarded-For $proxy_add
 def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx2.Client]:
     """A client of an nginx that passes everything on to `upstream`."""
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     config = folder / "nginx.conf"
     config.write_text(_CONFIG.format(folder=folder, port=port, upstream=upstream, directives=directives))
     process = subprocess.Popen(
         [program("nginx"), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
     )
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as client:
             wait_until(lambda: process.poll() is not None or _listens(port))
             yield client
     finally:
@@ -61,7 +61,7 @@ def _refused(client: httpx2.Client) -> None:
         reply = client.request(method, path)
         assert reply.status_code == 403, reply.text
         assert "proxy" in reply.text
-    assert client.get("/v2/health/ready").status_code == 200
+    wait_until(lambda: client.get("/v2/health/ready").status_code == 200, what="it is ready")
 
 
 def test_a_proxy_at_its_defaults_and_one_that_forwards(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,23 +14,19 @@ from millstream.services.errors import Failure
 from millstream.services.settings import child_environment, read_settings
 from tests.kit import models
 from tests.kit.application import Application
+from tests.kit.ports import free_port
+from tests.kit.wait import wait_until
 
 HEALTH = "/v1/endpoints/123/deployedModels/456"
 PREDICT = f"{HEALTH}:predict"
 SERVE = [sys.executable, "-P", "-m", "millstream.services.cli", "serve"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
     folder.mkdir()
     models.scale(folder / "any.onnx")
-    port = free_port()  # Vertex AI names the port; another process may take it meanwhile, which fails this test loudly
+    port = free_port()  # Vertex AI names the port
     environment = {
         "MILLSTREAM_HOME": str(tmp_path / "home"),
         "MILLSTREAM_WORKER_THREADS": "1",
@@ -52,9 +47,9 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
         assert process.stdout is not None
         ready = next(line for line in process.stdout if line.startswith("ready http://"))
         assert int(ready.rpartition(":")[2]) == port
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            assert client.get(HEALTH).status_code == 200
-            assert client.get(HEALTH, headers={"Host": "endpoint.platform.example"}).status_code == 200
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=300, trust_env=False) as client:
+            for headers in ({}, {"Host": "endpoint.platform.example"}):
+                wait_until(lambda: client.get(HEALTH, headers=headers).status_code == 200, what="ready")  # noqa: B023
             reply = client.post(PREDICT, json={"instances": [[1, 2], [3, 4]], "parameters": {"confidence": 0.5}})
             assert (reply.status_code, reply.json()) == (200, {"predictions": [[2.0, 4.0], [6.0, 8.0]]})
             tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
@@ -65,14 +60,14 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
             assert client.get("/admin/v1/models").status_code == 401
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == 0
 
 
 def test_a_bucket_fails_the_start_with_what_to_do(tmp_path: Path) -> None:
     environment = {"MILLSTREAM_HOME": str(tmp_path / "home"), "AIP_STORAGE_URI": "gs://bucket/model"}
     ended = subprocess.run(
-        SERVE, env=child_environment(environment), capture_output=True, text=True, timeout=60, check=False
+        SERVE, env=child_environment(environment), capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode != 0
     assert "gs://" in ended.stderr
