@@ -17,7 +17,7 @@ def test_a_large_fixed_input_is_ready_without_a_probe(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
         stack.push("large", models.identity(tmp_path / "large.onnx", "FP32", (1, _COLUMNS)))
         wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200, what="ready")
-        assert stack.http.get("/v2/models/large/ready").status_code == 200
+        wait_until(lambda: stack.http.get("/v2/models/large/ready").status_code == 200, what="the model is ready")
         sent = stack.metrics().value("millstream_segment_bytes_total", direction="gateway_out")
         assert sent < PROBE_BYTES_MAX, "no probe was sent"
 

@@ -38,15 +38,17 @@ def _infer(stack: Stack, number: int) -> list[float]:
 
 
 def test_every_model_of_a_repository_answers_with_its_own_weights(stack: Stack) -> None:
-    listed = stack.http.post("/v2/repository/index", json={}).json()
-    assert [entry["state"] for entry in listed] == ["READY"] * MODELS
+    def states() -> list[str]:
+        return [entry["state"] for entry in stack.http.post("/v2/repository/index", json={}).json()]
+
+    wait_until(lambda: states() == ["READY"] * MODELS, what="this gateway knows all of them")
     for number in range(0, MODELS, 7):
         assert _infer(stack, number) == [number + 1.0, 10.0 * (number + 1)]
 
 
 def test_an_idle_model_is_in_no_heartbeat_and_has_no_key(stack: Stack) -> None:
-    [record] = list(stack.redis.scan_iter("*:record:*"))
-    [instances] = list(stack.redis.scan_iter("*:instances:*"))
+    [record] = wait_until(lambda: list(stack.redis.scan_iter("*:record:*")), what="the worker's record")
+    [instances] = wait_until(lambda: list(stack.redis.scan_iter("*:instances:*")), what="its instances")
     assert stack.redis.hlen(instances) == MODELS
 
     def settled() -> bool:

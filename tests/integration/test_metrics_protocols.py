@@ -137,13 +137,7 @@ def test_calls_over_grpc_are_counted_by_code(stack: Stack) -> None:
             with pytest.raises(grpc.RpcError):
                 channel.unary_unary(f"/inference.GRPCInferenceService/Method{number}")(b"")
         wait_until(lambda: stack.metrics().value(CALLS, method="Watch", code="CANCELLED"), what="the watch has ended")
-    after = stack.metrics()
-    counted = {
-        (sample.labels["method"], sample.labels["code"]): increase(before, after, CALLS, **sample.labels)
-        for sample in after.samples
-        if sample.name == CALLS
-    }
-    assert {labels: count for labels, count in counted.items() if count} == {
+    expected = {
         ("ServerLive", "OK"): 1,
         ("ModelInfer", "OK"): 1,
         ("ModelInfer", "NOT_FOUND"): 1,
@@ -153,8 +147,22 @@ def test_calls_over_grpc_are_counted_by_code(stack: Stack) -> None:
         ("Watch", "CANCELLED"): 1,
         ("other", "UNIMPLEMENTED"): 3,
     }
+    # A call is counted when it has ended, which its caller may know before.
+    wait_until(lambda: _calls_since(before, stack) == expected, what="each call is counted")
+    after = stack.metrics()
     assert increase(before, after, "millstream_requests_total", protocol="grpc", outcome="ok") == 3
     assert increase(before, after, "millstream_requests_total", protocol="grpc", outcome="invalid") == 2
+
+
+def _calls_since(before: Page, stack: Stack) -> dict[tuple[str, str], float]:
+    """The calls by method and code."""
+    after = stack.metrics()
+    counted = {
+        (sample.labels["method"], sample.labels["code"]): increase(before, after, CALLS, **sample.labels)
+        for sample in after.samples
+        if sample.name == CALLS
+    }
+    return {labels: count for labels, count in counted.items() if count}
 
 
 def test_a_batch_of_several_protocols_is_counted_under_each(stack: Stack) -> None:
@@ -183,8 +191,10 @@ def test_a_batch_of_several_protocols_is_counted_under_each(stack: Stack) -> Non
 
 
 def test_every_process_is_measured(stack: Stack) -> None:
+    names, up = ("gateway-0", "worker-cpu-0"), "millstream_redis_up"
+    wait_until(lambda: all(stack.metrics().value(up, process=name) for name in names), what="Redis answers both")
     page = stack.metrics()
-    for name in ("gateway-0", "worker-cpu-0"):
+    for name in names:
         at = {"process": name}
         assert page.value("millstream_process_cpu_seconds_total", **at) > 0
         assert page.value("millstream_process_resident_memory_bytes", **at) > 10 << 20
@@ -192,7 +202,6 @@ def test_every_process_is_measured(stack: Stack) -> None:
         assert page.value("millstream_process_max_fds", **at) >= page.value("millstream_process_open_fds", **at)
         assert page.value("millstream_process_threads", **at) >= 1
         assert page.value("millstream_process_start_time_seconds", **at) > 1e9
-        assert page.value("millstream_redis_up", **at) == 1
     assert page.label_values("process") == {"gateway-0", "worker-cpu-0"}
 
 
@@ -223,7 +232,8 @@ def test_redis_that_does_not_answer_is_shown(stack: Stack) -> None:
         wait_until(lambda: not any(up().values()), what="Redis counts as away")
     wait_until(lambda: all(up().values()), what="Redis is back")
     wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200)
-    assert increase(before, stack.metrics(), "millstream_redis_reconnects_total", process="worker-cpu-0") >= 1
+    reconnects = ("millstream_redis_reconnects_total", "worker-cpu-0")
+    wait_until(lambda: increase(before, stack.metrics(), reconnects[0], process=reconnects[1]) >= 1, what="it says so")
 
 
 @pytest.mark.needs("promtool")

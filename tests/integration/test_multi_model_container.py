@@ -78,7 +78,7 @@ def test_models_take_turns_in_the_memory(stack: Stack) -> None:
     wait_until(lambda: "one" in held(stack), what="the gateway knows the worker that answered")
     assert stack.http.delete("/models/two").status_code == 200
     assert stack.http.delete("/models/one").status_code == 200
-    assert held(stack) == set()
+    wait_until(lambda: held(stack) == set(), what="the worker has unloaded both")
     assert answer(stack, "one").status_code == 404
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 from tests.kit import models
 from tests.kit.blocking import Blocking
 from tests.kit.stack import Stack
+from tests.kit.wait import wait_until
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = A * 10 + 1
@@ -64,9 +66,10 @@ def pair(*binary: bool) -> list[Any]:
 
 def test_health_and_metadata(client: Any) -> None:
     assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("tc-add")
-    assert client.is_model_ready("tc-add", "4")
+    # A busy machine may hold up the probes of one.
+    wait_until(client.is_server_ready, what="the server is ready")
+    for version in ("", "4"):
+        wait_until(partial(client.is_model_ready, "tc-add", version), what="the model is ready")
     assert not client.is_model_ready("tc-nothing")
     assert not client.is_model_ready("tc-add", "5")
     server = client.get_server_metadata()
