@@ -22,6 +22,7 @@ from tests.kit.wait import wait_until
 
 LANE_ROWS_MAX = 16
 IN_FLIGHT_MAX = 24
+TERMS = {"timeout_ms_default": 600_000}  # no request expires unless it says so
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +61,10 @@ def reply(connection: http.client.HTTPConnection) -> Reply:
 class Model:
     """A version that takes part in nothing but the test: not activated, so no readiness probe of it runs."""
 
-    def __init__(self, stack: Stack, name: str, path: Path, config: str | None = None) -> None:
+    def __init__(self, stack: Stack, name: str, path: Path, **terms: object) -> None:
         self.stack = stack
         self.name = name
-        stack.push(name, path, version=1, activate=False, config=config)
+        stack.push(name, path, version=1, activate=False, config=json.dumps({**TERMS, **terms}))
 
     def send(self, array: v2.Array, name: str = "x", timeout_us: int | None = None) -> http.client.HTTPConnection:
         parameters = None if timeout_us is None else {"timeout": timeout_us}
@@ -136,11 +137,11 @@ def test_what_expired_is_told_so_and_never_runs(stack: Stack, tmp_path: Path) ->
     model = Model(stack, "expired", models.scale(tmp_path / "m.onnx"))
     x = np.ones((1, 2), np.float32)
     with sigstopped(stack.pids()["cpu-0"]):
-        leased = model.send(x, timeout_us=200_000)
-        model.until("stream_entries", 1)
+        # The timeouts are longer than a busy machine is predicted to take, so that none is refused at once.
+        leased = model.send(x, timeout_us=3_000_000)
         patient = model.send(x)
         model.until("stream_entries", 2)
-        waiting = [model.send(np.ones((2, 2), np.float32), timeout_us=100_000) for _ in range(3)]
+        waiting = [model.send(np.ones((2, 2), np.float32), timeout_us=2_000_000) for _ in range(3)]
         for connection in (leased, *waiting):
             got = reply(connection)
             assert got.status == 504
@@ -199,7 +200,7 @@ def test_a_full_lane_refuses_and_then_the_full_gateway(stack: Stack, tmp_path: P
 
 def test_a_wait_that_would_outlast_the_deadline_is_refused_at_once(stack: Stack, tmp_path: Path) -> None:
     path = models.slow(tmp_path / "m.onnx", rounds=200_000)  # 0.3 s and more
-    model = Model(stack, "slow", path, config='{"rows_max": 1}')
+    model = Model(stack, "slow", path, rows_max=1)
     x = np.ones((1, 128), np.float32)
     with sigstopped(stack.pids()["cpu-0"]):
         accepted = model.fill_slots(x)

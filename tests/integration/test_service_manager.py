@@ -109,7 +109,7 @@ def test_start_reload_and_stop_are_told(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_watchdog_is_answered_while_a_gateway_answers(tmp_path: Path) -> None:
-    with started(f"@millstream-{secrets.token_hex(8)}", tmp_path / "home", WATCHDOG_USEC="200000") as manager:
+    with started(f"@millstream-{secrets.token_hex(8)}", tmp_path / "home", WATCHDOG_USEC="10000000") as manager:
         manager.until("READY")
         assert manager.until("WATCHDOG") == {"WATCHDOG": "1"}
         gateway = children_of(manager.process.pid)["gateway"]

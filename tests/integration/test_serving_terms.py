@@ -32,7 +32,9 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("terms"), pools=f"cpu={WORKERS}") as stack:
+    # The lease outlasts every stop: a worker that is only stopped stays a worker.
+    folder, settings = tmp_path_factory.mktemp("terms"), {"queue_lease_s": 120}
+    with running_stack(folder, pools=f"cpu={WORKERS}", settings=settings) as stack:
         yield stack
 
 
@@ -162,7 +164,7 @@ def test_few_workers_hold_a_version_that_asks_for_few(stack: Stack, tmp_path: Pa
     path = models.add_sub(tmp_path / "m.onnx")
     reply = stack.http.post(
         "/admin/v1/models/few/versions",
-        params={"wait": 30, "activate": True, "config": json.dumps({"instances_max": 1})},
+        params={"wait": 300, "activate": True, "config": json.dumps({"instances_max": 1})},
         content=path.read_bytes(),
     )
     assert reply.status_code == 201
@@ -176,11 +178,13 @@ def test_few_workers_hold_a_version_that_asks_for_few(stack: Stack, tmp_path: Pa
 
 
 def test_a_queue_policy_refuses_and_counts_as_the_reference_does(stack: Stack, tmp_path: Path) -> None:
-    config = json.dumps({"rows_max": 1, "queue": {"timeout_ms_default": 5000, "requests_max": 20}, "instances_max": 1})
+    queue = {"timeout_ms_default": 5000, "requests_max": 20}
+    terms = {"rows_max": 1, "queue": queue, "instances_max": 1, "timeout_ms_default": 600_000}
+    config = json.dumps(terms)
     path = models.slow(tmp_path / "m.onnx", rounds=20_000)  # 100 ms
     reply = stack.http.post(
         "/admin/v1/models/line/versions",
-        params={"wait": 30, "activate": True, "config": config},
+        params={"wait": 300, "activate": True, "config": config},
         content=path.read_bytes(),
     )
     assert reply.json()["state"] == "ready"
@@ -189,7 +193,8 @@ def test_a_queue_policy_refuses_and_counts_as_the_reference_does(stack: Stack, t
     body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters={"timeout": 1})
     pids = stack.pids()
     with sigstopped(*(pids[f"cpu-{index}"] for index in range(WORKERS))):  # nothing runs
-        calls = [stack.send("/v2/models/line/infer", body, headers) for _ in range(40)]
+        with sigstopped(pids["gateway-0"]):  # it finds all of them at once, however long it takes to send them
+            calls = [stack.send("/v2/models/line/infer", body, headers) for _ in range(40)]
         sockets = [call.sock for call in calls]
         # half of them are refused at once, and all but a few when their time is over
         wait_until(lambda: len(select.select(sockets, [], [], 0)[0]) > 30, what="most of them are refused")
