@@ -17,7 +17,7 @@ from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
 RACE = "/admin/v1/models/mlp/versions/1/race"
-SECONDS = "100"  # a race has the lowest priority: on a busy machine its processes take long to start
+SECONDS = "200"  # a race has the lowest priority: on a busy machine its processes take long to start
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_race_reaches_a_verdict_while_the_version_serves(stack: Stack, tmp_pat
             raise_priorities(stack)
             return stack.http.get(RACE).json()["state"] in {"decided", "failed", "cancelled"}
 
-        wait_until(over, 170)
+        wait_until(over, 400)
         found = json.loads(command.ok("race", "mlp", "--show", "--json"))
         load.more(5)
     for answer in load.answers:

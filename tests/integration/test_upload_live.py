@@ -13,6 +13,7 @@ import socket
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from onnx import numpy_helper
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models, v2
 from tests.kit.stack import Stack, assert_quiet, running_stack
-from tests.kit.wait import wait_until
+from tests.kit.wait import wait_for_none, wait_until
 
 MIB = 1 << 20
 ADMIN = "/admin/v1/models"
@@ -44,7 +45,7 @@ def stack(uploading: Stack) -> Iterator[Stack]:
     yield uploading
     assert_quiet(uploading)
     assert not uploading.redis.exists(InstallationKeys(uploading.installation).uploads)
-    assert staged(uploading) == []
+    wait_for_none(lambda: staged(uploading))
 
 
 def staged(stack: Stack) -> list[Path]:
@@ -85,7 +86,7 @@ def published(stack: Stack) -> list[tuple[str, int, int, str]]:
 def test_raw_bytes_with_their_digest(stack: Stack, scale: Callable[[float], bytes]) -> None:
     content = scale(2.0)
     digest = hashlib.sha256(content).hexdigest()
-    reply = stack.http.put(f"{ADMIN}/raw/versions/3?wait=60", content=content, headers={"X-Content-SHA256": digest})
+    reply = stack.http.put(f"{ADMIN}/raw/versions/3?wait=300", content=content, headers={"X-Content-SHA256": digest})
     assert reply.status_code == 201
     assert reply.headers["location"] == f"{ADMIN}/raw/versions/3"
     document = reply.json()
@@ -93,7 +94,7 @@ def test_raw_bytes_with_their_digest(stack: Stack, scale: Callable[[float], byte
     assert doubled(stack, "raw") == [[2, 4]]
     # the next number, sent in chunks of unknown total
     pieces = (scale(3.0)[i : i + 50] for i in range(0, len(content), 50))
-    reply = stack.http.post(f"{ADMIN}/raw/versions?wait=60", content=pieces)
+    reply = stack.http.post(f"{ADMIN}/raw/versions?wait=300", content=pieces)
     assert (reply.status_code, reply.json()["version"]) == (201, 4)
     stack.settled("raw", 4)
     assert doubled(stack, "raw") == [[3, 6]]
@@ -102,7 +103,7 @@ def test_raw_bytes_with_their_digest(stack: Stack, scale: Callable[[float], byte
 def test_a_form_with_its_config(stack: Stack, scale: Callable[[float], bytes]) -> None:
     config = json.dumps({"rows_max": 4})
     files: dict[str, Any] = {"model": ("m.onnx", scale(2.0)), "config": (None, config)}
-    reply = stack.http.post(f"{ADMIN}/form/versions?wait=60", files=files)
+    reply = stack.http.post(f"{ADMIN}/form/versions?wait=300", files=files)
     assert reply.status_code == 201, reply.text
     assert (reply.json()["state"], reply.json()["rows_max"]) == ("ready", 4)
     stack.settled("form", 1)
@@ -142,7 +143,7 @@ def test_an_archive_with_external_data(stack: Stack, tmp_path: Path, kind: str) 
     model, weights = external(tmp_path)
     content = archive(kind, {"model.onnx": model, "weights.bin": weights})
     name = f"external-{kind}"
-    reply = stack.http.post(f"{ADMIN}/{name}/versions?wait=60", content=content)
+    reply = stack.http.post(f"{ADMIN}/{name}/versions?wait=300", content=content)
     assert (reply.status_code, reply.json().get("state")) == (201, "ready"), reply.text
     stack.settled(name, 1)
     assert doubled(stack, name) == [[5, 10]]
@@ -227,7 +228,7 @@ def test_activate_and_delete(stack: Stack, tmp_path: Path, scale: Callable[[floa
 
 def head(stack: Stack, name: str, size_bytes: int) -> bytes:
     lines = (
-        f"PUT {ADMIN}/{name}/versions/1?wait=60 HTTP/1.1",
+        f"PUT {ADMIN}/{name}/versions/1?wait=300 HTTP/1.1",
         "Host: 127.0.0.1",
         "Authorization: Bearer sesame",
         f"Content-Length: {size_bytes}",
@@ -237,7 +238,7 @@ def head(stack: Stack, name: str, size_bytes: int) -> bytes:
 
 def test_an_upload_in_progress_is_visible_to_all_and_then_ready(stack: Stack, scale: Callable[[float], bytes]) -> None:
     content = scale(2.0)
-    with socket.create_connection(("127.0.0.1", stack.port), 60) as wire:
+    with socket.create_connection(("127.0.0.1", stack.port), 300) as wire:
         wire.sendall(head(stack, "watched", len(content)) + content[:20])
         for number in range(2):
             with stack.gateway(number) as gateway:
@@ -259,7 +260,7 @@ def _document(http_: httpx2.Client, name: str) -> dict[str, Any] | None:
 
 def test_a_caller_that_goes_away_leaves_nothing(stack: Stack, scale: Callable[[float], bytes]) -> None:
     content = scale(2.0)
-    with socket.create_connection(("127.0.0.1", stack.port), 60) as wire:
+    with socket.create_connection(("127.0.0.1", stack.port), 300) as wire:
         wire.sendall(head(stack, "left", len(content)) + content[:-1])
         wait_until(lambda: staged(stack))
         wait_until(lambda: _document(stack.http, "left"))
@@ -270,14 +271,15 @@ def test_a_caller_that_goes_away_leaves_nothing(stack: Stack, scale: Callable[[f
 def test_a_gateway_that_crashes_half_way_through_leaves_nothing(tmp_path: Path) -> None:
     content = models.scale(tmp_path / "scale.onnx").read_bytes()
     with running_stack(tmp_path, settings={"admin_key": "sesame"}) as stack:
-        with socket.create_connection(("127.0.0.1", stack.port), 60) as wire:
+        with socket.create_connection(("127.0.0.1", stack.port), 300) as wire:
             wire.sendall(head(stack, "crashed", len(content)) + content[:-1])
             wait_until(lambda: staged(stack))
             wait_until(lambda: _document(stack.http, "crashed"))
             pid = stack.pids()["gateway-0"]
             os.kill(pid, signal.SIGKILL)
             stack.wait_for_line("gateway-0 was ended by SIGKILL: restarting it")
-            assert wire.recv(1) == b""
+            with suppress(ConnectionResetError):  # what the gateway had not read yet is lost with it
+                assert wire.recv(1) == b""
         wait_until(lambda: stack.pids().get("gateway-0", pid) != pid)
         wait_until(lambda: not staged(stack), what="nothing is staged")
         wait_until(lambda: _document(stack.http, "crashed") is None, what="the upload is not shown")
@@ -290,8 +292,9 @@ def test_a_gateway_that_crashes_half_way_through_leaves_nothing(tmp_path: Path) 
 def test_the_key_is_asked_for(stack: Stack, scale: Callable[[float], bytes]) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}):
         for method, path in (("GET", ADMIN), ("DELETE", f"{ADMIN}/x"), ("GET", "/admin/v1/workers")):
-            reply = httpx2.request(method, stack.url + path, headers=headers, trust_env=False)
+            reply = httpx2.request(method, stack.url + path, headers=headers, timeout=300, trust_env=False)
             refused(reply, 401, "key")
-        reply = httpx2.put(f"{stack.url}{ADMIN}/x/versions/1", content=scale(2.0), headers=headers, trust_env=False)
-        refused(reply, 401, "key")
-    assert httpx2.get(f"{stack.url}/v2/health/ready", trust_env=False).status_code == 200
+        upload = f"{stack.url}{ADMIN}/x/versions/1"
+        refused(httpx2.put(upload, content=scale(2.0), headers=headers, timeout=300, trust_env=False), 401, "key")
+    ready = f"{stack.url}/v2/health/ready"
+    wait_until(lambda: httpx2.get(ready, timeout=300, trust_env=False).status_code == 200, what="it needs no key")
