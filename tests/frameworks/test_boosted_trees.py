@@ -28,7 +28,7 @@ PRICES = (Y * 1.5 + 10).astype(np.float32)
 
 def pushed(stack: Stack, path: Path, rows: Any) -> dict[str, Any]:
     with Client(stack.url) as client:
-        version = client.push(path.stem, path, wait_s=60)
+        version = client.push(path.stem, path, wait_s=300)
         assert version["imported"] is not None
         name = version["inputs"][0]["name"]
         return dict(client.predict(path.stem, {name: rows}))

@@ -178,9 +178,9 @@ def test_expressions_that_do_not_end_block_their_version_alone(stack: Stack, fol
     split = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolated", "invert": False}
     (folder / "tokenizer.json").write_text(tokenizer(pre_tokenizer=split, normalizer=None))
     with Client(stack.url) as client:
-        client.push("endless", folder, wait_s=60)
+        client.push("endless", folder, wait_s=300)
         shutil.copyfile(TOKENIZER, folder / "tokenizer.json")
-        client.push("neighbour", folder, wait_s=60)
+        client.push("neighbour", folder, wait_s=300)
     endless = stack.http.post("/v1/embeddings", json={"model": "endless", "input": "a" * 5000 + "!"}, timeout=120)
     assert endless.status_code in {200, 400, 504}, endless.text
     reply = stack.http.post("/v1/embeddings", json={"model": "neighbour", "input": "hello world"}, timeout=120)

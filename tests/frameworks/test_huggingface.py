@@ -83,7 +83,7 @@ def test_minilm_embeds_texts_as_sentence_transformers_does(stack: Stack) -> None
 )
 def test_encoders_answer_as_transformers_does(client: Client, tmp_path: Path, name: str, more: Any) -> None:
     model = small(tmp_path / "model", name, **more)
-    version = client.push(name.lower(), tmp_path / "model", wait_s=60)
+    version = client.push(name.lower(), tmp_path / "model", wait_s=300)
     output = "logits" if "Classification" in name else "last_hidden_state"
     assert [spec["name"] for spec in version["outputs"]] == [output]
     assert version["batching_decided"] in {"proven", "off"}
@@ -122,7 +122,7 @@ def test_a_classifier_answers_texts_as_its_pipeline_does(
     tokenizer = fast_tokenizer(kind, texts[:2])
     tokenizer.save_pretrained(tmp_path / "model")
     name = f"texts-{kind.lower()}"
-    client.push(name, tmp_path / "model", wait_s=60)
+    client.push(name, tmp_path / "model", wait_s=300)
     judge = transformers.pipeline(
         "text-classification", model=model, tokenizer=tokenizer, top_k=None, function_to_apply="none", truncation=True
     )
@@ -141,13 +141,13 @@ def test_a_classifier_answers_texts_as_its_pipeline_does(
 
 def test_labels_are_named(client: Client, tmp_path: Path) -> None:
     small(tmp_path / "model", "BertForSequenceClassification", id2label={0: "bad", 1: "good"}, label2id={})
-    version = client.push("labels", tmp_path / "model", wait_s=60)
+    version = client.push("labels", tmp_path / "model", wait_s=300)
     assert any("0 bad, 1 good" in note for note in version["notes"])
 
 
 def test_a_folder_without_a_tokenizer_takes_token_ids(stack: Stack, client: Client, tmp_path: Path) -> None:
     small(tmp_path / "model", "BertModel")
-    version = client.push("ids", tmp_path / "model", wait_s=60)
+    version = client.push("ids", tmp_path / "model", wait_s=300)
     assert any("no tokenizer.json" in note for note in version["notes"])
     reply = stack.http.post("/v1/embeddings", json={"model": "ids", "input": [[5, 6, 7]]})
     assert len(reply.json()["data"][0]["embedding"]) == 32
@@ -158,7 +158,7 @@ def test_texts_are_cut_to_the_positions_that_a_model_has(stack: Stack, client: C
     folder = tmp_path / "model"
     model = small(folder, "RobertaModel", vocab_size=30522, max_position_embeddings=18, type_vocab_size=1)
     shutil.copyfile(MINILM / "tokenizer.json", folder / "tokenizer.json")
-    client.push("positions", folder, wait_s=60)
+    client.push("positions", folder, wait_s=300)
     reply = stack.http.post("/v1/embeddings", json={"model": "positions", "input": "water " * 100})
     assert reply.status_code == 200, reply.text
     assert reply.json()["usage"]["prompt_tokens"] == model.config.max_position_embeddings - 2
@@ -186,7 +186,7 @@ def test_folders_with_code_are_refused_unless_allowed(client: Client, tmp_path: 
     said = refusal(client, folder)
     assert "code.py" in said
     assert "--allow-code" in said
-    version = client.push("mine", folder, allow_code=True, wait_s=60)
+    version = client.push("mine", folder, allow_code=True, wait_s=300)
     assert version["state"] == "ready"
     ids = np.array([[5, 6, 7]])
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
@@ -220,7 +220,7 @@ def test_folders_without_usable_weights_are_refused(client: Client, tmp_path: Pa
     assert "model.safetensors is missing" in refusal(client, folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     assert "--allow-pickle" in refusal(client, folder)
-    assert client.push("pickled", folder, allow_pickle=True, wait_s=60)["state"] == "ready"
+    assert client.push("pickled", folder, allow_pickle=True, wait_s=300)["state"] == "ready"
     content = bytes(range(200))
     (folder / "model.safetensors").write_bytes(content)
     assert "damaged" in refusal(client, folder)

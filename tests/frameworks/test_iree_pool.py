@@ -65,6 +65,6 @@ def test_concurrent_requests_are_answered(stack: Stack) -> None:
 def test_a_worker_that_was_killed_compiles_again(stack: Stack) -> None:
     worker = stack.pids()["iree-0"]
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: stack.pids().get("iree-0", worker) != worker, 60)
+    wait_until(lambda: stack.pids().get("iree-0", worker) != worker)
     wait_until(lambda: instances(stack) == ["ready"], 400, what="it is compiled again")
     test_a_function_answers_as_numpy_does_for_each_number_of_rows(stack)

@@ -28,7 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def upload(stack: Stack, name: str, content: bytes, config: Any = None) -> tuple[int, dict[str, Any]]:
-    query = {"wait": "60"} | ({"config": json.dumps(config)} if config else {})
+    query = {"wait": "300"} | ({"config": json.dumps(config)} if config else {})
     reply = stack.http.post(f"/admin/v1/models/{name}/versions", params=query, content=content)
     return reply.status_code, reply.json()
 

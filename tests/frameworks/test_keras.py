@@ -46,7 +46,7 @@ def test_a_cnn_answers_as_keras_does(client: Client, tmp_path: Path) -> None:
     found = layers.MaxPooling2D()(layers.BatchNormalization()(found))
     found = layers.Dropout(0.3)(layers.GlobalAveragePooling2D()(found))
     model = keras.Model(image, layers.Dense(5, activation="softmax", name="classes")(found))
-    version = client.push("cnn", saved(tmp_path / "cnn", model), wait_s=60)
+    version = client.push("cnn", saved(tmp_path / "cnn", model), wait_s=300)
     assert version["imported"] is not None
     assert version["imported"]["importer"] == "Keras"
     assert version["batching_decided"] == "proven"
@@ -62,7 +62,7 @@ def test_several_inputs_and_outputs(client: Client, tmp_path: Path) -> None:
     both = layers.Concatenate()([vector, numbers])
     outputs = [layers.Dense(2, name="first")(both), layers.Dense(1, activation="sigmoid", name="second")(both)]
     model = keras.Model([words, numbers], outputs)
-    client.push("two", saved(tmp_path / "two", model), wait_s=60)
+    client.push("two", saved(tmp_path / "two", model), wait_s=300)
     given = {"words": np.array([[1, 2, 3, 4, 5], [9, 0, 0, 1, 2]], np.int32), "numbers": np.ones((2, 3), np.float32)}
     expected = model.predict(given, verbose=0)
     answered = client.predict("two", given)

@@ -71,4 +71,4 @@ def test_a_compiler_ends_with_a_caller_that_is_killed(target, make, compiler, tm
         group = int(caller.stdout.readline())
         wait_until(lambda: stop_program(group, compiler), 300, what=f"{compiler} runs")
         caller.kill()
-        wait_for_none(lambda: members(group), 60)
+        wait_for_none(lambda: members(group))

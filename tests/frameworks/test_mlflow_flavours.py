@@ -67,7 +67,7 @@ def test_the_flavour_keras(client: Client, tmp_path: Path) -> None:
     flavours = {"keras": {"data": "data", "keras_version": keras.__version__, "keras_backend": "torch"}}
     content = (tmp_path / "model.keras").read_bytes()
     folder = mlflow_folder(tmp_path / "model", flavours, {"data/model.keras": content})
-    version = client.push("mlflow-keras", folder, wait_s=60)
+    version = client.push("mlflow-keras", folder, wait_s=300)
     assert version["imported"] is not None
     assert version["imported"]["producer"].startswith("MLflow 3.5.0 (keras)")
     expected = model.predict(ROWS, verbose=0)
@@ -81,12 +81,12 @@ def test_the_flavour_pytorch(client: Client, tmp_path: Path) -> None:
         expected = model(torch.from_numpy(ROWS)).numpy()
     exported = torch.export.export(model, (torch.ones(2, 4),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     files = {"data/model.pt2": written(lambda file: torch.export.save(exported, file))}
-    client.push("mlflow-exported", mlflow_folder(tmp_path / "exported", flavours, files), wait_s=60)
+    client.push("mlflow-exported", mlflow_folder(tmp_path / "exported", flavours, files), wait_s=300)
     assert np.allclose(client.predict("mlflow-exported", {"input": ROWS})["output_0"], expected, rtol=1e-3, atol=1e-5)
 
     files = {"data/model.pth": written(lambda file: torch.jit.save(torch.jit.script(model), file))}
     scripted = mlflow_folder(tmp_path / "scripted", flavours, files)
-    client.push("mlflow-scripted", scripted, inputs=["input:FP32:-1,4"], wait_s=60)
+    client.push("mlflow-scripted", scripted, inputs=["input:FP32:-1,4"], wait_s=300)
     assert np.allclose(client.predict("mlflow-scripted", {"input": ROWS})["output_0"], expected, rtol=1e-3, atol=1e-5)
 
     files = {"data/model.pth": written(lambda file: torch.save(model, file))}
@@ -106,7 +106,7 @@ def test_the_flavour_transformers_finds_the_tokenizer(stack: Stack, client: Clie
         {"components/tokenizer/tokenizer.json": TOKENIZER.read_bytes()},
     )
     model.save_pretrained(folder / "model")
-    client.push("mlflow-bert", folder, wait_s=60)
+    client.push("mlflow-bert", folder, wait_s=300)
     reply = stack.http.post("/v1/embeddings", json={"model": "mlflow-bert", "input": ["hello world"]})
     assert reply.status_code == 200, reply.text
     assert len(reply.json()["data"][0]["embedding"]) == 32
@@ -121,7 +121,7 @@ def test_the_runtimes_of_mlserver_for_mlflow_and_hugging_face(client: Client, tm
     mlflow_folder(outer / "model", flavours, {"model.ubj": (tmp_path / "model.ubj").read_bytes()})
     settings = {"name": "m", "implementation": "mlserver_mlflow.MLflowRuntime", "parameters": {"uri": "./model"}}
     (outer / "model-settings.json").write_text(json.dumps(settings))
-    client.push("mlserver-mlflow", outer, wait_s=60)
+    client.push("mlserver-mlflow", outer, wait_s=300)
     answered = client.predict("mlserver-mlflow", {"input": ROWS})
     assert answered["label"].tolist() == booster.predict(ROWS).tolist()
 
@@ -137,7 +137,7 @@ def test_the_runtimes_of_mlserver_for_mlflow_and_hugging_face(client: Client, tm
         "parameters": {"uri": "./model", "extra": extra},
     }
     (hugging / "model-settings.json").write_text(json.dumps(settings))
-    version = client.push("mlserver-bert", hugging, wait_s=60)
+    version = client.push("mlserver-bert", hugging, wait_s=300)
     assert any("extra" in note for note in version["notes"])
     ids = np.array([[5, 6, 7]])
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
@@ -159,7 +159,7 @@ def test_boosted_trees_in_a_pipeline_of_scikit_learn(client: Client, tmp_path: P
     }[library]()
     model = make_pipeline(StandardScaler(), last).fit(X, Y)
     joblib.dump(model, tmp_path / "model.joblib")
-    version = client.push(f"pipeline-{library}", tmp_path / "model.joblib", allow_pickle=True, wait_s=60)
+    version = client.push(f"pipeline-{library}", tmp_path / "model.joblib", allow_pickle=True, wait_s=300)
     assert version["imported"] is not None
     assert version["imported"]["importer"] == "scikit-learn"
     answered = client.predict(f"pipeline-{library}", {"input": ROWS})

@@ -57,7 +57,7 @@ def test_an_archive_of_torchserve(client: Client, tmp_path: Path) -> None:
     described = {"modelName": "m", "serializedFile": "m.pt", "handler": "handler.py", "extraFiles": "labels.txt"}
     files = {"m.pt": content, "handler.py": b"raise SystemExit", "labels.txt": b"a\nb\nc"}
     path = mar(tmp_path / "m.mar", described, files)
-    version = client.push("mar", path, inputs=["input:FP32:-1,4"], wait_s=60)
+    version = client.push("mar", path, inputs=["input:FP32:-1,4"], wait_s=300)
     assert any("handler.py" in note for note in version["notes"])
     x = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
     expected = model(torch.from_numpy(x)).detach().numpy()
@@ -67,7 +67,7 @@ def test_an_archive_of_torchserve(client: Client, tmp_path: Path) -> None:
 def test_an_archive_of_torchserve_with_onnx(client: Client, tmp_path: Path) -> None:
     content = mlp(tmp_path / "m.onnx").read_bytes()
     path = mar(tmp_path / "m.mar", {"serializedFile": "m.onnx", "handler": "h.py"}, {"m.onnx": content})
-    assert client.push("onnx-mar", path, wait_s=60)["state"] == "ready"
+    assert client.push("onnx-mar", path, wait_s=300)["state"] == "ready"
 
 
 def test_archives_of_torchserve_that_cannot_run(client: Client, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_folder_of_mlserver(client: Client, tmp_path: Path) -> None:
     (folder / "model-settings.json").write_text(json.dumps(settings))
     with pytest.raises(Failure, match="--allow-pickle"):
         client.push("mlserver", folder)
-    client.push("mlserver", folder, allow_pickle=True, wait_s=60)
+    client.push("mlserver", folder, allow_pickle=True, wait_s=300)
     rows = X[::20].astype(np.float32)
     answered = client.predict("mlserver", {"input": rows})
     assert answered["label"].ravel().tolist() == model.predict(rows).tolist()
@@ -122,7 +122,7 @@ def test_a_folder_of_tensorflow_serving(client: Client, tmp_path: Path) -> None:
         module = Twice()
         module.factor = tensorflow.constant(factor)
         tensorflow.saved_model.save(module, str(tmp_path / "model" / number), signatures=module.__call__)
-    version = client.push("serving", tmp_path / "model", wait_s=60)
+    version = client.push("serving", tmp_path / "model", wait_s=300)
     assert any("the versions 1, too" in note for note in version["notes"])
     x = np.ones((3, 4), np.float32)
     assert np.allclose(client.predict("serving", {"x": x})["y"], 3 * x)

@@ -99,7 +99,7 @@ def test_a_cnn_is_served_as_onnx_and_shares_runs(stack: Stack, client: Client, t
 def test_a_transformer_takes_sequences_of_any_length(client: Client, tmp_path: Path) -> None:
     model = Transformer().eval()
     path = program(tmp_path / "t.pt2", model, torch.randint(0, 100, (2, 7)), {0: DYNAMIC, 1: DYNAMIC})
-    version = client.push("transformer", path, wait_s=60)
+    version = client.push("transformer", path, wait_s=300)
     assert version["batching_decided"] == "proven"
     for rows, tokens in ((1, 1), (3, 12), (2, 40)):
         ids = np.random.default_rng(tokens).integers(0, 100, (rows, tokens))
@@ -119,14 +119,14 @@ def test_what_onnx_lacks_is_served_by_pytorch(tmp_path: Path) -> None:
     model = SingularValues().eval()
     path = program(tmp_path / "m.pt2", model, torch.randn(2, 3, 3), {0: DYNAMIC})
     with running_stack(tmp_path / "stack", pools="cpu=1,torch=1,backend=torch") as stack, Client(stack.url) as client:
-        version = client.push("values", path, wait_s=60)
+        version = client.push("values", path, wait_s=300)
         assert any("aten._linalg_svd" in note for note in version["notes"])
         x = np.random.default_rng(1).standard_normal((1, 3, 3)).astype(np.float32)
         expected = model(torch.from_numpy(x)).numpy()
         assert np.allclose(client.predict("values", {"x": x})["output_0"], expected, rtol=1e-3, atol=1e-5)
         # A pool that the configuration names decides the form
         path = program(tmp_path / "cnn.pt2", Cnn().eval(), torch.randn(2, 3, 32, 32), {0: DYNAMIC})
-        named = client.push("cnn", path, config={"pools": ["torch"]}, wait_s=60)
+        named = client.push("cnn", path, config={"pools": ["torch"]}, wait_s=300)
         assert (named["state"], named["notes"][:1]) == ("ready", named["notes"][:1])
 
 
@@ -139,7 +139,7 @@ def test_torchscript_is_served_with_declared_inputs(client: Client, tmp_path: Pa
     torch.jit.save(script, path)
     said = refusal(client, path)
     assert ("--input image:FP32:-1,3,16,16" if form == "traced" else "--input image:FP32:-1,3,224,224") in said
-    version = client.push(form, path, inputs=["image:FP32:-1,3,-1,-1"], wait_s=60)
+    version = client.push(form, path, inputs=["image:FP32:-1,3,-1,-1"], wait_s=300)
     assert version["batching_decided"] == "proven"
     images = np.random.default_rng(1).standard_normal((3, 3, 24, 20), np.float32)
     with torch.inference_mode():

@@ -51,14 +51,14 @@ def test_a_folder_that_tensorflow_saved_is_served_in_one_command(stack: Stack, s
 def test_an_archive_of_the_folder_is_served(stack: Stack, saved: Path, tmp_path: Path, archive: str) -> None:
     file = Path(shutil.make_archive(str(tmp_path / "model"), archive, saved))
     with Client(stack.url) as client:
-        client.push(f"archive-{archive}", file, wait_s=60)
+        client.push(f"archive-{archive}", file, wait_s=300)
     check_answers(stack, f"archive-{archive}", saved)
 
 
 def test_a_tensorflow_lite_file_is_served(stack: Stack, saved: Path, tmp_path: Path) -> None:
     path = tensorflow_models.lite(saved, tmp_path / "cnn.tflite")
     with Client(stack.url) as client:
-        version = client.push("lite", path, wait_s=60)
+        version = client.push("lite", path, wait_s=300)
     assert version["imported"] is not None
     check_answers(stack, "lite", saved)
 
@@ -67,13 +67,13 @@ def test_a_damaged_model_leaves_nothing_and_the_version_before_serves(
     stack: Stack, saved: Path, tmp_path: Path
 ) -> None:
     with Client(stack.url) as client:
-        client.push("kept", saved, wait_s=60)
+        client.push("kept", saved, wait_s=300)
         broken = tmp_path / "broken"
         shutil.copytree(saved, broken)
         weights = broken / "variables" / "variables.data-00000-of-00001"
         weights.write_bytes(weights.read_bytes()[:40])
         with pytest.raises(Failure, match="cannot load the SavedModel"):
-            client.push("kept", broken, wait_s=60)
+            client.push("kept", broken, wait_s=300)
     check_answers(stack, "kept", saved)
     assert not list((stack.home / "repository").glob("staging/*"))
 
@@ -81,7 +81,7 @@ def test_a_damaged_model_leaves_nothing_and_the_version_before_serves(
 def test_a_folder_of_tensorflow_serving_is_served(stack: Stack, saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "base" / "7")
     with Client(stack.url) as client:
-        client.push("serving", tmp_path / "base", wait_s=60)
+        client.push("serving", tmp_path / "base", wait_s=300)
     check_answers(stack, "serving", saved)
 
 
@@ -92,7 +92,7 @@ def test_what_onnx_cannot_say_is_served_by_openvino(tmp_path: Path) -> None:
         tmp_path / "m", lambda x: {"y": tf.math.xlog1py(x, tf.abs(x))}, "float32", [None, 2], "serving_default"
     )
     with running_stack(tmp_path, pools="ov=1,backend=openvino") as stack, Client(stack.url) as client:
-        version = client.push("model", folder, wait_s=60)
+        version = client.push("model", folder, wait_s=300)
         assert version["imported"] is not None
         x = np.array([[1, 2], [3, 0]], np.float32)
         found = client.predict("model", {"x": x})["y"]

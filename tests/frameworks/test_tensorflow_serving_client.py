@@ -65,7 +65,7 @@ def test_predict(prediction: Any) -> None:
     request.model_spec.name = "add"
     request.inputs["a"].CopyFrom(tf.make_tensor_proto(A))
     request.inputs["b"].CopyFrom(tf.make_tensor_proto(B))
-    reply = prediction.Predict(request, timeout=60)
+    reply = prediction.Predict(request, timeout=300)
     np.testing.assert_array_equal(tf.make_ndarray(reply.outputs["sum"]), A + B)
     np.testing.assert_array_equal(tf.make_ndarray(reply.outputs["difference"]), A - B)
     assert reply.model_spec.version.value == 1
@@ -75,15 +75,15 @@ def test_classify_regress_and_both(prediction: Any) -> None:
     request = classification_pb2.ClassificationRequest()
     request.model_spec.name = "scores"
     request.input.example_list.examples.append(example([1, 2]))
-    [row] = prediction.Classify(request, timeout=60).result.classifications
+    [row] = prediction.Classify(request, timeout=300).result.classifications
     assert [(one.label, one.score) for one in row.classes] == [("0", 2), ("1", 4)]
     regress = regression_pb2.RegressionRequest()
     regress.model_spec.name = "value"
     regress.input.example_list.examples.append(example([3]))
-    assert [one.value for one in prediction.Regress(regress, timeout=60).result.regressions] == [6]
+    assert [one.value for one in prediction.Regress(regress, timeout=300).result.regressions] == [6]
     both = inference_pb2.MultiInferenceRequest(input=regress.input)
     both.tasks.add(method_name="tensorflow/serving/regress").model_spec.name = "value"
-    [answer] = prediction.MultiInference(both, timeout=60).results
+    [answer] = prediction.MultiInference(both, timeout=300).results
     assert answer.regression_result.regressions[0].value == 6
 
 
@@ -91,13 +91,13 @@ def test_metadata_and_status(prediction: Any, channel: grpc.Channel) -> None:
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "add"
     described = get_model_metadata_pb2.SignatureDefMap()
-    assert prediction.GetModelMetadata(request, timeout=60).metadata["signature_def"].Unpack(described)
+    assert prediction.GetModelMetadata(request, timeout=300).metadata["signature_def"].Unpack(described)
     signature = described.signature_def["serving_default"]
     assert tf.dtypes.as_dtype(signature.inputs["a"].dtype) is tf.float32
     assert tf.TensorShape(signature.outputs["sum"].tensor_shape).as_list() == [None, 4]
     status = get_model_status_pb2.GetModelStatusRequest()
     status.model_spec.name = "add"
-    [found] = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(status, timeout=60).model_version_status
+    [found] = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(status, timeout=300).model_version_status
     assert found.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
 
 
@@ -105,7 +105,7 @@ def test_an_unknown_model(prediction: Any) -> None:
     request = predict_pb2.PredictRequest()
     request.model_spec.name = "nothing"
     with pytest.raises(grpc.RpcError, match="Servable not found") as caught:
-        prediction.Predict(request, timeout=60)
+        prediction.Predict(request, timeout=300)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -126,7 +126,7 @@ def test_every_datatype_as_tensorflow_writes_it(stack: Stack, tmp_path: Path, pr
     for number, kind in enumerate(kinds.values()):
         sent[number] = tf.cast([[0, 1, 1]], kind) if kind is not tf.string else tf.constant([["a", "", "é"]])
         request.inputs[f"x{number}"].CopyFrom(tf.make_tensor_proto(sent[number]))
-    reply = prediction.Predict(request, timeout=60)
+    reply = prediction.Predict(request, timeout=300)
     for number, value in sent.items():
         np.testing.assert_array_equal(tf.make_ndarray(reply.outputs[f"y{number}"]), value.numpy())
 

@@ -53,15 +53,15 @@ def archive() -> bytes:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     try:
-        with running_stack(tmp_path, settings={"worker_memory": "8GiB"}) as stack:
+        with running_stack(tmp_path, settings={"worker_memory": "8GiB", "check_s_max": 600}) as stack:
             yield stack
     finally:
         rmtree(tmp_path / "home")  # pytest keeps the folders of its last runs
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_it_is_checked_loaded_and_answers_and_its_race_says_what_memory_it_takes(stack: Stack) -> None:
-    reply = stack.http.post("/admin/v1/models/large/versions", params={"wait": 200}, content=archive(), timeout=400)
+    reply = stack.http.post("/admin/v1/models/large/versions", params={"wait": 600}, content=archive(), timeout=1300)
     assert reply.status_code == 201, reply.text
     assert reply.json()["size_bytes"] > ROWS * ROW_BYTES > 1 << 31
     assert (reply.json()["state"], reply.json()["batching_decided"]) == ("ready", "proven")

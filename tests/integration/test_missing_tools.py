@@ -54,7 +54,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=500,
         )
 
     def make(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,7 @@ def test_a_model_of_scikit_learn_answers_the_four_bodies_by_name(stack: Stack, t
     with Client(stack.url) as client:
         with pytest.raises(Failure, match="--allow-pickle"):
             client.push("mlflow-iris", sklearn_folder(tmp_path / "model"))
-        version = client.push("mlflow-iris", tmp_path / "model", allow_pickle=True, wait_s=60)
+        version = client.push("mlflow-iris", tmp_path / "model", allow_pickle=True, wait_s=300)
     assert version["imported"] is not None
     assert version["imported"]["producer"].startswith("MLflow 3.5.0 (sklearn), scikit-learn ")
     turned = list(reversed(COLUMNS))
@@ -69,7 +69,7 @@ def test_a_folder_may_come_as_an_archive(stack: Stack, tmp_path: Path, form: str
     archive = shutil.make_archive(str(tmp_path / "packed"), form, root, top)
     name = f"mlflow-{form}-{'below' if top != '.' else 'top'}"
     with Client(stack.url) as client:
-        version = client.push(name, archive, allow_pickle=True, wait_s=60)
+        version = client.push(name, archive, allow_pickle=True, wait_s=300)
     assert version["imported"] is not None
     assert version["imported"]["producer"].startswith("MLflow 3.5.0 (sklearn)")
     predictions = invoke(stack, {"instances": ROWS.tolist()}, name)["predictions"]
@@ -78,7 +78,7 @@ def test_a_folder_may_come_as_an_archive(stack: Stack, tmp_path: Path, form: str
 
 def test_a_column_that_the_model_does_not_have_is_named(stack: Stack, tmp_path: Path) -> None:
     with Client(stack.url) as client:
-        client.push("mlflow-columns", sklearn_folder(tmp_path / "model"), allow_pickle=True, wait_s=60)
+        client.push("mlflow-columns", sklearn_folder(tmp_path / "model"), allow_pickle=True, wait_s=300)
     wrong = {"columns": [*COLUMNS[:3], "width"], "data": ROWS.tolist()}
     assert "column 'width' is unknown" in invoke(stack, {"dataframe_split": wrong}, "mlflow-columns")
     few = {"columns": COLUMNS[:3], "data": ROWS[:, :3].tolist()}
@@ -91,7 +91,7 @@ def test_the_flavour_onnx_is_served_with_its_signature(stack: Stack, tmp_path: P
     flavours = {"onnx": {"onnx_version": "1.20.0", "data": "model.onnx"}}
     folder = mlflow_folder(tmp_path / "model", flavours, {"model.onnx": content}, column_signature(COLUMNS))
     with Client(stack.url) as client:
-        client.push("mlflow-onnx", folder, wait_s=60)
+        client.push("mlflow-onnx", folder, wait_s=300)
     body = {"dataframe_split": {"columns": COLUMNS[::-1], "data": ROWS[:, ::-1].tolist()}}
     predictions = np.array(invoke(stack, body, "mlflow-onnx")["predictions"])
     assert np.allclose(predictions.ravel(), model.predict(ROWS).ravel(), rtol=1e-3, atol=1e-4)
@@ -103,7 +103,7 @@ def test_null_is_refused_in_columns_of_integers_and_nan_in_others(stack: Stack, 
     signature = column_signature(COLUMNS, integers=COLUMNS[1:2])
     folder = mlflow_folder(tmp_path / "model", SKLEARN, {"model.pkl": pickles.dumped(model)}, signature)
     with Client(stack.url) as client:
-        client.push("mlflow-null", folder, allow_pickle=True, wait_s=60)
+        client.push("mlflow-null", folder, allow_pickle=True, wait_s=300)
     row = ROWS[0].tolist()
     missing = [None, *row[1:]]
     for columns in (COLUMNS, [0, 1, 2, 3]):

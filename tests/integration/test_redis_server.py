@@ -39,7 +39,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         paths.append(path)
         address = RedisAddress.unix(str(path))
         if "--requirepass" not in options:
-            asyncio.run(wait_until_answers(address, 30))
+            asyncio.run(wait_until_answers(address, 120))
         return address
 
     yield serve_
@@ -103,7 +103,7 @@ def test_password_and_user(serve):
     path = address.path
     assert path is not None
     good = RedisAddress.parse(f"unix://:p%40ss@{path}")
-    asyncio.run(wait_until_answers(good, 30))
+    asyncio.run(wait_until_answers(good, 120))
     assert asyncio.run(check_server(good))
     with pytest.raises(Failure, match="Authentication required"):
         asyncio.run(check_server(address))

@@ -44,7 +44,7 @@ def previous() -> Release:
 
 
 def infer(http: httpx2.Client, value: float, factor: float = 2) -> None:
-    body, headers = v2.request({"x": np.full((1, 2), value, np.float32)}, parameters={"timeout": 30_000_000})
+    body, headers = v2.request({"x": np.full((1, 2), value, np.float32)}, parameters={"timeout": 300_000_000})
     reply = http.post("/v2/models/scale/infer", content=body, headers=headers)
     assert reply.status_code == 200, reply.text
     [answer] = v2.outputs(reply.content, dict(reply.headers)).values()
@@ -70,7 +70,8 @@ def test_releases_of_two_protocols_serve_side_by_side(tmp_path, address):
         with ThreadPoolExecutor(2) as threads:
             for done in [threads.submit(infer_many, of_old, 3), threads.submit(infer_many, of_new, 2)]:
                 done.result()
-        assert len(old.workers(of_old)) == len(new.workers(of_new)) == 1
+        old.until_workers(of_old, 1)
+        new.until_workers(of_new, 1)
         old.stop(old_worker)  # workers of one release do not take over what a worker of the other leaves
         infer(of_new, 1)
         old.worker(index="1")

@@ -134,7 +134,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
     assert done.returncode == 0, done.stderr
     yield json.loads(done.stdout)

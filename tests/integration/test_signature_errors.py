@@ -154,7 +154,7 @@ def test_a_stream_gets_the_example_too(stack: Stack) -> None:
     with tc_grpc.InferenceServerClient(stack.grpc) as client:
         client.start_stream(lambda result, error: answers.put(error))
         client.async_stream_infer("mlp", [tc_grpc.InferInput("nope", [1], "FP32")])
-        assert "; a request that works: {" in str(answers.get(timeout=60))
+        assert "; a request that works: {" in str(answers.get(timeout=300))
 
 
 def test_boto3_users_find_the_example_in_the_original_message(stack: Stack) -> None:

@@ -159,12 +159,12 @@ def test_the_commands_of_the_page_work_as_they_are(tmp_path: Path) -> None:
         text = stack.http.get("/", headers={"accept": BROWSER}).text
         commands = [unescape(found) for found in re.findall("<code>(.*?)</code>", text, re.DOTALL)]
         infer = next(command for command in commands if "/infer" in command)
-        done = subprocess.run(["sh", "-c", infer], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(["sh", "-c", infer], capture_output=True, text=True, timeout=300, check=True)
         assert json.loads(done.stdout)["model_name"] == "digits"
         upload = next(command for command in commands if "-T model.onnx" in command)
         models.mlp(tmp_path / "model.onnx")
         done = subprocess.run(
-            ["sh", "-c", upload], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=True
+            ["sh", "-c", upload], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
         )
         assert json.loads(done.stdout)["state"] == "ready"
         assert stack.http.get("/").json() == ALIVE

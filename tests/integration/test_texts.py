@@ -135,7 +135,7 @@ def grpc_text(texts: list[str]) -> Any:
 
 def test_grpc(client: Any, expected: Any) -> None:
     for _ in range(2):
-        reply = client.infer("tx-words", [grpc_text(TEXTS)], request_id="7", client_timeout=60)
+        reply = client.infer("tx-words", [grpc_text(TEXTS)], request_id="7", client_timeout=300)
         np.testing.assert_allclose(reply.as_numpy("embedding"), expected, rtol=1e-4, atol=1e-5)
         assert reply.get_response().id == "7"
 

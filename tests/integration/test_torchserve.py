@@ -197,7 +197,7 @@ def test_a_container_of_several_models(tmp_path: Path) -> None:
 def test_management_needs_the_key_and_predictions_do_not(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, settings={"admin_key": "k"}, models={"m": path}) as stack:
-        with httpx2.Client(base_url=stack.url, trust_env=False) as stranger:
+        with httpx2.Client(base_url=stack.url, timeout=300, trust_env=False) as stranger:
             for method, where in (
                 ("GET", "/models"),
                 ("GET", "/models/m"),

@@ -165,7 +165,7 @@ async def test_a_chunked_body_is_put_together(application: Application) -> None:
         for _ in range(4):
             yield b"x" * 1024
 
-    async with application.served() as url, httpx2.AsyncClient() as client:
+    async with application.served() as url, httpx2.AsyncClient(timeout=120) as client:
         posted = asyncio.create_task(client.post(f"{url}/v2/models/m/infer", content=chunks()))
         submission = await application.inbox.next()
         assert submission.body == b"x" * 4096
@@ -203,7 +203,7 @@ async def test_every_error_is_json_and_405_names_all_methods(client: httpx2.Asyn
 
 
 async def test_head_is_get_without_the_body(application: Application) -> None:
-    async with application.served() as url, httpx2.AsyncClient(base_url=url) as client:
+    async with application.served() as url, httpx2.AsyncClient(base_url=url, timeout=120) as client:
         for path in ("/v2", "/v2/health/live", "/v2/models/m", "/metrics"):
             got, asked = await client.get(path), await client.head(path)
             assert (asked.status_code, asked.content) == (200, b"")
