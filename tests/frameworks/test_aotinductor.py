@@ -52,7 +52,7 @@ def subject(folder: Path) -> Subject:
 def compile_it(of: Subject, folder: Path, **changes: object) -> CompileOutcome:
     folder.mkdir()
     candidate = get_target("aotinductor").candidates(of)[0]
-    task = CompileTask(subject=of, candidate=candidate, folder=folder, seconds_max=280)
+    task = CompileTask(subject=of, candidate=candidate, folder=folder, seconds_max=550, low_priority=False)
     return compile_candidate(task.model_copy(update=changes))
 
 

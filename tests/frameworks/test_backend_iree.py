@@ -28,7 +28,8 @@ def compiled(folder: Path, target: str, path: Path, of: Signature, flags: dict[s
     subject = Subject(path=path, source_format="jax-export", signature=of)
     (candidate,) = [one for one in get_target(target).candidates(subject) if one.flags == flags]
     folder.mkdir()
-    return compile_candidate(CompileTask(subject=subject, candidate=candidate, folder=folder, seconds_max=240))
+    task = CompileTask(subject=subject, candidate=candidate, folder=folder, seconds_max=550, low_priority=False)
+    return compile_candidate(task)
 
 
 def run(folder: Path, path: Path, of: Signature, made: Compiled, x: Array) -> Array:
