@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 
 from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.wait import wait_until
 
 ROWS = np.random.default_rng(11).standard_normal((2, 64)).astype(np.float32)
 PREFIX = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -215,8 +216,12 @@ def container(stack: Stack, body: bytes, **headers: str) -> httpx2.Response:
 
 
 def test_a_container(stack: Stack, expected: np.ndarray[Any, Any]) -> None:
-    ping = stack.http.get("/ping")
-    assert (ping.status_code, ping.json()) == (200, {"status": "Healthy"})
+
+    def healthy() -> bool:
+        ping = stack.http.get("/ping")
+        return (ping.status_code, ping.json()) == (200, {"status": "Healthy"})
+
+    wait_until(healthy, what="probes are answered")
     reply = container(stack, b"[[1, 2]]", X_Amzn_SageMaker_Target_Model="sm-scale")
     assert reply.json() == {"predictions": [[3.0, 6.0]]}
     reply = container(stack, b"[[1, 2]]")

@@ -19,6 +19,7 @@ import pytest
 
 from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.wait import wait_until
 
 ROWS = np.random.default_rng(13).standard_normal((2, 64)).astype(np.float32)
 
@@ -121,7 +122,7 @@ def test_errors(stack: Stack) -> None:
 
 
 def test_ping_and_the_description_of_the_api(stack: Stack) -> None:
-    assert ok(stack.http.get("/ping")) == {"status": "Healthy"}
+    wait_until(lambda: stack.http.get("/ping").json() == {"status": "Healthy"}, what="probes are answered")
     described = ok(stack.http.get("/api-description"))
     assert described == ok(stack.http.options("/"))
     assert "/predictions/{model}" in described["paths"]

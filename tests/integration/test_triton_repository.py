@@ -335,11 +335,11 @@ def test_a_load_right_after_an_unload_answers_when_the_model_is_ready(
             assert gateway.post(f"{where}/unload").status_code == 200
             assert gateway.post(f"{where}/load").status_code == 200
             # Workers that still hold it from before unload it: an answer may not wait for that.
-            assert gateway.get("/v2/models/again/ready").status_code == 200
             workers = gateway.get("/admin/v1/workers").json()["workers"]
             states = {one["state"] for worker in workers for one in worker["instances"] if one["model"] == "again"}
             assert "ready" in states
             assert "draining" not in states
+            wait_until(lambda: gateway.get("/v2/models/again/ready").status_code == 200, what="it is ready")
             assert scaled(client, "again") == 5
     stack.http.delete("/admin/v1/models/again")
 
