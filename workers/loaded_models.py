@@ -43,6 +43,7 @@ class LoadedModel:
     alone: str = ""  # why requests share no runs although the version supports batching; "": they may share runs
     why: str = ""  # why it was loaded, for people
     demanded: bool = False  # a call waited for its load
+    staged: bool = False  # it was loaded before it was published, for a client that asked for the load
     calls: Calls = field(default_factory=Calls)  # written by the main loop
     variant: str = ""  # targets of the compiled forms that serve; "": the version's own file
 

@@ -97,6 +97,7 @@ class Residency:
         self._retries: dict[str, Order] = {}  # for when these loads have ended
         self.again: deque[Order] = deque()  # orders that this worker gives itself
         self.ended: deque[str] = deque()  # content ids whose demands end without a lane
+        self._after_preloads: dict[str, Order] = {}  # of staged versions, for when a preload has ended
         #: content id -> its order, and what was unloaded for it and is not closed yet
         self._waiting: dict[str, tuple[Order, Sequence[str]]] = {}
         self._unpaid = ""  # why nothing is unloaded although the budget is exceeded
@@ -125,6 +126,7 @@ class Residency:
     def _forget(self, content_id: str) -> None:
         """Forget a version that was removed. What is loaded of it is unloaded elsewhere."""
         self.refusals.remove(content_id)
+        self._after_preloads.pop(content_id, None)
         self._by_verdict.discard(content_id)
         self._batching.forget(content_id)
         self._loads.failed.forget(content_id)
@@ -163,7 +165,7 @@ class Residency:
         self._whole = chosen.whole
         queued = [*chosen.content_ids, *too_large]
         self._list(queued if chosen.whole else too_large)
-        ordered = {order.content_id for order in list(self.again)}
+        ordered = {order.content_id for order in list(self.again)} | self._after_preloads.keys()
         if not chosen.whole:
             self._unlist(active, [*too_large, *ordered, *self._retries])
         for one in fitting:
@@ -203,7 +205,7 @@ class Residency:
 
     def _request(self, one: Wanted) -> LoadRequest:
         why = "it fits with all others" if self._whole else "memory is free"
-        return LoadRequest(one.manifest, suspect=one.verdict.on(self._kind).deaths > 0, why=why)
+        return LoadRequest(one.manifest, suspect=one.verdict.on(self._kind).deaths > 0, staged=one.staged, why=why)
 
     def _list(self, content_ids: Collection[str]) -> None:
         """Publish versions as loading although their loads have not begun: callers wait for these."""
@@ -273,7 +275,7 @@ class Residency:
                     self._models.set(replace(model, demanded=True))
                 self.ended.append(content_id)
                 return
-            if content_id in self._loads.active() or content_id in self._waiting:
+            if content_id in {*self._loads.active(), *self._waiting, *self._after_preloads}:
                 return
             until = self._until(order)
             if until < time.monotonic():
@@ -282,7 +284,10 @@ class Residency:
             self._usage_of(order)
             answer = self._known_failure(one, model) or self._make_room(one, order, consumer)
             if isinstance(answer, Refusal):
-                self._refuse(one, answer)
+                if one.staged and answer.kind is RefusalKind.NOTHING_EVICTABLE and self._preloads_now():
+                    self._after_preloads[content_id] = order  # then what was preloaded makes room
+                else:
+                    self._refuse(one, answer)
                 return
             if answer is _Room.LATER:
                 return
@@ -360,6 +365,11 @@ class Residency:
         if order.token or not order.deadline:
             return float("inf")
         return order.deadline - self._clock.offset_ms / 1000
+
+    def _preloads_now(self) -> bool:
+        """Return whether a version is being loaded that nobody asked for."""
+        models = map(self._models.get, self._loads.active())
+        return any(one is None or not (one.demanded or one.staged) for one in models)
 
     def _usage_of(self, order: Order) -> None:
         try:
@@ -453,6 +463,9 @@ class Residency:
     def _on_end(self, content_id: str) -> None:
         """Note the end of a load, in its thread. A demand ends when the lane is added, otherwise here."""
         self._learnt = self._measured = True
+        with self._changed:  # no order is deciding to wait for this end
+            self.again.extend(self._after_preloads.values())
+            self._after_preloads.clear()
         retry = self._retries.pop(content_id, None)
         model = self._models.get(content_id)
         if retry is not None:
@@ -540,11 +553,14 @@ class Residency:
         last_used = self._last_used(model)
         if model.demanded:
             last_used = max(last_used, model.loaded_at)  # its first call is on its way
+        was_called = last_used > 0
+        if model.staged:  # somebody asked for it: it makes room for calls, but not for what nobody asked for
+            last_used = max(last_used, model.loaded_at)
         draining = model.state is State.DRAINING  # its bytes are there, and go without an order
         if model.state is not State.READY and not draining:
             loaded_at = float("inf")
         else:  # a version that was never called is no loss, however young it is
-            loaded_at = model.loaded_at if last_used else 0.0
+            loaded_at = model.loaded_at if was_called else 0.0
         wanted = self._wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
         staged = wanted is not None and wanted.staged  # its activation waits until it is ready

@@ -167,6 +167,7 @@ class VersionLoads:
             State.LOADING,
             why=current.wanted.why,
             demanded=current.wanted.demanded and not current.wanted.staged,
+            staged=current.wanted.staged,
             calls=self._models.usage.calls(manifest.content_id),
         )
         log.info("loading: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -250,15 +251,23 @@ class WorkerMachine(RuleBasedStateMachine):
                 continue
             if self.loads.admit(request):
                 self.loads.running[request.content_id] = request
-                self.models.set(LoadedModel(request.manifest, State.LOADING, demanded=request.demanded))
+                self.models.set(self._loading(request))
                 break
         self.step()
+
+    @staticmethod
+    def _loading(request: LoadRequest) -> LoadedModel:
+        demanded = request.demanded and not request.staged
+        return LoadedModel(request.manifest, State.LOADING, demanded=demanded, staged=request.staged)
 
     @rule(data=st.data(), how=st.sampled_from(["ready", "ready", "ready", "failed", "no memory"]))
     def end_load(self, data: st.DataObject, how: str) -> None:
         if not self.loads.running:
             return
-        content_id = data.draw(st.sampled_from(sorted(self.loads.running)))
+        self.finish(data.draw(st.sampled_from(sorted(self.loads.running))), how)
+
+    def finish(self, content_id: str, how: str = "ready") -> None:
+        """End a load that is in progress."""
         request, need = self.loads.running[content_id], self.needs[content_id]
         budget = self.memory.budget
         too_large = need.load_bytes > budget.room_bytes
@@ -267,15 +276,8 @@ class WorkerMachine(RuleBasedStateMachine):
             budget.freed(content_id)
         elif how == "ready" and not too_large:
             budget.settle(content_id, need)
-            self.models.set(
-                LoadedModel(
-                    request.manifest,
-                    State.READY,
-                    loaded_at=self.clock.seconds,
-                    demanded=request.demanded,
-                    footprint=need,
-                )
-            )
+            loading = self._loading(request)
+            self.models.set(replace(loading, state=State.READY, loaded_at=self.clock.seconds, footprint=need))
         else:
             budget.begin_unload(content_id)
             budget.freed(content_id)
@@ -371,6 +373,69 @@ def test_a_staged_version_is_ordered_once_however_often_the_repository_changes()
     for _ in range(5):
         worker.residency.update(dict(worker.wanted))
     assert [order.content_id for order in worker.residency.again] == [staged.content_id]
+
+
+def stage(worker: WorkerMachine, bytes_: int, load_s: float = 0.1) -> Wanted:
+    """Have a client ask for the load of a new version."""
+    staged = Wanted(manifest("staged", 1), NO_VERDICT, EndpointPlacement(), staged=True)
+    worker.needs[staged.content_id] = Footprint(bytes_, 0, load_s, measured=True)
+    worker.wanted[staged.content_id] = staged
+    worker.update()
+    return staged
+
+
+def test_a_staged_load_waits_for_a_preload_and_takes_its_memory() -> None:
+    """It was refused, and its load ended on standby, because a version that nobody had asked for was being loaded."""
+    worker = WorkerMachine()
+    worker.begin([600] * 6)
+    worker.delete(NAMES[0], 0)  # which is pinned
+    worker.begin_load()
+    [preloaded] = worker.loads.running
+    staged = stage(worker, 600)
+    assert worker.residency.refusals.of(staged.content_id) is None
+    assert staged.content_id not in worker.loads.active()
+    worker.residency.update(dict(worker.wanted))
+    assert not worker.residency.again, "it is not ordered again meanwhile"
+    worker.finish(preloaded)
+    assert staged.content_id in worker.loads.active()
+    assert worker.models.get(preloaded) is None, "it made room"
+
+
+def test_a_staged_load_that_is_withdrawn_while_it_waits_for_a_preload_is_not_loaded() -> None:
+    worker = WorkerMachine()
+    worker.begin([600] * 6)
+    worker.delete(NAMES[0], 0)  # which is pinned
+    worker.begin_load()
+    [preloaded] = worker.loads.running
+    staged = stage(worker, 600)
+    del worker.wanted[staged.content_id]
+    worker.update()
+    worker.finish(preloaded)
+    assert staged.content_id not in worker.loads.active()
+    assert worker.models.get(preloaded) is not None
+
+
+def test_a_version_that_a_client_asked_for_is_not_unloaded_for_one_that_nobody_asked_for() -> None:
+    """Both took more than was predicted. The one that was asked for loads faster, so to have it back costs less."""
+    worker = WorkerMachine()
+    worker.begin([600] * 6)
+    worker.clock.seconds = 1.7e9  # Redis tells the time of day
+    worker.delete(NAMES[0], 0)  # which is pinned
+    worker.begin_load()
+    [preloaded] = worker.loads.running
+    worker.finish(preloaded)
+    staged = stage(worker, 250, load_s=0.01)
+    worker.begin_load()
+    worker.wanted[staged.content_id] = Wanted(staged.manifest, NO_VERDICT, EndpointPlacement())  # it is published
+    worker.needs[staged.content_id] = Footprint(600, 0, 0.01, measured=True)
+    worker.update()
+    worker.finish(staged.content_id)
+    assert worker.models.get(preloaded) is None
+    assert worker.models.get(staged.content_id) is not None
+    [called] = [one for one in worker.wanted.values() if one.manifest.model == NAMES[1]]
+    order = Order(do="load", content_id=called.content_id, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    assert called.content_id in worker.loads.active(), "it makes room for a call at once"
 
 
 def test_a_load_that_found_no_free_memory_twice_is_refused_for_a_moment_and_did_not_fail() -> None:
