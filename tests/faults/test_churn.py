@@ -22,7 +22,7 @@ MODELS = 10
 MODEL_BYTES = 24 << 20
 OPERATIONS = 10  # each kind once
 RIGHT_MIN = 100
-LEASE_S = 2.0
+LEASE_S = 5.0  # longer than a busy machine lets a worker wait now and then
 FILE_BYTES_MAX = 4 << 20  # less than a model
 
 
@@ -116,10 +116,10 @@ def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path
         churn.start(callers=6, pause_s=PAUSE_S)
         try:
             churn.operate(OPERATIONS)
+            wait_until(lambda: churn.counts["right"] > RIGHT_MIN or churn.lost, what="enough right answers")
         finally:
             churn.stop()
         assert not churn.lost, (churn.lost, churn.counts, churn.operations)
-        assert churn.counts["right"] > RIGHT_MIN, (churn.counts, churn.operations)
         stack.reconnect()
         print(churn.counts, churn.operations)
         placed = stack.http.get("/admin/v1/placement").json()
@@ -138,7 +138,9 @@ def _check_metrics(stack: Stack) -> None:
 
     metrics = wait_until(metrics_of_all, what="both workers have published what they use")
     assert metrics.value("millstream_evictions_total") > 0
-    assert metrics.value("millstream_model_unload_duration_seconds_count") > 0
+    wait_until(
+        lambda: Page(stack.http.get("/metrics").text).value("millstream_model_unload_duration_seconds_count") > 0
+    )
     assert metrics.value("millstream_cold_requests_total") > 0
     assert metrics.value("millstream_model_cache_misses_total") > 0
     assert metrics.value("millstream_model_cache_hits_total") > 0

@@ -14,15 +14,23 @@ import numpy as np
 import pytest
 
 from millstream import Client, Code, ConnectionFailed, ServerError
+from millstream.gateway.scheduling.readiness import PROBE_BYTES_MAX
 from tests.kit import models
 from tests.kit.stack import running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 X = np.array([[1, 2]], np.float32)
+TIMEOUT_S = 300.0  # a busy machine takes a minute to start a gateway
+RETRIES = 1000  # as many as there is time for
+#: Inputs so large that no readiness probe is sent, which would be in flight, too.
+UNPROBED_COLUMNS = PROBE_BYTES_MAX // 4 + 1
 
 
 def test_no_prediction_fails_while_gateways_are_replaced(tmp_path: Path) -> None:
-    with running_stack(tmp_path, models={"m": models.scale(tmp_path / "m.onnx")}) as stack, Client(stack.url) as client:
+    with (
+        running_stack(tmp_path, models={"m": models.scale(tmp_path / "m.onnx")}) as stack,
+        Client(stack.url, timeout=TIMEOUT_S) as client,
+    ):
         done, count = threading.Event(), 0
         restart = [sys.executable, "-P", "-m", "millstream.services.cli", "restart", "gateways", "--home"]
         with subprocess.Popen([*restart, str(stack.home)], stdout=subprocess.PIPE) as process:
@@ -45,7 +53,7 @@ def test_no_prediction_fails_while_gateways_are_replaced(tmp_path: Path) -> None
 def test_a_killed_gateway_is_waited_for(tmp_path: Path) -> None:
     """The only gateway is killed: its port refuses or resets until the next one listens."""
     with running_stack(tmp_path, models={"m": models.scale(tmp_path / "m.onnx")}) as stack:
-        with Client(stack.url, retries=12) as client:
+        with Client(stack.url, retries=RETRIES, timeout=TIMEOUT_S) as client:
             assert client.predict("m", X)["y"].tolist() == [[2, 4]]
             os.kill(stack.pids()["gateway-0"], signal.SIGKILL)
             assert client.predict("m", X)["y"].tolist() == [[2, 4]]
@@ -54,27 +62,28 @@ def test_a_killed_gateway_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_full_gateway_is_asked_again_as_it_says(tmp_path: Path) -> None:
     """The worker sleeps, so the first request stays in flight; the gateway admits no other meanwhile."""
-    settings = {"inflight_requests_max": 1}
+    settings = {"inflight_requests_max": 1, "queue_lease_s": 120}
+    wide = models.identity(tmp_path / "m.onnx", shape=(1, UNPROBED_COLUMNS))
+    one = np.ones((1, UNPROBED_COLUMNS), np.float32)
     with (
-        running_stack(tmp_path, settings=settings, models={"m": models.scale(tmp_path / "m.onnx")}) as stack,
-        Client(stack.url, retries=30) as client,
-        Client(stack.url, retries=0) as impatient,
+        running_stack(tmp_path, settings=settings, models={"m": wide}) as stack,
+        Client(stack.url, retries=RETRIES, timeout=TIMEOUT_S) as client,
+        Client(stack.url, retries=0, timeout=TIMEOUT_S) as impatient,
         ThreadPoolExecutor(2) as pool,
     ):
-        assert impatient.predict("m", X)["y"].tolist() == [[2, 4]]
-        assert client.predict("m", X)["y"].tolist() == [[2, 4]]
+        np.testing.assert_array_equal(client.predict("m", one)["y"], one)
         with sigstopped(stack.pids()["cpu-0"]):
-            first = pool.submit(client.predict, "m", X)
+            first = pool.submit(client.predict, "m", one)
             wait_until(lambda: client.metrics().value("millstream_requests_in_flight") == 1, what="one in flight")
             with pytest.raises(ServerError) as refused:
-                impatient.predict("m", X)
+                impatient.predict("m", one)
             assert refused.value.code in {Code.OVERLOADED, Code.UNAVAILABLE}
             assert (refused.value.retry_after_s or 0) >= 1
             before = refusals(client)
-            second = pool.submit(client.predict, "m", 2 * X)
+            second = pool.submit(client.predict, "m", 2 * one)
             wait_until(lambda: refusals(client) > before, what="the second is refused")
-        assert first.result()["y"].tolist() == [[2, 4]]
-        assert second.result()["y"].tolist() == [[4, 8]]
+        np.testing.assert_array_equal(first.result()["y"], one)
+        np.testing.assert_array_equal(second.result()["y"], 2 * one)
 
 
 def refusals(client: Client) -> float:

@@ -67,7 +67,7 @@ class Controllers:
     def until_leads(self, process: subprocess.Popen[bytes], times: int = 1) -> int:
         """Wait until a process leads; return its token."""
         wait_until(lambda: self.said(process, "leads with token") >= times, WAIT_S, "leads")
-        return self.token()
+        return wait_until(self.token, WAIT_S, "leads, also if a busy machine let its lead end for a moment")
 
     def stop(self) -> None:
         for process in self._started:
@@ -116,12 +116,17 @@ def test_another_controller_leads_after_a_kill_a_pause_and_a_stop(controllers):
     with sigstopped(second.pid):
         latest = controllers.until_leads(third)
         assert latest > later
-    wait_until(lambda: controllers.said(second, "leads now"), WAIT_S, "the second knows")
-    assert controllers.token() == latest
+
+    def led_again() -> bool:
+        """The third may lose its lead to the second while a busy machine lets it wait."""
+        return bool(controllers.said(second, "leads with token") > 1)
+
+    wait_until(lambda: controllers.said(second, "leads now") or led_again(), WAIT_S, "the second knows")
+    wait_until(lambda: controllers.token() >= latest, WAIT_S, "one of them leads")
 
     third.terminate()  # releases the lead: no lease has to expire
     assert third.wait(WAIT_S) == 0
-    assert controllers.said(third, "released the lead") == 1
+    assert controllers.said(third, "released the lead") == 1 or led_again()
     assert controllers.until_leads(second, 2) > latest
 
 
@@ -137,7 +142,7 @@ def test_a_redis_that_restarts_empty_has_a_leader_again_with_a_higher_token(tmp_
         with redis_server(choose_binary(), folder):
             controllers.redis.close()
             assert controllers.until_leads(process, 2) > token
-            assert controllers.said(process, "cannot be renewed") == 1
+            assert controllers.said(process, "cannot be renewed") >= 1
             controllers.end()
     finally:
         controllers.kill()
@@ -156,11 +161,21 @@ def doctor(stack: Stack) -> dict[str, Any]:
     return dict(found)
 
 
+def warnings(stack: Stack) -> list[str]:
+    """What is said when a minimum of instances is asked for."""
+    found: list[str] = stack.http.patch("/admin/v1/models/scale", json={"instances_min": 1}).json()["warnings"]
+    return found
+
+
 def test_a_controller_beside_a_stack_takes_over_from_one_that_is_frozen_or_killed(tmp_path):
     with running_stack(tmp_path, controller=True, models={"scale": scale(tmp_path / "scale.onnx")}) as stack:
         first = wait_until(lambda: leader(stack), what="leads")
-        said = doctor(stack)
-        assert (said["state"], said["detail"].split()[0]) == ("ok", first)
+
+        def said() -> tuple[str, str]:
+            found = doctor(stack)
+            return found["state"], found["detail"].split()[0]
+
+        wait_until(lambda: said() == ("ok", first), what="doctor names it")
         beside = Controllers(tmp_path, RedisAddress.unix(str(stack.socket)))
         beside.settings = {"home": stack.home, "installation_name": stack.installation}
         try:
@@ -169,9 +184,10 @@ def test_a_controller_beside_a_stack_takes_over_from_one_that_is_frozen_or_kille
             pid = stack.pids()["controller"]
             with sigstopped(pid):
                 wait_until(lambda: leader(stack) not in {"", first}, WAIT_S, "the second leads")
-                assert beside.said(second, "leads with token") == 1
-                assert doctor(stack)["detail"].split()[0] == leader(stack)
-                assert stack.http.patch("/admin/v1/models/scale", json={"instances_min": 1}).json()["warnings"] == []
+                wait_until(lambda: beside.said(second, "leads with token"), WAIT_S, "it says so")
+                # On a busy machine its lead may end for a moment, though nobody else takes it.
+                wait_until(lambda: doctor(stack)["detail"].split()[0] == leader(stack), what="doctor names it")
+                wait_until(lambda: warnings(stack) == [], what="a controller runs")
             second.kill()
             wait_until(lambda: leader(stack) == first, WAIT_S, "the first leads again")
             third = beside.start()

@@ -81,14 +81,24 @@ class Fleet:
         return wait_until(held, WAIT_S, f"{name} in {number} workers")
 
     def configure(self, name: str, **settings: Any) -> None:
-        reply = self.stack.http.patch(f"/admin/v1/models/{name}", json=settings)
-        assert reply.status_code == 200, reply.text
-        assert reply.json()["warnings"] == []
+        def configured() -> bool:
+            """On a busy machine the lead of the controller may end for a moment, of which the reply warns."""
+            reply = self.stack.http.patch(f"/admin/v1/models/{name}", json=settings)
+            assert reply.status_code == 200, reply.text
+            return bool(reply.json()["warnings"] == [])
+
+        wait_until(configured, WAIT_S, "a controller runs")
 
     def call(self, name: str) -> None:
-        body, headers = v2.request({"x": ROW})
-        reply = self.stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
-        assert reply.status_code == 200, reply.text
+        """Call a model until it answers: it is refused while all others are too young to be unloaded for it."""
+        body, headers = v2.request({"x": ROW}, parameters={"timeout": WAIT_S * 1_000_000})
+
+        def answered() -> bool:
+            reply = self.stack.http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+            assert reply.status_code == 200 or "retry-after" in reply.headers, reply.text
+            return reply.status_code == 200
+
+        wait_until(answered, WAIT_S, f"{name} answers")
 
     def order(self, worker: str, order: Order) -> None:
         self.stack.redis.rpush(self.keys.orders(worker), order.model_dump_json())
@@ -150,14 +160,14 @@ def test_idle_versions_are_unloaded_and_answer_again(fleet):
     fleet.call("b")
     fleet.configure("b", idle_s=1)
     fleet.until_held("b", 0)
-    assert fleet.stack.metrics().value("millstream_evictions_total", model="b", reason="idle") > 0
+    wait_until(lambda: fleet.stack.metrics().value("millstream_evictions_total", model="b", reason="idle") > 0)
     assert wait_until(lambda: fleet.placement("b")["models"][0]["standby"], what="on standby")
     fleet.configure("b", idle_s=0)
     fleet.call("b")
 
 
 def test_calls_that_keep_one_instance_busy_get_another(fleet):
-    busy = fleet.publish("busy", run_s=0.05, bytes=MIB)
+    busy = fleet.publish("busy", run_s=0.2, bytes=MIB)  # far longer than all else that a call takes
     fleet.call("busy")
     for one in fleet.holders("busy")[1:]:  # as if it had been called once
         fleet.order(one["worker"], Order(do="unload", content_id=busy.content_id, why="a test"))
@@ -191,8 +201,7 @@ def test_what_is_called_like_clockwork_is_loaded_before_its_call(fleet):
         return False
 
     wait_until(expected, WAIT_S, "expected")
-    [one, *_] = wait_until(lambda: fleet.holders("clock"), WAIT_S, "loaded")
-    assert "a call is expected in" in one["why"]
+    wait_until(lambda: any("a call is expected in" in one["why"] for one in fleet.holders("clock")), WAIT_S, "loaded")
 
 
 def test_orders_of_an_earlier_leader_are_ignored(fleet):
@@ -228,7 +237,7 @@ def test_a_rolling_restart_moves_what_its_worker_holds(fleet):
         fleet.call(name)
     names = [one["model"] for one in fleet.placement()["models"]]
     before = {name for name in names if fleet.holders(name)}
-    assert {"d", "e", "f"} <= before
+    assert {"d", "e", "f"} <= before, before
     done = subprocess.run(
         [*_MILLSTREAM, "restart", "workers", "--home", str(fleet.stack.home)],
         capture_output=True,
@@ -236,4 +245,4 @@ def test_a_rolling_restart_moves_what_its_worker_holds(fleet):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert {name for name in before if fleet.holders(name)} == before
+    wait_until(lambda: all(fleet.holders(name) for name in before), WAIT_S, "the new workers hold the same")

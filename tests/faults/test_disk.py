@@ -33,7 +33,11 @@ MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 DISK_BYTES = 32 * MIB
 X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
+PATIENT = {"timeout": 110_000_000}  # microseconds: a busy machine may let a worker wait for long
+BODIES = [
+    v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2), parameters=PATIENT) for i in range(1, 9)
+]
+WAIT_S = 110  # for an upload to be ready
 LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, -1)  # 2 MiB
 FULL = "the disk is full; free space or delete versions"
 REFUSED = "Permission denied; give this user the right to read and write it"
@@ -61,8 +65,14 @@ def tree(folder: Path) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name != ".changes" and not name.startswith("audit")}
 
 
+def settled_tree(stack: Stack) -> dict[str, int]:
+    """All that is in the repository, once what a load measured is stored, which comes after it is ready."""
+    wait_until(lambda: "ready: kept version 1" in stack.logs(), what="the load of `kept` has ended")
+    return tree(stack.home / "repository")
+
+
 def upload(stack: Stack, name: str, content: bytes) -> httpx2.Response:
-    return stack.http.post(f"/admin/v1/models/{name}/versions", params={"wait": 60}, content=content)
+    return stack.http.post(f"/admin/v1/models/{name}/versions", params={"wait": WAIT_S}, content=content)
 
 
 def refused(reply: httpx2.Response, status: int, words: str) -> None:
@@ -94,7 +104,7 @@ def test_a_full_disk_refuses_an_upload_whole_wherever_it_ends(tmp_path: Path) ->
         served(stack) as load,
     ):
         repository = stack.home / "repository"
-        before = tree(repository)
+        before = settled_tree(stack)
         # Each page more that is free lets it come one step further: to its bytes, its check, its documents.
         for pages in range(PAGES_MAX):
             disk.fill(left_bytes=pages * PAGE)
@@ -128,15 +138,15 @@ def test_a_disk_that_an_import_fills(tmp_path: Path) -> None:
         served(stack) as load,
     ):
         repository = stack.home / "repository"
-        before = tree(repository)
+        before = settled_tree(stack)
         for model in (bomb, wide):
             body = pickles.dumped(model, compress=3)
-            params: dict[str, str | int] = {"wait": 60, "allow_pickle": "true"}
-            reply = stack.http.post("/admin/v1/models/new/versions", params=params, content=body, timeout=120)
+            params: dict[str, str | int] = {"wait": WAIT_S, "allow_pickle": "true"}
+            reply = stack.http.post("/admin/v1/models/new/versions", params=params, content=body, timeout=500)
             refused(reply, 507, FULL)
             assert tree(repository) == before
             load.more(10)
-        assert disk.free_bytes >= 16 * MIB
+        wait_until(lambda: disk.free_bytes >= 16 * MIB, what="the disk is given back")
 
 
 @pytest.mark.needs("tmpfs")
@@ -154,13 +164,13 @@ def test_a_disk_that_fills_up_during_an_upload(tmp_path: Path) -> None:
         served(stack) as load,
     ):
         repository = stack.home / "repository"
-        before = tree(repository)
+        before = settled_tree(stack)
         disk.fill(left_bytes=4 * MIB)
         for body in (os.urandom(12 * MIB), zeros.getvalue()):
             refused(upload(stack, "new", body), 507, FULL)
             assert tree(repository) == before
             load.more(10)
-        assert disk.free_bytes >= 3 * MIB  # what it took it gave back
+        wait_until(lambda: disk.free_bytes >= 3 * MIB, what="what it took it gave back")
         form = {"model": ("model.onnx", os.urandom(12 * MIB))}
         refused(stack.http.put("/admin/v1/models/new/versions/7", files=form), 507, FULL)
         assert tree(repository) == before
@@ -235,7 +245,7 @@ def test_a_folder_that_cannot_be_written_refuses_uploads_and_serving_goes_on(tmp
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
     with running_stack(tmp_path, disk=plain_disk(tmp_path), models=kept) as stack, served(stack) as load:
         repository = stack.home / "repository"
-        before = tree(repository)
+        before = settled_tree(stack)
         with read_only(repository):
             refused(upload(stack, "new", content), 500, REFUSED)
             refused(upload(stack, "kept", content), 500, REFUSED)

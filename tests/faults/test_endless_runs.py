@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ PATH = "/v2/models/slow/infer"
 STEADY = "/v2/models/steady/infer"
 PATIENT: dict[str, object] = {"timeout": 120_000_000}  # microseconds
 ROW = np.ones((1, 2), np.float32)
+QUARANTINED_WITHIN_S = 30.0  # of the answer; longer than a run that was terminated may take to end
 STUCK = "ended with exit code 4: restarting it at once"
 
 
@@ -60,13 +61,25 @@ def test_two_of_them_do_not_take_a_pool_of_two_workers(tmp_path: Path, make: obj
     ends = make is models.endless
     model = (models.endless if ends else models.unstoppable)(tmp_path / "slow.onnx", on=ENDLESS)
     with stack_with(tmp_path, model, timeout_ms=3000) as stack:
-        with constant_load(stack.port, STEADY, [v2.request({"x": ROW})], callers=1) as load:
+        steady = v2.request({"x": ROW}, parameters=PATIENT)
+        with constant_load(stack.port, STEADY, [steady], callers=1) as load:
             load.more(2)
-            sent = [send(stack, ENDLESS), send(stack, ENDLESS, 1)]
-            assert [answer(one)[0] for one in sent] == [504, 504]
+
+            def quarantined() -> bool:
+                """On a busy machine a deadline may pass before the run begins: then the request is sent again."""
+                sent = [send(stack, ENDLESS), send(stack, ENDLESS, 1)]
+                statuses = [answer(one)[0] for one in sent]
+                assert set(statuses) <= {504, 500}
+                with suppress(AssertionError):
+                    wait_until(
+                        lambda: stack.metrics().value("millstream_requests_quarantined") == 2, QUARANTINED_WITHIN_S
+                    )
+                    return True
+                return False
+
+            wait_until(quarantined, 300, "both are quarantined")
             load.more(5)
             # The same requests are refused before they run.
-            wait_until(lambda: stack.metrics().value("millstream_requests_quarantined") == 2)
             again = [answer(send(stack, ENDLESS)), answer(send(stack, ENDLESS, 1))]
             assert {status for status, _ in again} == {500}
             assert all("took too long and had to be ended" in said for _, said in again)
@@ -75,9 +88,9 @@ def test_two_of_them_do_not_take_a_pool_of_two_workers(tmp_path: Path, make: obj
         assert {reply.status for reply in load.answers} == {200}
         if ends:
             assert stuck(stack) == 0
-            assert stack.metrics().value("millstream_runs_terminated_total", model="slow") == 2
+            wait_until(lambda: stack.metrics().value("millstream_runs_terminated_total", model="slow") >= 2)
         else:
-            wait_until(lambda: stuck(stack) == 2)
+            wait_until(lambda: stuck(stack) >= 2)
             stack.settled("slow", 1)
 
 
@@ -86,7 +99,7 @@ def test_those_who_shared_its_run_get_their_answers(tmp_path: Path) -> None:
         workers = [pid for name, pid in stack.pids().items() if name.startswith("cpu-")]
         numbers = [1, 2, ENDLESS, 3, 4, 5, 6, 8]
         with sigstopped(*workers):
-            sent = [send(stack, x) for x in numbers]
+            sent = [send(stack, x, parameters=None if x == ENDLESS else PATIENT) for x in numbers]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
         for x, connection in zip(numbers, sent, strict=True):
             if x != ENDLESS:
@@ -97,8 +110,8 @@ def test_those_who_shared_its_run_get_their_answers(tmp_path: Path) -> None:
 
 def test_a_run_has_a_limit_whatever_its_caller_would_wait_for(tmp_path: Path) -> None:
     model = models.endless(tmp_path / "slow.onnx", on=ENDLESS)
-    with stack_with(tmp_path, model, timeout_ms=600_000, worker_run_s_max=3) as stack:
+    with stack_with(tmp_path, model, timeout_ms=600_000, worker_run_s_max=5) as stack:
         status, said = answer(send(stack, ENDLESS))
         assert status == 500
-        assert "ran longer than 3 s" in said
+        assert "ran longer than 5 s" in said
         assert answer(send(stack, 5)) == (200, "5")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,8 @@ def test_a_stopped_fork_server_is_replaced(forker: Forker, folder: Path, monkeyp
         with pytest.raises(Failure, match="took longer than"):
             await check_in_place(folder, "good.onnx", None, Settings(check_s_max=1))
         wait_until(lambda: is_gone(stopped), what="the stopped server is gone")
+        monkeypatch.undo()  # the next one may be slow on a busy machine
+        monkeypatch.setattr(check_process, "_forker", lambda: forker)
         await check_good(folder)
         return stopped, forker.pid
 
@@ -170,14 +173,15 @@ def test_checks_leave_nothing_in_the_fork_server(forker: Forker, folder: Path) -
 
     async def many() -> None:
         await check_all()
+        wait_until(lambda: state()[2] == "", what="the checkers are gone")
         descriptors, pages, _ = state()
         own = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(CHECKS // 3):
             await check_all()
-        after = state()
-        assert (after[0], after[2]) == (descriptors, "")
-        assert after[1] - pages < 256  # pages: 1 MiB
-        assert len(list(Path("/proc/self/fd").iterdir())) == own
+        # The server closes what was of the last check after its end is known.
+        wait_until(lambda: (state()[0] <= descriptors, state()[2]) == (True, ""), what="nothing is left of a check")
+        assert state()[1] - pages < 256  # pages: 1 MiB
+        assert len(list(Path("/proc/self/fd").iterdir())) <= own
 
     asyncio.run(many())
 
@@ -199,7 +203,8 @@ def test_a_forked_checker_is_isolated(forker: Forker, folder: Path, monkeypatch:
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        assert all(is_gone(int(state["Pid"])) for state in states)
+        for state in states:
+            wait_until(partial(is_gone, int(state["Pid"])), what="the checker is gone")
         return states
 
     states = asyncio.run(look())
@@ -248,7 +253,7 @@ def _state(pid: int) -> dict[str, str]:
 
 
 def test_a_fork_server_that_idles_ends_and_is_started_again(folder: Path) -> None:
-    forker = Forker(IMPORT_ROOT, check_process._environment(), idle_s_max=0.05)
+    forker = Forker(IMPORT_ROOT, check_process._environment(), idle_s_max=1.0)
     task = CheckTask(
         folder=folder,
         batching=None,

@@ -23,7 +23,7 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
             assert list(stack.shm_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")) != []
             os.kill(pid, signal.SIGKILL)
             stack.wait_for_line("gateway-0 was ended by SIGKILL: restarting it")
-            # its connection is gone; the next one finds the other
+            # its connection is gone; the next one finds the other, or a new one
             assert dying.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
             assert other.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
         wait_until(lambda: stack.pids().get("gateway-0", pid) != pid)
@@ -42,6 +42,7 @@ def test_a_version_that_nobody_activated_is_not_activated_by_a_new_gateway(tmp_p
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: stack.pids().get("gateway-0", before) != before)
         stack.settled("passive", 1)
+        stack.settled("active", 1)
         assert stack.http.get("/v2/models/active").status_code == 200
         assert stack.http.get("/v2/models/passive/versions/1").status_code == 200
         assert stack.http.get("/v2/models/passive").status_code == 404

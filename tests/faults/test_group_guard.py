@@ -53,8 +53,8 @@ def test_the_programs_of_a_process_that_dies_are_ended(how: str) -> None:
             process.stdin.flush()
         else:
             process.kill()
-        process.wait(60)
-        wait_for_none(lambda: members(process.pid), 60)
+        process.wait(120)
+        wait_for_none(lambda: members(process.pid))
     finally:
         end(process)
 

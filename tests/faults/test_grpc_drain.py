@@ -25,10 +25,10 @@ from tests.kit import models
 from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
-#: connections age quickly, so that the tests do not take long
-SETTINGS: dict[str, Any] = {"drain_s": 12, "queue_lease_s": 120}
+#: Far longer than a drain takes, also on a busy machine. Connections reach their greatest age within 10 s.
+SETTINGS: dict[str, Any] = {"drain_s": 60, "queue_lease_s": 240}
 DRAIN_S = 8
-BUSY_S = 60  # what a machine that has much else to do may take longer
+BUSY_S = 200  # what a machine that has much else to do may take longer: less than a lease
 OWN = [("grpc.use_local_subchannel_pool", 1)]
 WAIT_S = 120.0
 
@@ -36,6 +36,7 @@ WAIT_S = 120.0
 def request(number: int = 1) -> Any:
     array = np.full((1, 2), number, np.float32)
     built = pb.ModelInferRequest(model_name="m", id=str(number), raw_input_contents=[array.tobytes()])
+    built.parameters["timeout"].int64_param = round(WAIT_S * 1e6)  # a worker may be paused, or wait, for long
     built.inputs.add(name="x", datatype="FP32", shape=(1, 2))
     return built
 
@@ -112,8 +113,9 @@ def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             idle = stub.ModelStreamInfer(iter(threading.Event().wait, None))  # asks nothing, ever
             with sigstopped(stack.pids()["cpu-0"]):
-                stack.process.send_signal(signal.SIGTERM)
                 sent = [stub.ModelInfer.future(request(i)) for i in range(20)]
+                wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 20, what="in flight")
+                stack.process.send_signal(signal.SIGTERM)
                 assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
                 assert list(watch) == []  # and ends
                 with pytest.raises(grpc.RpcError) as caught:

@@ -120,8 +120,14 @@ def test_half_sent_messages_share_one_budget(stack: Stack, path: str) -> None:
     assert grown < BUDGET + SLACK
     assert not caller.failed
     assert stack.metrics().value("millstream_requests_refused_total", reason="receiving_full") > refused
-    said = b"".join(text for connection in connections for text in connection.said.values())
-    assert b"are being received" in said
+
+    def told() -> bool:
+        for connection in connections:
+            if not connection.closed:
+                take_all(connection)
+        return b"are being received" in b"".join(text for one in connections for text in one.said.values())
+
+    wait_until(told, what="those who are refused are told why")
     for connection in connections:
         connection.close()
     wait_until(

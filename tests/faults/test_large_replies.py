@@ -86,7 +86,7 @@ def test_only_the_caller_whose_outputs_are_too_large_is_told_so(stack: Stack) ->
     assert status == 200
     np.testing.assert_array_equal(output, spread(9))
     assert stack.pids()["cpu-0"] == worker
-    assert stack.metrics().value(REFUSED, reason="too_large") - before == 1
+    wait_until(lambda: stack.metrics().value(REFUSED, reason="too_large") - before == 1)
 
 
 def test_outputs_as_large_as_the_caller_says(stack: Stack) -> None:
@@ -110,7 +110,7 @@ def test_texts_count_as_what_they_are_long(stack: Stack) -> None:
 
 
 def test_outputs_that_redis_refuses_are_an_error_and_the_next_ones_an_answer(tmp_path: Path) -> None:
-    settings = {"shm_bytes_max": 0}
+    settings = {"shm_bytes_max": 0, "queue_lease_s": 120}
     path = models.blank(tmp_path / "blank.onnx")
     with running_stack(tmp_path, settings=settings) as stack:
         stack.push("blank", path, config='{"batching": false}')
@@ -131,13 +131,12 @@ def test_outputs_that_redis_refuses_are_an_error_and_the_next_ones_an_answer(tmp
         status, _ = answer(send(stack, "words", x=np.array([[b"x" * 32 * MIB]], object)))
         assert status == 200
         assert stack.pids()["cpu-0"] == worker
-        page = stack.metrics()
-        assert page.value(REFUSED, reason="redis") == 1
+        wait_until(lambda: stack.metrics().value(REFUSED, reason="redis") == 1)
 
 
 def test_the_lowest_limits_of_a_server_let_large_tensors_pass(tmp_path: Path) -> None:
     path = models.identity(tmp_path / "m.onnx", "FP32", ("N", MIB))
-    with running_stack(tmp_path, models={"m": path}, settings={"shm_bytes_max": 0}) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings={"shm_bytes_max": 0, "queue_lease_s": 120}) as stack:
         stack.redis.config_set("proto-max-bulk-len", MIB)
         stack.redis.config_set("client-query-buffer-limit", MIB)
         x = np.random.default_rng(1).random((8, MIB), np.float32)

@@ -29,12 +29,13 @@ from tests.kit.wait import wait_until
 MIB = 1 << 20
 MODEL_BYTES = 150 * MIB
 POOLS = "sim=1,backend=simulated,memory=480MiB"
-REQUEST = v2.request({"x": np.ones((1, 4), np.float32)})
+LOAD_S_MAX = 8
+REQUEST = v2.request({"x": np.ones((1, 4), np.float32)}, parameters={"timeout": 110_000_000})  # microseconds
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = {"worker_load_s_max": 3}
+    settings = {"worker_load_s_max": LOAD_S_MAX}
     with running_stack(tmp_path_factory.mktemp("failures"), pools=POOLS, settings=settings) as stack:
         publish(stack, "neighbour")
         until(stack, "neighbour", 200)
@@ -105,9 +106,14 @@ def test_three_failed_loads_are_refused_until_an_operator_has_them_tried_again(s
         wait_until(partial(has_failed, stack, "broken", tries), what=f"{tries} loads failed")
         order(stack, manifest)
     wait_until(lambda: "its load failed 3 times: damaged: " in log(stack), what="it is refused")
-    refused = until(stack, "broken", 503)
-    assert "is not the file that was uploaded" in refused.json()["error"]
-    assert FAILED_RETRY_S < int(refused.headers["retry-after"]) <= FAILED_OFTEN_RETRY_S + 1, "when its worker tries it"
+
+    def refused() -> bool:
+        """Whether the gateway knows of the last failure, and when the worker tries the version again."""
+        reply = until(stack, "broken", 503)
+        assert "is not the file that was uploaded" in reply.json()["error"]
+        return FAILED_RETRY_S < int(reply.headers["retry-after"]) <= FAILED_OFTEN_RETRY_S + 1
+
+    wait_until(refused, what="the time at which its worker tries it is told")
     assert log(stack).count("loading: broken ") == 3
 
     reply = stack.http.post("/v2/repository/models/broken/load")  # still damaged
@@ -128,11 +134,12 @@ def follows_repository(stack: Stack) -> bool:
 
 
 def has_failed(stack: Stack, name: str, times: int) -> bool:
-    return log(stack).count(f"failed: {name} ") == times
+    return log(stack).count(f"failed: {name} ") >= times
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"), [("crash", "processes died while they loaded it"), ("hang", "loading took longer than 3 s")]
+    ("how", "reason"),
+    [("crash", "processes died while they loaded it"), ("hang", f"loading took longer than {LOAD_S_MAX} s")],
 )
 def test_a_load_that_crashes_or_never_ends_is_refused_with_the_reason(stack: Stack, how: str, reason: str) -> None:
     name = f"deadly-{how}"
@@ -186,7 +193,7 @@ def test_a_load_that_found_no_memory_is_tried_again_with_what_it_takes(stack: St
     until(stack, "holds", 200)
     publish(stack, "wants", bytes=2 * MODEL_BYTES, allocate=True)
     until(stack, "wants", 200)
-    assert state(stack, "holds") == "standby"
+    wait_until(lambda: state(stack, "holds") == "standby", what="it made room")
     until(stack, "holds", 200)
     until(stack, "neighbour", 200)
     delete(stack, "holds", "wants")

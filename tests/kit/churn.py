@@ -26,9 +26,9 @@ from tests.kit import models, v2
 
 COLUMNS = 1024  # of the input of `models.heavy`
 CELL_BYTES = 4
-ANSWER_S_MAX = 120.0
+ANSWER_S_MAX = 300.0
+TIMEOUT_S = 240.0  # of a call: a worker may be paused or restarted for long on a busy machine
 REFUSED_S = 0.1
-CUT_S = 1.0  # after the death of a gateway, in which new connections to it may still be made
 SHOWN_MAX = 20
 
 
@@ -84,7 +84,7 @@ class Churn:
             self._kill,
         ]
         self._faults = faults
-        self._gateway_died_at = float("-inf")  # monotonic
+        self._cut_until = float("-inf")  # monotonic; infinity: a gateway is dead. Older connections may be cut
 
     def upload(self) -> None:
         """Upload the first version of each model."""
@@ -93,7 +93,8 @@ class Churn:
 
     def start(self, callers: int, pause_s: float = 0.0) -> None:
         """Start threads that call random models until `stop`, with a pause after each answer."""
-        body, headers = v2.request({"x": np.ones((1, COLUMNS), np.float32)})
+        parameters = {"timeout": round(TIMEOUT_S * 1e6)}
+        body, headers = v2.request({"x": np.ones((1, COLUMNS), np.float32)}, parameters=parameters)
         for at in range(callers):
             choose = random.Random(self._seed + at)
             self._threads.append(threading.Thread(target=self._call, args=(choose, body, headers, pause_s)))
@@ -118,9 +119,10 @@ class Churn:
 
     @contextmanager
     def gateway_dies(self) -> Iterator[None]:
-        """A gateway is killed in the block, and back at its end: it cuts calls that began before or just then."""
-        self._gateway_died_at = time.monotonic()
+        """A gateway is killed in the block, and back at its end: it cuts connections that were used before that."""
+        self._cut_until = float("inf")
         yield
+        self._cut_until = time.monotonic()
         self._http.close()
         self._http = httpx2.Client(base_url=self._url, timeout=ANSWER_S_MAX, trust_env=False)
 
@@ -158,9 +160,18 @@ class Churn:
 
     def _unload(self, name: str) -> None:
         self._leave(name)
-        _expect(self._http.post(f"/v2/repository/models/{name}/unload"), {200})
-        _expect(self._http.post(f"/v2/repository/models/{name}/load"), {200})
+        self._ask(f"/v2/repository/models/{name}/unload")
+        self._ask(f"/v2/repository/models/{name}/load")
         self._return(name)
+
+    def _ask(self, path: str) -> None:
+        """Post until it is done; it may be refused for a while, as when a worker has just died."""
+        until = time.monotonic() + ANSWER_S_MAX
+        while (reply := self._http.post(path)).status_code == 503 and "retry-after" in reply.headers:
+            if time.monotonic() > until:
+                break
+            time.sleep(REFUSED_S)
+        _expect(reply, {200})
 
     def _pin(self, name: str) -> None:
         for pin in (True, False):
@@ -182,6 +193,7 @@ class Churn:
     def _call(self, choose: random.Random, body: bytes, headers: dict[str, str], pause_s: float) -> None:
         address = self._url.removeprefix("http://")
         connection = http.client.HTTPConnection(address, timeout=ANSWER_S_MAX)
+        used_at = time.monotonic()  # when the connection was made, or its last answered call began
         while not self._stopping.is_set():
             name = choose.choice(self._names)
             with self._lock:
@@ -191,9 +203,11 @@ class Churn:
                 connection.request("POST", f"/v2/models/{name}/infer", body, headers)
                 reply = connection.getresponse()
                 kind, why = self._judge(name, absent, reply.status, dict(reply.getheaders()), reply.read())
+                used_at = began
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                kind, why = "cut" if began < self._gateway_died_at + CUT_S else "lost", repr(error)
+                kind, why = "cut" if used_at < self._cut_until else "lost", repr(error)
+                used_at = time.monotonic()
             with self._lock:
                 self.counts[kind] += 1
                 if kind == "lost" and len(self.lost) < SHOWN_MAX:
