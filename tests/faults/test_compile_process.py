@@ -124,7 +124,9 @@ except PermissionError:
 
 
 def test_a_compilation_has_the_lowest_priority(task):
-    """It is killed then: with that priority a busy machine lets it run into its time limit."""
+    """It waits for its model, which never comes, and is killed once it has the priority."""
+    task.subject.path.unlink()
+    os.mkfifo(task.subject.path)
 
     def started(process: subprocess.Popen[bytes]) -> None:
         def kill_when_lowered() -> None:
