@@ -48,7 +48,7 @@ def test_the_device_is_full_although_the_host_is_not(shop: Shop) -> None:
     assert record.used_bytes < record.budget_bytes / 2
     instance = shop.instance(small[-1])
     assert instance is not None
-    assert instance.device_resident_bytes == 300 * MIB
+    assert instance.device_resident_bytes // MIB == 300, "measured, or predicted from the others"
     shop.until_known("on-device-0")
     shop.until_answers("on-device-0")
     wait_until(lambda: len(shop.settled()) == 3, what="three fit")
@@ -61,7 +61,7 @@ def test_the_device_is_full_although_the_host_is_not(shop: Shop) -> None:
     [worker] = [one for one in workers if one["pool"] == shop.pool]
     assert worker["device_budget_bytes"] == DEVICE_BYTES
     assert worker["device_free_bytes"] == DEVICE_BYTES - worker["device_used_bytes"]
-    assert {one["device_size_bytes"] for one in worker["instances"]} <= {0, 300 * MIB}
+    assert {one["device_size_bytes"] // MIB for one in worker["instances"]} <= {0, 300}
 
     def shows_all() -> bool:
         """The gateway may not know of the last load yet."""
