@@ -367,7 +367,7 @@ class Residency:
         return order.deadline - self._clock.offset_ms / 1000
 
     def _preloads_now(self) -> bool:
-        """Return whether a version is being loaded that nobody asked for."""
+        """Return whether the worker is loading a version by itself: for no call, and for no client."""
         models = map(self._models.get, self._loads.active())
         return any(one is None or not (one.demanded or one.staged) for one in models)
 
@@ -554,7 +554,7 @@ class Residency:
         if model.demanded:
             last_used = max(last_used, model.loaded_at)  # its first call is on its way
         was_called = last_used > 0
-        if model.staged:  # somebody asked for it: it makes room for calls, but not for what nobody asked for
+        if model.staged:  # a client asked for it: it makes room for calls, not for what the worker loads by itself
             last_used = max(last_used, model.loaded_at)
         draining = model.state is State.DRAINING  # its bytes are there, and go without an order
         if model.state is not State.READY and not draining:

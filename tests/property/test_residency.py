@@ -384,13 +384,19 @@ def stage(worker: WorkerMachine, bytes_: int, load_s: float = 0.1) -> Wanted:
     return staged
 
 
-def test_a_staged_load_waits_for_a_preload_and_takes_its_memory() -> None:
-    """It was refused, and its load ended on standby, because a version that nobody had asked for was being loaded."""
+def preloading() -> tuple[WorkerMachine, str]:
+    """Return a worker that loads a version by itself, which fills most of its memory, and the version's content id."""
     worker = WorkerMachine()
     worker.begin([600] * 6)
     worker.delete(NAMES[0], 0)  # which is pinned
     worker.begin_load()
     [preloaded] = worker.loads.running
+    return worker, preloaded
+
+
+def test_a_staged_load_waits_for_a_preload_and_takes_its_memory() -> None:
+    """It was refused, and its load ended on standby, because a version that nobody had asked for was being loaded."""
+    worker, preloaded = preloading()
     staged = stage(worker, 600)
     assert worker.residency.refusals.of(staged.content_id) is None
     assert staged.content_id not in worker.loads.active()
@@ -402,11 +408,7 @@ def test_a_staged_load_waits_for_a_preload_and_takes_its_memory() -> None:
 
 
 def test_a_staged_load_that_is_withdrawn_while_it_waits_for_a_preload_is_not_loaded() -> None:
-    worker = WorkerMachine()
-    worker.begin([600] * 6)
-    worker.delete(NAMES[0], 0)  # which is pinned
-    worker.begin_load()
-    [preloaded] = worker.loads.running
+    worker, preloaded = preloading()
     staged = stage(worker, 600)
     del worker.wanted[staged.content_id]
     worker.update()
