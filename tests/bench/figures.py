@@ -1,8 +1,8 @@
 """Measures the figures, each a ratio within one run: Millstream and its reference take turns, so that a machine that
 slows down slows both.
 
-small rows: C, Millstream, C, Millstream, … ── over gRPC: G, Millstream, … ── a CNN: raw loop, Millstream, …
-── memory of an idle stack ─> Figures
+small rows: C, Millstream, C, Millstream, … ── with keys, traces, TLS ── over gRPC: G, Millstream, …
+── a CNN: raw loop, Millstream, … ── memory of an idle stack ─> Figures
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -24,11 +23,14 @@ from tests.bench.device_loop import ROWS as DEVICE_ROWS
 from tests.bench.device_loop import gpu_available
 from tests.bench.device_loop import measure as measure_device
 from tests.bench.errors import LoadError
-from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
+from tests.bench.load import Load, binary_payload, json_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
 from tests.bench.many import COLD_MODELS, HOT, THOUSAND, measure_cold, measure_thousand
+from tests.bench.operated import operated_rows
 from tests.bench.overflow import measure_overflow
 from tests.bench.processes import GATEWAY, WORKER, Memory, memory, pin, running_module
+from tests.bench.result import Figure, Measured, Result
+from tests.bench.rounds import Case, Say, measured, medians, ratio, rounds_of
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
 from tests.kit import models
@@ -39,74 +41,6 @@ SQUEEZENET_CONNECTIONS = 8
 SETTLE_S = 3.0
 GRPC_CALLS = 64
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of the result. `bound` is the lowest wanted value, or the highest one if `at_most`."""
-
-    name: str
-    measured: float
-    bound: float
-    unit: str
-    detail: str
-    at_most: bool = False
-
-    @property
-    def met(self) -> bool:
-        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A named load with the medians of its measurements, for the table of raw numbers."""
-
-    name: str
-    connections: int
-    load: Load
-
-
-@dataclass(frozen=True)
-class Result:
-    """The results of one run of the benchmarks."""
-
-    figures: tuple[Figure, ...]
-    loads: tuple[Measured, ...]
-
-
-@dataclass(frozen=True)
-class _Case:
-    name: str
-    server: servers.Server
-    path: str
-    payload: Payload
-    connections: int
-
-
-def _middle(loads: Sequence[Load]) -> Load:
-    return Load(
-        rate=median(load.rate for load in loads),
-        p50_us=median(load.p50_us for load in loads),
-        p99_us=median(load.p99_us for load in loads),
-        cpu_us=median(load.cpu_us for load in loads),
-    )
-
-
-def _rounds(cases: Sequence[_Case], rounds: int, seconds: int, say: Say) -> list[list[Load]]:
-    """Measure every case once in each round; return the measurements of each case."""
-    loads: list[list[Load]] = [[] for _ in cases]
-    for number in range(rounds):
-        for case, found in zip(cases, loads, strict=True):
-            say(f"round {number + 1} of {rounds}: {case.name}, {case.connections} connections")
-            found.append(measure(case.server, case.path, case.payload, case.connections, seconds))
-    return loads
-
-
-def _ratio(ours: Sequence[Load], theirs: Sequence[Load], what: Callable[[Load], float]) -> float:
-    """Return the median of the ratios within each round; `what` selects the value to compare."""
-    return median(what(mine) / what(other) for mine, other in zip(ours, theirs, strict=True))
-
 
 def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     """Measure the MLP with one row of 64 floats in each request, against C."""
@@ -116,61 +50,59 @@ def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     served = {"mlp": models.mlp(folder / "mlp.onnx")}
     with servers.ceiling(folder) as bare, servers.millstream(folder, "mlp", served) as ours:
         cases = [
-            _Case("C, JSON", bare, path, text, 1),
-            _Case("Millstream, JSON", ours, path, text, 1),
-            _Case("Millstream, JSON", ours, path, text, 16),
-            _Case("C, JSON", bare, path, text, 64),
-            _Case("Millstream, JSON", ours, path, text, 64),
-            _Case("Millstream, binary", ours, path, binary, 64),
+            Case("C, JSON", bare, path, text, 1),
+            Case("Millstream, JSON", ours, path, text, 1),
+            Case("Millstream, JSON", ours, path, text, 16),
+            Case("C, JSON", bare, path, text, 64),
+            Case("Millstream, JSON", ours, path, text, 64),
+            Case("Millstream, binary", ours, path, binary, 64),
         ]
-        found = _rounds(cases, rounds, seconds, say)
-    pairs = zip(cases, found, strict=True)
-    loads = tuple(Measured(case.name, case.connections, _middle(taken)) for case, taken in pairs)
-    return Result(_small_figures(found), loads)
+        found = rounds_of(cases, rounds, seconds, say)
+    return Result(_small_figures(found), measured(cases, found))
 
 
 def _small_figures(found: Sequence[Sequence[Load]]) -> tuple[Figure, ...]:
     """Return the ratios between the cases of `small_rows`, whose order `found` has."""
     c1, m1, m16, c64, m64, b64 = found
-    rate = _middle(m64).rate
-    bare = _middle(c64)
+    rate = medians(m64).rate
+    bare = medians(c64)
     return (
         Figure(
             name="rate at 64 connections",
-            measured=_ratio(m64, c64, lambda load: load.rate),
+            measured=ratio(m64, c64, lambda load: load.rate),
             bound=0.85,
             unit="of C",
             detail=f"{rate:,.0f}/s of {bare.rate:,.0f}/s",
         ),
         Figure(
             name="CPU per request at 64 connections, all processes",
-            measured=_ratio(m64, c64, lambda load: load.cpu_us),
+            measured=ratio(m64, c64, lambda load: load.cpu_us),
             bound=1.6,
             unit="x C's",
-            detail=f"{_middle(m64).cpu_us:.1f} us, C {bare.cpu_us:.1f} us",
+            detail=f"{medians(m64).cpu_us:.1f} us, C {bare.cpu_us:.1f} us",
             at_most=True,
         ),
         Figure(
             name="rate at 16 connections",
-            measured=_ratio(m16, c64, lambda load: load.rate),
+            measured=ratio(m16, c64, lambda load: load.rate),
             bound=0.42,
             unit="of C's at 64",
-            detail=f"{_middle(m16).rate:,.0f}/s of {bare.rate:,.0f}/s",
+            detail=f"{medians(m16).rate:,.0f}/s of {bare.rate:,.0f}/s",
         ),
         Figure(
             name="median latency at 1 connection",
-            measured=_ratio(m1, c1, lambda load: load.p50_us),
+            measured=ratio(m1, c1, lambda load: load.p50_us),
             bound=3.5,
             unit="x C's",
-            detail=f"{_middle(m1).p50_us:.0f} us, C {_middle(c1).p50_us:.0f} us",
+            detail=f"{medians(m1).p50_us:.0f} us, C {medians(c1).p50_us:.0f} us",
             at_most=True,
         ),
         Figure(
             name="binary tensors, rate at 64 connections",
-            measured=_ratio(b64, m64, lambda load: load.rate),
+            measured=ratio(b64, m64, lambda load: load.rate),
             bound=1.1,
             unit="x JSON's",
-            detail=f"{_middle(b64).rate:,.0f}/s, JSON {rate:,.0f}/s",
+            detail=f"{medians(b64).rate:,.0f}/s, JSON {rate:,.0f}/s",
         ),
     )
 
@@ -189,14 +121,14 @@ def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
                 loads.append(grpc_load.measure(target, folder, request, GRPC_CALLS, seconds))
     figure = Figure(
         name="gRPC, rate at 64 calls",
-        measured=_ratio(ours, bare, lambda load: load.rate),
+        measured=ratio(ours, bare, lambda load: load.rate),
         bound=0.8,
         unit="of G",
-        detail=f"{_middle(ours).rate:,.0f}/s of {_middle(bare).rate:,.0f}/s",
+        detail=f"{medians(ours).rate:,.0f}/s of {medians(bare).rate:,.0f}/s",
     )
     measured = (
-        Measured("G, gRPC", grpc_load.CONNECTIONS, _middle(bare)),
-        Measured("Millstream, gRPC", grpc_load.CONNECTIONS, _middle(ours)),
+        Measured("G, gRPC", grpc_load.CONNECTIONS, medians(bare)),
+        Measured("Millstream, gRPC", grpc_load.CONNECTIONS, medians(ours)),
     )
     return Result((figure,), measured)
 
@@ -229,7 +161,7 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
             say(f"round {number + 1} of {rounds}: squeezenet, Millstream")
             path = "/v2/models/squeezenet/infer"
             ours.append(measure(server, path, payload, SQUEEZENET_CONNECTIONS, seconds, {rest}))
-    middle = _middle(ours)
+    middle = medians(ours)
     share = median(load.rate / alone for load, alone in zip(ours, raw, strict=True))
     figure = Figure(
         "squeezenet, 602 KB binary input", share, 0.95, "of a raw loop", f"{middle.rate:.0f}/s of {median(raw):.0f}/s"
@@ -438,11 +370,12 @@ def gpu(folder: Path, seconds: int, say: Say) -> Result:
 
 
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Measure everything in about `rounds` x 11 x `seconds` plus ten minutes. Raises LoadError or StartError."""
+    """Measure everything in about `rounds` x 17 x `seconds` plus ten minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         folder = Path(name)
         parts = [
             small_rows(folder, rounds, seconds, say),
+            operated_rows(folder, rounds, seconds, say),
             grpc_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
             storm(folder, say),

@@ -5,6 +5,7 @@ command ─> a line `ready http://HOST:PORT` on its output ─> Server ─> SIGT
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -52,13 +53,23 @@ def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
 
 
 @contextmanager
-def _running(arguments: Sequence[str], log: Path, python: str = sys.executable, root: Path = ROOT) -> Iterator[Server]:
-    """Run `python ARGUMENTS` until the block ends, with its log in `log`; yields the server. Raises StartError."""
+def _running(
+    arguments: Sequence[str],
+    log: Path,
+    python: str = sys.executable,
+    root: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run `python ARGUMENTS` until the block ends, with its log in `log`; yields the server. Raises StartError.
+
+    `environment` is added to that of this process.
+    """
     ready: queue.SimpleQueue[str] = queue.SimpleQueue()
     command = [python, *arguments]
+    variables = {**os.environ, **(environment or {})}
     with (
         log.open("w") as errors,
-        subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process,
     ):
         try:
             assert process.stdout is not None
@@ -94,16 +105,28 @@ def grpc_ceiling(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[Server]:
+def millstream(
+    folder: Path,
+    name: str,
+    models: Mapping[str, Path],
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
     """Run Millstream with one gateway and one worker of one thread, serving `models`."""
     preload = [word for model, path in models.items() for word in ("--preload", f"{model}={path}")]
-    with millstream_up(folder, name, preload) as server:
+    with millstream_up(folder, name, [*preload, *arguments], environment=environment) as server:
         yield server
 
 
 @contextmanager
 def millstream_up(
-    folder: Path, name: str, arguments: Sequence[str], *, workers: int = 1, root: Path = ROOT
+    folder: Path,
+    name: str,
+    arguments: Sequence[str],
+    *,
+    workers: int = 1,
+    root: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Run `millstream up` with one gateway, workers of one thread and further `arguments`.
 
@@ -113,5 +136,5 @@ def millstream_up(
     home = str(folder / name)
     command = ["-m", "millstream.services.cli", "up", "--home", home, "--http-port", "0", "--grpc-port", "0"]
     command += ["--gateways", "1", "--pool", f"cpu={workers}", "--worker-threads", "1", "--no-example", *arguments]
-    with _running(command, folder / f"{name}.log", python, root) as server:
+    with _running(command, folder / f"{name}.log", python, root, environment) as server:
         yield server

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from tests.bench import device_loop, figures, processes, report
 from tests.bench.errors import LoadError
-from tests.bench.figures import Figure, Measured, Result
 from tests.bench.load import Load
+from tests.bench.result import Figure, Measured, Result
 from tests.kit import models
 
 BUSY = """
