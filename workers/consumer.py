@@ -15,6 +15,7 @@ from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
+from millstream.services.wire.batch import decode_batch
 from millstream.services.wire.inbox import read_item
 from millstream.workers.lease import Lease
 from millstream.workers.reply_limits import LOSSES_MAX, refusal
@@ -28,6 +29,7 @@ log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
 ALONE_MS = 3_600_000  # after which the note about the batch that runs alone expires
+PROBES_READ_MAX = 4  # entries of a lane that `has_calls` reads; more than these are taken for calls
 POOLS_LIFE_S = 86_400  # after the last beat in any pool, the list of pools expires
 
 
@@ -263,6 +265,11 @@ class Consumer:
         """Return the number of unacknowledged entries of a lane, delivered or not."""
         return int(self._link.call("XLEN", self._keys.stream(lane)))
 
+    def has_calls(self, lane: str) -> bool:
+        """Return whether a lane has unacknowledged entries, delivered or not, that are no readiness probes."""
+        entries = self._link.call("XRANGE", self._keys.stream(lane), "-", "+", "COUNT", PROBES_READ_MAX + 1)
+        return len(entries) > PROBES_READ_MAX or not all(_is_probe(fields[1]) for _, fields in entries)
+
     def leased(self, lane: str) -> bool:
         """Return whether this worker leases entries of a lane. A lane whose stream was deleted has none."""
         try:
@@ -332,3 +339,12 @@ def _unpacked(item: Sequence[bytes]) -> tuple[str, bytes, bytes, int, tuple[str,
     """Return a leased entry that a script returned, as `read_item` does."""
     lane, entry, data, attempt = item
     return lane.decode(), entry, data, int(attempt), ()
+
+
+def _is_probe(data: bytes) -> bool:
+    """Return whether a batch is a readiness probe. One that this release cannot read may be a call."""
+    try:
+        header, _ = decode_batch(data)
+    except ValueError:
+        return False
+    return header.probe

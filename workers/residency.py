@@ -350,13 +350,16 @@ class Residency:
                 self.unload(victim, EvictionReason.BUDGET, why, consumer)
 
     def recall(self, consumer: Consumer) -> None:
-        """Order the load of unloaded versions whose lanes have batches: their gateways did not know of the unload."""
+        """Order the load of unloaded versions whose lanes have calls: their gateways did not know of the unload.
+
+        A readiness probe loads nothing, and so makes no other version give way.
+        """
         now = time.monotonic()
         for _ in range(len(self._rechecks)):
             at, content_id = self._rechecks.popleft()
             if at > now:
                 self._rechecks.append((at, content_id))
-            elif self._models.get(content_id) is None and content_id in self._wanted and consumer.pending(content_id):
+            elif self._models.get(content_id) is None and content_id in self._wanted and consumer.has_calls(content_id):
                 order = Order(do="load", content_id=content_id, why="a call came as it was unloaded", evict=True)
                 consumer.demand(content_id, RECALL_LIFE_MS, order.model_dump_json().encode())
 

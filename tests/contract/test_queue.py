@@ -11,7 +11,7 @@ from millstream.gateway.scheduling.packer import Packed
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.wire.batch import BatchHeader, BatchInput, encode_batch
-from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.consumer import PROBES_READ_MAX, Consumer, Finished
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.wait import wait_until
 
@@ -302,6 +302,26 @@ def test_a_stream_with_leases_goes_when_they_are_done(pool):
     worker.remove_lane("m")
     snapshot = pool.check()
     assert (snapshot.streams, snapshot.draining) == (set(), {})
+
+
+def test_readiness_probes_in_a_lane_are_no_calls(pool):
+    worker = pool.join("w", "m")
+    worker.remove_lane("m")
+    assert not worker.has_calls("m")
+    for number in range(PROBES_READ_MAX):
+        pool.put("m", f"probe {number}", probe=True)
+    assert (worker.pending("m"), worker.has_calls("m")) == (PROBES_READ_MAX, False)
+    pool.put("m", "beyond what is read", probe=True)
+    assert worker.has_calls("m"), "it may be a call"
+
+
+@pytest.mark.parametrize("entry", [b"", b"a batch that this release cannot read"])
+def test_a_call_behind_a_readiness_probe_is_seen(pool, entry):
+    worker = pool.join("w", "m")
+    worker.remove_lane("m")
+    pool.put("m", "probe", probe=True)
+    pool.put("m", "call", entry=entry)
+    assert worker.has_calls("m")
 
 
 def test_a_released_lane_is_not_leased_from(pool):

@@ -459,10 +459,11 @@ def test_a_model_that_was_loaded_for_no_call_makes_room(stack: Stack) -> None:
 def is_loaded(stack: Stack, name: str) -> bool:
     """Ask for the load of a version; return whether it is ready.
 
-    A readiness probe that came just as the other version was unloaded has that one loaded again, like a call.
+    While the other version answers a readiness probe, it is in use. Once unloaded, no probe has it loaded again.
     """
     loaded = stack.http.post(f"/v2/repository/models/{name}/load")
     assert loaded.status_code == 200 or "retry-after" in loaded.headers, loaded.text
+    assert "were loaded a moment ago" not in loaded.text
     return loaded.status_code == 200 and "ready" in states(stack, name)
 
 

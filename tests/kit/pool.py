@@ -159,10 +159,11 @@ class Pool:
         entry: bytes = b"",
         cost_ms: float = 1,
         fill: float = 0.25,
+        probe: bool = False,
     ) -> int:
         """Put a batch of one request without tensors; return 1 if an idle worker got it at once, else 0."""
         replies = self.keys.replies(gateway)
-        header = BatchHeader(name, replies, 0.0, [1], [deadline_ms], [], [], name if blob else "")
+        header = BatchHeader(name, replies, 0.0, [1], [deadline_ms], [], [], name if blob else "", probe)
         if blob:
             for command in write_commands(self.keys.blob(name), blob, LEASE_MS):
                 self._link.call(*command)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import Mock
 
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -20,6 +21,7 @@ from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
+from millstream.workers import residency
 from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
@@ -114,7 +116,9 @@ class Redis:
     def __init__(self) -> None:
         self.in_use: set[str] = set()
         self.pinned: set[str] = set()
-        self.waiting: set[str] = set()  # lanes with a batch that came as they were released
+        self.probes: set[str] = set()  # lanes with a readiness probe that came as they were released
+        self.calls: set[str] = set()  # likewise with a call
+        self.demands: list[str] = []
 
     def release_lane(self, lane: str, others_min: int) -> bool:
         if lane in self.in_use or others_min:
@@ -126,9 +130,13 @@ class Redis:
         return dict.fromkeys(counted, 1), self.in_use & set(lanes)
 
     def pending(self, lane: str) -> int:
-        return int(lane in self.waiting)
+        return (lane in self.probes) + (lane in self.calls)
+
+    def has_calls(self, lane: str) -> bool:
+        return lane in self.calls
 
     def demand(self, lane: str, life_ms: int, order: bytes) -> bool:
+        self.demands.append(lane)
         return True
 
     def leased(self, lane: str) -> bool:
@@ -529,3 +537,23 @@ def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothin
     worker.step()
     assert called.content_id in worker.loads.active()
     assert worker.residency.refusals.of(called.content_id) is None
+
+
+def test_a_call_that_came_as_its_version_was_unloaded_has_it_loaded_and_a_readiness_probe_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residency, "RECHECKS_S", (0.0,))
+    worker = WorkerMachine()
+    worker.begin([100] * 6)
+    consumer = cast("Any", worker.redis)
+    for _ in worker.wanted:
+        worker.begin_load()
+    for content_id in list(worker.loads.running):
+        worker.finish(content_id)
+    _, probed, called, silent, *_ = worker.wanted
+    for content_id in (probed, called, silent):
+        assert worker.residency.unload(content_id, EvictionReason.MOVED, "a test", consumer)
+    worker.redis.probes = {probed, called}
+    worker.redis.calls = {called}
+    worker.residency.recall(consumer)
+    assert worker.redis.demands == [called]
