@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -209,11 +210,13 @@ def _profile(
     return profile, True
 
 
-def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:
+def probe(
+    manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, warm_up_s_max: float, stop: Stop
+) -> str:
     """Load a version in a process of its own on trial. Returns how that process died; "" if it did not.
 
     The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if it takes too long, or if
-    the end of the load is requested through `stop`.
+    the end of the load is requested through `stop`, which this does if the warm-up takes longer than `warm_up_s_max`.
     """
     start = new_start()
     command = [
@@ -227,6 +230,7 @@ def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: f
         start,
     ]
     command += ["--backend", at.backend_name, "--device", at.device, "--threads", str(at.threads)]
+    command += ["--warm-up-s-max", str(warm_up_s_max)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment({}), close_fds=True
     )
@@ -239,6 +243,8 @@ def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: f
         process.kill()
         process.wait()
         take_stale_marks(run_dir, worker_id(PROBE, start))
+    if process.returncode == -signal.SIGALRM:  # the timer that it sets when its warm-up begins
+        stop.request(took_too_long("warming up", warm_up_s_max))
     if stop.reason:
         raise Failure(Code.MODEL, stop.reason)
     return "" if process.returncode in {0, REFUSED} else describe_exit(process.returncode)

@@ -202,9 +202,13 @@ class VersionLoads:
             self._succeed(current, model, loaded, time.monotonic() - began)
 
     def _load_on_trial(self, manifest: Manifest, stop: Stop) -> None:
-        """Load a suspect version in a process of its own. Raises Failure(MODEL) if that process dies, too."""
-        seconds_max = PROBE_START_S + sum(self._guard.limits)
-        died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, stop)
+        """Load a suspect version in a process of its own. Raises Failure(MODEL) if that process dies, too.
+
+        Its warm-up has the limit of any other, and fails the version for good beyond it.
+        """
+        limits = self._guard.limits
+        seconds_max = PROBE_START_S + sum(limits)
+        died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, limits.warm_up_s, stop)
         if died:
             kind, now = self._at.kind, time.time()  # noqa: TID251 - for people
             verdict = self._change_verdict(manifest, lambda one: with_death(one, kind, DEATHS_CERTAIN, died, now))

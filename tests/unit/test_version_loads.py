@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,30 @@ def test_a_load_whose_reserved_memory_was_taken_by_others_did_not_fail(tmp_path:
     assert not loads.failed.any_due()
     taken[0] = 100 << 20
     assert budget.used_bytes == 100 << 20
+
+
+@pytest.mark.parametrize("behaviour", [{"endless_if": 0}, {"hang_if": 0}])
+def test_a_trial_load_whose_warm_up_takes_too_long_fails_its_version_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_HOME", str(tmp_path))
+    repository = FolderRepository(tmp_path / "repository")
+    manifest = publish_simulated(repository, "m", behaviour)
+    models = LoadedModels()
+    environment = LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1)
+    loads = VersionLoads(
+        repository,
+        environment,
+        models,
+        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
+        LoadGuard(LoadMarks(tmp_path / "run", "sim-0-1"), Limits(600.0, 1.0), lambda: None),
+        lambda: 5.0,
+    )
+    loads.start()
+    loads.want([LoadRequest(manifest, suspect=True)], ())
+    wait_until(lambda: [record.state for record in models.records()] == [State.FAILED], what="it failed")
+    loads.stop()
+    [record] = models.records()
+    assert (record.reason, record.retry_at) == ("warming up took longer than 1 s", 0.0)
+    assert repository.verdicts.of(manifest).on(environment.kind).failed == record.reason
+    assert not list((tmp_path / "run" / "loads").iterdir()), "no mark is left"

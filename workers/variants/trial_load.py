@@ -1,12 +1,14 @@
 """python -m millstream.workers.variants.trial_load: load one version as a worker would, and exit.
 
-stdin: a Manifest as JSON; exit code: whether the load succeeded, failed with an error or crashed
+stdin: a Manifest as JSON; exit code: whether the load succeeded, failed with an error or crashed, or that SIGALRM ended
+its warm-up
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from millstream.services.crashes.load_marks import PROBE, LoadMarks
@@ -17,7 +19,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import read_settings
 from millstream.services.wire.worker_id import worker_id
 from millstream.workers.backends import get_backend
-from millstream.workers.backends.base import Stop
+from millstream.workers.backends.base import Instance, Stop
 from millstream.workers.load_version import REFUSED, LoadEnvironment, load
 
 
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--warm-up-s-max", type=float, required=True, help="seconds after which a warm-up is ended")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     manifest = Manifest.model_validate_json(sys.stdin.read())
@@ -38,9 +41,14 @@ def main() -> int:
     backend = get_backend(arguments.backend, settings.home)
     at = LoadEnvironment(backend, arguments.backend, arguments.device, arguments.threads)
     marks = LoadMarks(settings.home / "run", worker_id(PROBE, arguments.start_id))
+
+    def warming(_: Instance) -> None:
+        # The signal's default action ends the process even during a run that holds the interpreter's lock.
+        signal.setitimer(signal.ITIMER_REAL, arguments.warm_up_s_max)
+
     try:
         with marks.loading(manifest, at.kind, alone=True):
-            load(manifest, folder, at, Stop())
+            load(manifest, folder, at, Stop(), warming)
     except Failure:
         return REFUSED  # the worker loads it next, and reports the same error
     return 0
