@@ -62,6 +62,7 @@ ADAPTERS = (
 
 def build_app(deps: Deps) -> FastAPI:
     """Return the application over `deps`; its lifespan awaits `deps.start` and `deps.stop`."""
+    audit = AuditTrail(deps.audit)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,6 +70,7 @@ def build_app(deps: Deps) -> FastAPI:
         try:
             yield
         finally:
+            await audit.close()
             await deps.stop()
 
     settings = deps.settings
@@ -90,7 +92,7 @@ def build_app(deps: Deps) -> FastAPI:
     replies = ErrorReplies(formats)
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
-    app.add_middleware(AccessMiddleware, audit=AuditTrail(deps.audit))
+    app.add_middleware(AccessMiddleware, audit=audit)
     app.add_middleware(
         BrowserMiddleware,
         guard=deps.browser_guard,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,11 +54,23 @@ class AuditTrail:
 
     async def tell_left_out(self) -> None:
         """Write how many entries were left out, of each caller, in minutes that have ended."""
-        for who, count in self._refusals.left_out(self._monotonic()):
-            changes = [f"{count} refused calls within a minute have no entry"]
-            await self._append(who, "left_out", "", "refused", changes)
+        await self._tell_until(self._monotonic())
         if self._timer is None and self._refusals.any_left_out:
             self._timer = asyncio.get_running_loop().call_later(MINUTE_S, self._tell)
+
+    async def close(self) -> None:
+        """Write how many entries were left out, also in minutes that have not ended: the gateway stops."""
+        if self._telling is not None:
+            await self._telling
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._tell_until(math.inf)
+
+    async def _tell_until(self, now: float) -> None:
+        for who, count in self._refusals.left_out(now):
+            changes = [f"{count} refused calls within a minute have no entry"]
+            await self._append(who, "left_out", "", "refused", changes)
 
     async def _append(self, who: Who, what: str, target: str, outcome: int | str, changes: Sequence[str]) -> None:
         now = time.time()  # noqa: TID251 - for people

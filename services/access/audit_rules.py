@@ -70,7 +70,10 @@ class Refusals:
         return False
 
     def left_out(self, now: float) -> list[tuple[Who, int]]:
-        """Return and forget who had entries left out in minutes that have ended, and how many."""
+        """Return and forget who had entries left out in minutes that have ended, and how many.
+
+        `now`: as in `may_write`; infinity for the minutes that have not ended, too.
+        """
         ended = [minute for minute in self._minutes.values() if minute.left_out and now - minute.began >= MINUTE_S]
         for minute in ended:
             minute.began, minute.written = now, 0

@@ -217,3 +217,4 @@ class FastGrpcServer:
             self._checking.cancel()
         for connection in list(self._parts.connections):
             connection.close()
+        await self._table.close()

@@ -1,6 +1,6 @@
 """guard: checks the keys of gRPC calls by the authorisation table, and writes changes to the audit log.
 
-metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model) ─> handler ─> audit entry of a change
+metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model) ─> handler ─> audit entry of a change ─> reply
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Gate, Pass, forbidden
 from millstream.gateway.access.principal import CALLER, FORBIDDEN, Principal
 from millstream.gateway.protocols.grpc.auth import is_local_call
-from millstream.gateway.protocols.grpc.messages import Messages
+from millstream.gateway.protocols.grpc.messages import BEFORE_REFUSAL, Messages
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import Who
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import GRPC, Row
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import GRPC_STATUS, Code, Failure
 from millstream.services.process.audit import CHANGES, acting
 
 _Handle = Callable[[Any, Any], Awaitable[Any]]
@@ -59,6 +59,10 @@ class Guard:
         if row.need is Need.OPEN:
             return handler
         return handler._replace(**{field: self._checked(method, row, handle, counted=not streams)})
+
+    async def close(self) -> None:
+        """Write what the audit log still has to say, because the gateway stops."""
+        await self._audit.close()
 
     def _closed(self, method: str) -> _Handle:
         async def call(_: Any, context: Any) -> None:
@@ -120,7 +124,19 @@ class Guard:
         return self._gate.identify(None if sent is None else sent.encode() if isinstance(sent, str) else sent)
 
     async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
-        token = CHANGES.set([])
+        """Handle a call and write its entry: before its reply, unless something else than the handler ends the call."""
+        changes: list[str] = []
+        written = False
+
+        async def write(code: str) -> None:
+            nonlocal written
+            await self._write(method, context, CALLER.get(), code, changes)
+            written = True
+
+        async def before_refusal(failure: Failure) -> None:
+            await write(GRPC_STATUS[failure.code])
+
+        tokens = CHANGES.set(changes), BEFORE_REFUSAL.set(before_refusal)
         code: Any = grpc.StatusCode.OK
         try:
             return await handle(requests, context)
@@ -128,10 +144,10 @@ class Guard:
             code = context.code() or grpc.StatusCode.UNKNOWN
             raise
         finally:
-            changes = CHANGES.get() or []
-            CHANGES.reset(token)
-            principal = CALLER.get()
-            await self._write(method, context, principal, getattr(code, "name", str(code)), changes)
+            CHANGES.reset(tokens[0])
+            BEFORE_REFUSAL.reset(tokens[1])
+            if not written:
+                await write(getattr(code, "name", str(code)))
 
     async def _write(
         self, method: str, context: Any, principal: Principal | None, code: str, changes: list[str]

@@ -59,7 +59,7 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.infer = infer = InferCalls(deps.callers.grpc, messages, deps.texts)
         observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
-        guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
+        self._guard = guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
         handlers = {name: _inference(name, call, messages, deps.gate) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
@@ -85,6 +85,10 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
     def methods(self) -> frozenset[str]:
         """The full names of all methods."""
         return frozenset(self._handlers)
+
+    async def close(self) -> None:
+        """Write what the audit log still has to say about calls. Call it when all have ended."""
+        await self._guard.close()
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call. The library calls this for each call."""

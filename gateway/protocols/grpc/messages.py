@@ -7,6 +7,8 @@ Replies to a client that compresses are compressed, too.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -31,6 +33,9 @@ PACKED = (GZIP, ZLIB)
 
 #: Smaller replies hardly shrink. The library compresses in the event loop, which a larger reply would block.
 COMPRESS_BYTES_MIN, COMPRESS_BYTES_MAX = 1024, 1 << 20
+
+#: awaited with the failure before the call of the current task is refused; None: nothing is
+BEFORE_REFUSAL: ContextVar[Callable[[Failure], Awaitable[None]] | None] = ContextVar("before_refusal", default=None)
 
 M = TypeVar("M", bound=Message)
 
@@ -132,7 +137,10 @@ class Messages:
         self._stalled_replies.end(context)
 
     async def refuse(self, context: Any, failure: Failure) -> NoReturn:
-        """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
+        """End the call with the status of `failure`, after BEFORE_REFUSAL. Raises grpc.aio.AbortError."""
+        before = BEFORE_REFUSAL.get()
+        if before is not None:
+            await before(failure)
         self._stalled_replies.begin(context, 0)
         await refuse(context, failure)
 

@@ -212,3 +212,4 @@ class GrpcServer:
         self._stalled_replies.close()
         if self._stopping is not None:
             await self._stopping
+        await self._table.close()

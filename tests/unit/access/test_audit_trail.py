@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from millstream.gateway.access.audit_trail import AuditTrail
@@ -76,6 +77,17 @@ async def test_the_count_is_written_without_a_further_call(tmp_path: Path, monke
             await asyncio.sleep(0)
 
 
+async def test_a_stop_writes_the_count_of_a_minute_that_has_not_ended(tmp_path: Path) -> None:
+    log = Trail(tmp_path)
+    for _ in range(REFUSALS_A_MINUTE + 3):
+        await log.call("flood")
+    await log.call("other")
+    await log.trail.close()
+    await log.trail.close()
+    told = [(entry["key"], entry["changes"]) for entry in log.entries if entry["what"] == "left_out"]
+    assert told == [("flood", ["3 refused calls within a minute have no entry"])]
+
+
 def test_keys_without_number_share_one_count() -> None:
     refusals = Refusals()
     for number in range(KEYS_MAX):
@@ -93,3 +105,12 @@ async def test_wrong_calls_of_one_who_may_write_are_bounded(tmp_path: Path) -> N
         for _ in range(3 * REFUSALS_A_MINUTE):
             assert (await client.delete("/admin/v1/models/none")).status_code == 404
         assert application.audit_text().count('"outcome":404') == REFUSALS_A_MINUTE
+
+
+async def test_a_gateway_that_stops_says_how_many_calls_over_http_have_no_entry(tmp_path: Path) -> None:
+    application = Application(tmp_path)
+    async with application.served() as url, httpx2.AsyncClient(base_url=url) as client:
+        for _ in range(REFUSALS_A_MINUTE + 3):
+            assert (await client.delete("/admin/v1/models/none")).status_code == 404
+        assert "left_out" not in application.audit_text()
+    assert "3 refused calls within a minute have no entry" in application.audit_text()
