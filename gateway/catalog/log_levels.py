@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.catalog.shared_settings import LOCK_S_MAX, SharedDocument
 from millstream.services.process.log_level import KINDS, LEVELS
 
 
@@ -27,7 +27,10 @@ class SharedLogLevels:
         return {kind: content[kind] for kind in KINDS if str(content.get(kind)) in LEVELS}
 
     def update(self, changes: Mapping[str, str | None]) -> dict[str, Any]:
-        """Change the levels of some kinds, None: to the default; return all. Raises Failure(UNAVAILABLE, STORAGE)."""
+        """Change the levels of some kinds, None: to the default; return all. Blocks up to LOCK_S_MAX.
+
+        Raises Failure(UNAVAILABLE, STORAGE).
+        """
 
         def change(content: dict[str, Any]) -> None:
             for kind, level in changes.items():
@@ -36,6 +39,6 @@ class SharedLogLevels:
                 else:
                     content[kind] = level
 
-        self._document.update(change)
+        self._document.update(change, LOCK_S_MAX)
         self._changed()
         return self.read()

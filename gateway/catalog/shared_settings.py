@@ -1,6 +1,7 @@
 """shared_settings: small JSON documents that all gateways of a machine read and change.
 
-update ─> lock, read, change, replace the file with one rename      watch ─> checks every WATCH_S whether it changed
+update ─> lock, read, change, replace the file with one rename      when_unlocked ─> update, again while it is locked
+watch ─> checks every WATCH_S whether it changed
 """
 
 from __future__ import annotations
@@ -20,9 +21,22 @@ from millstream.services.repository.disk import storage_errors, try_lock
 log = logging.getLogger("millstream.settings")
 
 WATCH_S = 0.1
-LOCK_TRIES = 20
+LOCK_S_MAX = 5.0  # that a call waits for the lock of a document; beyond, it is refused
 LOCK_PAUSE_S = 0.005
+UNLOCKED_PAUSE_S = 0.05  # between tries in the event loop
 T = TypeVar("T")
+
+
+class Locked(Failure):
+    """Another process changes the document, or was paused while it did."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Code.UNAVAILABLE,
+            "another gateway of this machine is changing these settings: try again; if that goes on, a gateway is "
+            "paused or hangs: continue or restart it",
+            retry_after_s=1,
+        )
 
 
 class SharedDocument:
@@ -44,17 +58,19 @@ class SharedDocument:
         """Whether `read` would return another document than last time. Costs one stat."""
         return self._signature() != self._loaded_signature
 
-    def update(self, change: Callable[[dict[str, Any]], T]) -> T:
+    def update(self, change: Callable[[dict[str, Any]], T], wait_s: float = 0.0) -> T:
         """Let `change` alter the document in place, and return its result.
 
-        Waits only LOCK_TRIES x LOCK_PAUSE_S for the lock, so that a gateway frozen with the lock does not block others.
+        Args:
+            change: alters the document.
+            wait_s: how long to block for the lock; in an event loop use `when_unlocked` instead.
 
         Raises:
-            Failure: UNAVAILABLE (locked), STORAGE, and whatever `change` raises.
+            Failure: Locked, STORAGE, and whatever `change` raises.
         """
         with storage_errors(self._path.parent):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock = self._lock()
+            lock = self._lock(wait_s)
             try:
                 content = self._load()
                 result = change(content)
@@ -67,13 +83,15 @@ class SharedDocument:
                 os.close(lock)
         return result
 
-    def _lock(self) -> int:
-        for _ in range(LOCK_TRIES):
+    def _lock(self, wait_s: float) -> int:
+        until = time.monotonic() + wait_s
+        while True:
             lock = try_lock(self._path.with_suffix(".lock"))
             if lock is not None:
                 return lock
+            if time.monotonic() >= until:
+                raise Locked
             time.sleep(LOCK_PAUSE_S)
-        raise Failure(Code.UNAVAILABLE, "another gateway is changing these settings: try again", retry_after_s=1)
 
     def _advance_mtime(self, new: Path) -> None:
         """Make the mtime later than that of the replaced file: clocks are coarse, and inode numbers are reused."""
@@ -98,6 +116,21 @@ class SharedDocument:
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
+
+
+async def when_unlocked(update: Callable[[], T]) -> T:
+    """Return the result of `update`, called again for LOCK_S_MAX while the document that it changes is locked.
+
+    Raises Failure: Locked, and whatever `update` raises.
+    """
+    until = time.monotonic() + LOCK_S_MAX
+    while True:
+        try:
+            return update()
+        except Locked:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(UNLOCKED_PAUSE_S)
 
 
 async def watch(documents: Mapping[SharedDocument, Callable[[], None]], every: Callable[[], object]) -> None:

@@ -24,6 +24,8 @@ from millstream.services.trace_settings import DEFAULTS, TraceValues, parsed
 
 log = logging.getLogger("millstream.trace")
 
+CLAIM_S_MAX = 0.1  # for the lock of a trace count, which blocks the event loop; beyond, the traces are left out
+
 
 class SharedTraceSettings:
     """The trace settings of one gateway, and the writing of its traces.
@@ -137,7 +139,7 @@ class SharedTraceSettings:
             return granted, count - granted
 
         try:
-            granted, remaining = self.document.update(take)
+            granted, remaining = self.document.update(take, CLAIM_S_MAX)
         except Failure as failure:
             log.warning("%d traces are left out: %s", requested, failure.message)
             return 0

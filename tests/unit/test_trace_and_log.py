@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import millstream.gateway.triton.trace
-from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.catalog import shared_settings
+from millstream.gateway.catalog.shared_settings import Locked, SharedDocument, when_unlocked
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.traces import (
     ELEMENTS_BYTES_MAX,
@@ -68,12 +69,17 @@ def _raise(_: object) -> None:
     raise RuntimeError
 
 
-def test_a_lock_that_stays_held_holds_nobody_up_for_long(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_a_lock_that_stays_held_holds_nobody_up_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_settings, "LOCK_S_MAX", 0.2)
     document = SharedDocument(tmp_path / "x.json")
     descriptor = os.open(tmp_path / "x.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(Failure) as refused:
-        document.update(lambda content: content.update(a=1))
+    for wait_s in (0.0, 0.2):
+        with pytest.raises(Locked):
+            document.update(lambda content: content.update(a=1), wait_s)
+    with pytest.raises(Failure, match="continue or restart it") as refused:
+        await when_unlocked(lambda: document.update(lambda content: content.update(a=1)))
     assert refused.value.code is Code.UNAVAILABLE
     os.close(descriptor)
     document.update(lambda content: content.update(a=1))

@@ -6,6 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.protocols.grpc import auth
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import MemoryRegistry
@@ -35,11 +36,12 @@ class SharedMemoryCalls:
 
     async def system_register(self, request: Any, context: Any) -> Any:
         memory = await self._regions_for(context)
-        memory.register(request.name, request.key, request.offset, request.byte_size)
+        await when_unlocked(lambda: memory.register(request.name, request.key, request.offset, request.byte_size))
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_unregister(self, request: Any, context: Any) -> Any:
-        (await self._regions_for(context)).unregister(request.name or None)
+        memory = await self._regions_for(context)
+        await when_unlocked(lambda: memory.unregister(request.name or None))
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(self, request: Any, context: Any) -> Any:

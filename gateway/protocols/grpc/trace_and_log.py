@@ -6,6 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.protocols.grpc import auth
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import LogSettings, TraceSettings
@@ -26,7 +27,8 @@ class TraceAndLogCalls:
             await auth.check(self._settings, context)
         model = request.model_name or None
         if request.settings:
-            values = self._trace.update(model, {name: _trace_value(value) for name, value in request.settings.items()})
+            changes = {name: _trace_value(value) for name, value in request.settings.items()}
+            values = await when_unlocked(lambda: self._trace.update(model, changes))
         else:
             values = self._trace.get(model)
         response = pb.TraceSettingResponse()
@@ -38,7 +40,8 @@ class TraceAndLogCalls:
         if request.settings:
             await auth.check(self._settings, context)
         if request.settings:
-            values = self._log.update({name: _log_value(name, value) for name, value in request.settings.items()})
+            changes = {name: _log_value(name, value) for name, value in request.settings.items()}
+            values = await when_unlocked(lambda: self._log.update(changes))
         else:
             values = self._log.get()
         response = pb.LogSettingsResponse()

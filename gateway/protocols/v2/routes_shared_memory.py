@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
+from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.protocols.http.body import read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -70,7 +71,8 @@ async def system_shared_memory_region_status(region: str, deps: DepsOf) -> list[
 )
 async def system_shared_memory_register(region: str, request: Request, deps: DepsOf) -> Response:
     registration = await read_document(request, SystemRegistration)
-    deps.client_memory.register(region, registration.key, registration.offset, registration.byte_size)
+    key, offset, size_bytes = registration.key, registration.offset, registration.byte_size
+    await when_unlocked(lambda: deps.client_memory.register(region, key, offset, size_bytes))
     return Response()
 
 
@@ -81,7 +83,7 @@ async def system_shared_memory_register(region: str, request: Request, deps: Dep
     responses=_DONE | documented(404, 501, 507),
 )
 async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> Response:
-    deps.client_memory.unregister(region)
+    await when_unlocked(lambda: deps.client_memory.unregister(region))
     return Response()
 
 
@@ -92,7 +94,7 @@ async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> R
     responses=_DONE | documented(501, 507),
 )
 async def system_shared_memory_unregister(deps: DepsOf) -> Response:
-    deps.client_memory.unregister(None)
+    await when_unlocked(lambda: deps.client_memory.unregister(None))
     return Response()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.protocols.http.body import declared_bytes
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -40,7 +41,8 @@ async def trace_settings(deps: DepsOf) -> dict[str, Any]:
     openapi_extra=_TRACE_CHANGE,
 )
 async def update_trace_settings(request: Request, deps: DepsOf) -> dict[str, Any]:
-    return dict(deps.traces.update(None, await _object(request)))
+    values = await _object(request)
+    return dict(await when_unlocked(lambda: deps.traces.update(None, values)))
 
 
 @router.get(
@@ -59,7 +61,8 @@ async def model_trace_settings(model: str, deps: DepsOf) -> dict[str, Any]:
     openapi_extra=_TRACE_CHANGE,
 )
 async def update_model_trace_settings(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
-    return dict(deps.traces.update(model, await _object(request)))
+    values = await _object(request)
+    return dict(await when_unlocked(lambda: deps.traces.update(model, values)))
 
 
 @router.get("/v2/logging", summary="Log settings of the gateways", responses=_LOG)
@@ -74,7 +77,8 @@ async def log_settings(deps: DepsOf) -> dict[str, Any]:
     openapi_extra=_LOG_CHANGE,
 )
 async def update_log_settings(request: Request, deps: DepsOf) -> dict[str, Any]:
-    return dict(deps.logs.update(await _object(request)))
+    values = await _object(request)
+    return dict(await when_unlocked(lambda: deps.logs.update(values)))
 
 
 async def _object(request: Request) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""A gateway that is paused while it changes settings: calls to others wait for it, and hold nobody else up."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from millstream.gateway.catalog import log_levels, shared_settings
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
+from tests.kit.application import Application
+
+pytestmark = pytest.mark.anyio
+
+TRACE, LOG, LEVELS, REGIONS = "trace.lock", "log.lock", "log-levels.lock", "test.clients/regions.lock"
+REGION = "/v2/systemsharedmemory/region/r"
+#: lock, method, path and body of each call that changes a shared document
+HTTP = [
+    (TRACE, "POST", "/v2/trace/setting", {"trace_rate": "7"}),
+    (LOG, "POST", "/v2/logging", {"log_verbose_level": 1}),
+    (LEVELS, "PUT", "/admin/v1/log-level", {"worker": "debug"}),
+    (REGIONS, "POST", f"{REGION}/register", {"key": "mine", "byte_size": 10}),
+    (REGIONS, "POST", "/v2/systemsharedmemory/unregister", None),
+]
+#: lock, method and request
+GRPC = [
+    (TRACE, "TraceSetting", pb.TraceSettingRequest(settings={"trace_rate": {"value": ["7"]}})),
+    (LOG, "LogSettings", pb.LogSettingsRequest(settings={"log_verbose_level": {"uint32_param": 1}})),
+    (REGIONS, "SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r", key="mine", byte_size=10)),
+    (REGIONS, "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest()),
+]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls wait longer than any test takes."""
+    for module in (shared_settings, log_levels):
+        monkeypatch.setattr(module, "LOCK_S_MAX", 600.0)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, as another process would."""
+    path.parent.mkdir(exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def waits_for(lock: Path, call: Callable[[], Awaitable[Any]], other: Callable[[], Awaitable[Any]]) -> Any:
+    """Make a call while its document is locked, and `other` calls meanwhile; return its answer."""
+    with locked(lock):
+        answer = asyncio.ensure_future(call())
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            await other()
+        assert not answer.done(), answer.result()
+    return await answer
+
+
+def application_of(home: Path) -> Application:
+    (home / "mine").write_bytes(bytes(10))
+    return Application(home, grpc_port=0, shm_allow_clients=True)
+
+
+@pytest.mark.parametrize(("lock", "method", "path", "body"), HTTP)
+async def test_http(tmp_path: Path, lock: str, method: str, path: str, body: object) -> None:
+    async with application_of(tmp_path).client() as client:
+        call = lambda: client.request(method, path, json=body)  # noqa: E731
+        reply = await waits_for(tmp_path / lock, call, lambda: client.get("/v2/health/live"))
+        assert reply.status_code == 200, reply.text
+
+
+@asynccontextmanager
+async def channel_to(application: Application) -> AsyncIterator[grpc.aio.Channel]:
+    server = FastGrpcServer(application.app.state.deps, Drain(), shared=False)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            yield channel
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(("lock", "method", "request_"), GRPC)
+async def test_grpc(tmp_path: Path, lock: str, method: str, request_: Any) -> None:
+    async with channel_to(application_of(tmp_path)) as channel:
+
+        async def call(method: str, request: Any) -> Any:
+            path = f"/inference.GRPCInferenceService/{method}"
+            answer = getattr(pb, f"{method}Response").FromString
+            return await channel.unary_unary(path, type(request).SerializeToString, answer)(request)
+
+        other = lambda: call("ServerLive", pb.ServerLiveRequest())  # noqa: E731
+        await waits_for(tmp_path / lock, lambda: call(method, request_), other)
