@@ -15,6 +15,8 @@ TCP bytes ─> handshake ─> FastPathProtocol.connection_made(TlsTransport) ─
 
 asyncio's and uvloop's own TLS is not used: it has no bound on handshakes, sends no alert when a handshake fails,
 resets clients of plain HTTP without an answer, and buffers replies where `reply_budget` does not count them.
+OpenSSL writes records by itself, too: a client that requests new keys gets an answer each time. While the socket has no
+room for these, nothing more is read.
 Sources: RFC 8446 5.1 (records), 6 (alerts).
 """
 
@@ -33,12 +35,13 @@ from millstream.gateway.connection.foreign_protocol import (
     plain_refusal,
 )
 from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX, Handshakes
+from millstream.gateway.connection.tls_records import ReceivedRecords
 from millstream.gateway.connection.tls_transport import TlsTransport
 
 #: bytes that are decrypted at once; a record has at most 16 KiB
 READ_BYTES = 16 * 1024
-#: records that are decrypted in one turn of the event loop: a read of 256 KiB may contain 11,000 of one byte each.
-#: Those beyond wait, and other connections get their turn.
+#: records that are decrypted in one turn of the event loop, with data or without: a read of 256 KiB may contain 11,000
+#: of one byte each. Those beyond wait, and other connections get their turn.
 RECORDS_PER_TURN_MAX = 64
 _HANDSHAKE = 0x16  # type of the record that a client begins with
 
@@ -89,6 +92,8 @@ class TlsConnection(asyncio.Protocol):
         self._tls: ssl.SSLObject | None = None  # made when the first byte comes: it takes memory
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
+        self._records = ReceivedRecords(self._incoming)  # of a connection whose handshake is complete
+        self._answers_wait = False  # OpenSSL has answered while the socket had no room: nothing is read
         self._pump_due = False  # in the next turn of the loop
         self._discarding = False  # input is dropped, also what is encrypted
         self._above: TlsTransport | None = None  # of the protocol above, once the handshake is complete
@@ -107,7 +112,7 @@ class TlsConnection(asyncio.Protocol):
         if self._discarding:
             return
         if self._above is not None:
-            self._incoming.write(data)
+            self._records.add(data)
             self._pump()
         elif self._tls is None and data[0] != _HANDSHAKE:
             self._refuse_plain(data)
@@ -134,7 +139,9 @@ class TlsConnection(asyncio.Protocol):
         above = self._above = TlsTransport(tcp, tls, self._outgoing, protocol, self._pump_soon)
         above.flush()
         protocol.connection_made(above)
-        self._pump()  # the client may have sent its request with the last message of its handshake
+        # The client may have sent its request with the last message of its handshake.
+        self._records.add(self._incoming.read())
+        self._pump()
 
     def _end_handshake(self) -> None:
         self.listener.handshakes.leave(self)
@@ -168,21 +175,20 @@ class TlsConnection(asyncio.Protocol):
         """Pass received bytes on to the protocol above, as long as it reads. TCP is read when none are left."""
         self._pump_due = False
         above, tls, tcp = self._above, self._tls, self._tcp
-        if above is None or tls is None or tcp is None:
-            return  # the connection is lost
+        if above is None or tls is None or tcp is None or self._answers_wait:
+            return  # the connection is lost, or its client has to read first
         for _ in range(RECORDS_PER_TURN_MAX):
             if not above.is_reading():
+                break
+            if not self._records.pass_on():
+                tcp.resume_reading()
                 break
             try:
                 data = tls.read(READ_BYTES)
             except ssl.SSLWantReadError:
-                tcp.resume_reading()
-                break
+                continue  # a record without data
             except ssl.SSLError:
-                self._discarding = True
-                above.fail()
-                if not tcp.is_closing():
-                    tcp.resume_reading()  # its end is seen only while it is read
+                self._fail(above, tcp)
                 return
             if not data:  # close_notify
                 above.close()
@@ -192,7 +198,19 @@ class TlsConnection(asyncio.Protocol):
             if above.is_reading():
                 tcp.pause_reading()
                 self._pump_soon()
-        above.flush()
+        self._send_answers(above, tcp)
+
+    def _fail(self, above: TlsTransport, tcp: asyncio.Transport) -> None:
+        self._discarding = True
+        above.fail()
+        if not tcp.is_closing():
+            tcp.resume_reading()  # its end is seen only while it is read
+
+    def _send_answers(self, above: TlsTransport, tcp: asyncio.Transport) -> None:
+        """Send what OpenSSL wrote by itself. While the socket has no room for it, read nothing more."""
+        if above.flush() and above.full and above.is_reading():
+            self._answers_wait = True
+            tcp.pause_reading()
 
     def eof_received(self) -> bool | None:
         return None if self._above is None else self._above.protocol.eof_received()
@@ -204,6 +222,9 @@ class TlsConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._above is not None:
             self._above.tcp_has_room()
+            if self._answers_wait:
+                self._answers_wait = False
+                self._pump_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_handshake()

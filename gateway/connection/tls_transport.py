@@ -41,13 +41,13 @@ class TlsTransport(asyncio.Transport):
         super().__init__()
         self.protocol = protocol
         self.reading = True
+        self.full = False  # the TCP transport has no room; nothing waits unless it is full
         self._tcp = tcp
         self._tls = tls
         self._outgoing = outgoing
         self._resumed = resumed
         self._waiting: deque[memoryview] = deque()
         self._waiting_bytes = 0
-        self._full = False  # the TCP transport has no room; nothing waits unless it is full
         self._paused = False  # the protocol was told to pause
         self._closing = False
         self._ending = False  # nothing more is sent after what waits
@@ -99,7 +99,7 @@ class TlsTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._ending or not data or self._tcp.is_closing():
             return
-        if len(data) <= PIECE_BYTES and not self._full:
+        if len(data) <= PIECE_BYTES and not self.full:
             self._encrypt(data)
         else:
             self._waiting.append(memoryview(data).cast("B"))
@@ -136,24 +136,29 @@ class TlsTransport(asyncio.Transport):
 
     def tcp_full(self) -> None:
         """Tell the protocol to pause: the TCP transport has no room."""
-        self._full = True
+        self.full = True
         if not self._paused:
             self._paused = True
             self.protocol.pause_writing()
 
     def tcp_has_room(self) -> None:
         """Send what waits; if all of it was sent, tell the protocol to resume."""
-        self._full = False
+        self.full = False
         self._send_waiting()
-        if self._paused and not self._full:
+        if self._paused and not self.full:
             self._paused = False
             self.protocol.resume_writing()
 
-    def flush(self) -> None:
-        """Send records that the TLS state wrote by itself: alerts, session tickets, answers to a change of keys."""
+    def flush(self) -> bool:
+        """Send records that the TLS state wrote by itself: alerts, session tickets, answers to a change of keys.
+
+        Return whether there were any.
+        """
         records = self._outgoing.read()
-        if records and not self._ended and not self._tcp.is_closing():
-            self._tcp.write(records)
+        if not records or self._ended or self._tcp.is_closing():
+            return False
+        self._tcp.write(records)
+        return True
 
     def fail(self) -> None:
         """End the connection after an error in what the client sent, of which an alert tells it.
@@ -166,7 +171,7 @@ class TlsTransport(asyncio.Transport):
             self._tcp.close()
 
     def _send_waiting(self) -> None:
-        while self._waiting and not self._full and not self._tcp.is_closing():
+        while self._waiting and not self.full and not self._tcp.is_closing():
             first = self._waiting[0]
             piece = first[:PIECE_BYTES]
             if len(piece) == len(first):

@@ -5,13 +5,15 @@ test_fast_path_limits, test_fast_path_order and test_fast_path_ends run over TLS
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,10 +21,11 @@ from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply, reply_headers
 from millstream.gateway.connection.tls_connection import RECORDS_PER_TURN_MAX, TlsConnection
 from millstream.gateway.connection.tls_handshakes import Handshakes
-from millstream.gateway.connection.tls_transport import PIECE_BYTES
+from millstream.gateway.connection.tls_transport import PIECE_BYTES, TlsTransport
 from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity
 from tests.kit import wire as kit
+from tests.kit.libssl import KeyChangingClient
 from tests.kit.servers import Front, fronting
 from tests.kit.tls import CERTIFICATES
 from tests.kit.tls_wire import FILES, TlsWire, client_context, over_tls
@@ -183,6 +186,65 @@ async def test_records_beyond_those_of_a_turn_wait_for_the_next(front: Front, mo
         assert (await wire.reply()).body == b"x" * (3 * RECORDS_PER_TURN_MAX)
     assert max(read) == RECORDS_PER_TURN_MAX
     assert sum(read) == len(request)
+
+
+async def key_changing_client(front: Front) -> tuple[TlsWire, KeyChangingClient]:
+    """Return a connected client, and its TLS state. It receives little before it reads."""
+    wire = await Wire.connect(front.port, receive_bytes=4096)
+    client = TlsWire(wire._sock)
+    tls = KeyChangingClient(client._incoming, client._outgoing)
+    client.tls = cast("ssl.SSLObject", tls)  # it has the methods that a wire calls
+    await client.begin()
+    await front.served.settled(1)
+    return client, tls
+
+
+@pytest.mark.needs("openssl")
+async def test_changes_of_keys_beyond_those_of_a_turn_wait_for_the_next(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL alone would handle all of them at once, as they carry no data."""
+    answers: list[int] = []
+    flush = TlsTransport.flush
+
+    def counted(transport: TlsTransport) -> bool:
+        answers.append(transport._outgoing.pending)
+        return flush(transport)
+
+    client, tls = await key_changing_client(front)
+    async with client:
+        tls.update_keys(1)
+        updates = 5 * RECORDS_PER_TURN_MAX
+        answer_bytes = update_bytes = client._outgoing.pending
+        monkeypatch.setattr(TlsTransport, "flush", counted)
+        tls.update_keys(updates - 1)
+        assert client._outgoing.pending == updates * update_bytes
+        await client.send(post(NOW, b"works"))
+        assert (await client.reply()).body == b"works"
+    assert max(answers) <= RECORDS_PER_TURN_MAX * answer_bytes
+    assert sum(answers) > 3 * RECORDS_PER_TURN_MAX * answer_bytes  # the others went with the reply
+
+
+@pytest.mark.needs("openssl")
+async def test_a_client_that_requests_new_keys_without_end_has_to_read_the_answers(front: Front) -> None:
+    client, tls = await key_changing_client(front)
+    async with client:
+        transport = front.protocol.transport
+        for end in (client._sock, transport.get_extra_info("socket")):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        tls.update_keys(30_000)
+        sent_bytes = client._outgoing.pending
+        sending = asyncio.create_task(client._flush())
+        connection = transport._tcp.get_protocol()
+        await until(lambda: connection._answers_wait)
+        for _ in range(1000):  # turns of the event loop, in which nothing more is read
+            await asyncio.sleep(0)
+        assert not sending.done()
+        assert transport.get_write_buffer_size() < sent_bytes // 4
+        reply = asyncio.create_task(client.reply())
+        await sending
+        await client.send(post(NOW, b"works"))
+        assert (await reply).body == b"works"
 
 
 async def test_handshake_and_request_in_segments_of_one_byte(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
