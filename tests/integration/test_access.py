@@ -33,6 +33,7 @@ from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models
 from tests.kit.command_line import Millstream
 from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack
+from tests.kit.tools import CLIENTS
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -232,7 +233,7 @@ def test_kserves_clients(stack: Stack) -> None:
     key = create(stack, "kserve", ["infer:one"])["key"]
     program = Path(__file__).parent / "programs" / "kserve_keys.py"
     done = subprocess.run(
-        [ROOT / ".venv" / "clients" / "bin" / "python", "-P", program, stack.url, stack.grpc, key, "one", "two"],
+        [CLIENTS / "bin" / "python", "-P", program, stack.url, stack.grpc, key, "one", "two"],
         capture_output=True,
         text=True,
         timeout=CALL_S_MAX,

@@ -6,13 +6,15 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.kit.openapi import PATH
 from tests.kit.stack import running_stack
+from tests.kit.tools import CLIENTS
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 PROGRAM = Path(__file__).parent / "programs" / "generated_client.py"
-CLIENTS = ROOT / ".venv/clients/bin"
 RUN_S_MAX = 300
 
 # Types of bodies that the generator does not know are bytes for it.
@@ -30,16 +32,17 @@ def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[
     return done  # type: ignore[no-any-return]
 
 
+@pytest.mark.needs("clients")
 def test_a_generated_client_uploads_and_infers(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     generated = run(
-        *(CLIENTS / "openapi-python-client", "generate", "--path", PATH, "--config", tmp_path / "config.yaml"),
+        *(CLIENTS / "bin" / "openapi-python-client", "generate", "--path", PATH, "--config", tmp_path / "config.yaml"),
         *("--output-path", tmp_path / "millstream_api", "--meta", "none"),
     )
     assert "WARNING" not in generated.stdout + generated.stderr, generated.stdout + generated.stderr
     with running_stack(tmp_path) as stack:
         done = run(
-            *(CLIENTS / "python", PROGRAM, stack.url, DIGITS / "digits.onnx"),
+            *(CLIENTS / "bin" / "python", PROGRAM, stack.url, DIGITS / "digits.onnx"),
             input=(DIGITS / "request.json").read_text(),
             env={"PYTHONPATH": str(tmp_path), "NO_PROXY": "*"},
         )

@@ -30,7 +30,8 @@ from tritonclient.utils import InferenceServerException
 from millstream.services.model.datatypes import NUMPY
 from tests.kit import models
 from tests.kit.blocking import Blocking
-from tests.kit.stack import CALL_S_MAX, ROOT, Stack, assert_quiet, running_stack, sigstopped
+from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack, sigstopped
+from tests.kit.tools import CLIENTS
 from tests.kit.wait import wait_until
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -449,7 +450,7 @@ def test_what_serves_is_looked_after_over_grpc(client: Any) -> None:
 def test_kserves_client(stack: Stack) -> None:
     program = Path(__file__).parent / "programs" / "kserve_grpc_client.py"
     done = subprocess.run(
-        [ROOT / ".venv" / "clients" / "bin" / "python", "-P", program, stack.grpc, "wide"],
+        [CLIENTS / "bin" / "python", "-P", program, stack.grpc, "wide"],
         capture_output=True,
         text=True,
         timeout=CALL_S_MAX,

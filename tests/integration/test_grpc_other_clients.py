@@ -14,11 +14,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.kit import models
-from tests.kit.stack import ROOT, Stack, assert_quiet, running_stack
-from tests.kit.tools import program
+from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.tools import CLIENTS, program
 
 PROGRAMS = Path(__file__).parent / "programs"
-CLIENTS = ROOT / ".venv" / "clients" / "bin" / "python"
 X = np.arange(6, dtype="<f4").reshape(1, 6)
 HEADERS = ("content-type: application/grpc", "te: trailers")
 
@@ -62,10 +61,12 @@ def check(body: bytes, array: np.ndarray = X) -> None:
     assert reply.raw_output_contents[0] == array.tobytes()
 
 
+@pytest.mark.needs("clients")
 def test_grpclib(stack: Stack) -> None:
     host, _, port = stack.grpc.rpartition(":")
     given = json.dumps({"infer": message().hex(), "unknown": message("nothing").hex()})
-    found = json.loads(run(CLIENTS, "-P", PROGRAMS / "grpclib_client.py", host, port, given=given).splitlines()[-1])
+    client = (CLIENTS / "bin" / "python", "-P", PROGRAMS / "grpclib_client.py")
+    found = json.loads(run(*client, host, port, given=given).splitlines()[-1])
     assert len(found["many"]) == 50
     for body in (*found["many"], found["metadata"], found["after"]):
         check(bytes.fromhex(body))

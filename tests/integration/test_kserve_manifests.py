@@ -21,10 +21,10 @@ from millstream.services.settings import Settings, child_environment
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import CALL_S_MAX, ROOT
+from tests.kit.tools import CLIENTS
 from tests.kit.wait import wait_until
 
 FOLDER = ROOT / "deploy/kserve"
-CLIENTS = ROOT / ".venv/clients/bin/python"
 RUNTIME = yaml.safe_load((FOLDER / "serving-runtime.yaml").read_text())
 SERVICE = yaml.safe_load((FOLDER / "inference-service.yaml").read_text())
 CONTAINER = RUNTIME["spec"]["containers"][0]
@@ -32,7 +32,7 @@ CONTAINER = RUNTIME["spec"]["containers"][0]
 
 def problems(kind: str, document: Any) -> list[str]:
     done = subprocess.run(
-        [CLIENTS, "-P", ROOT / "tests/integration/programs/kserve_manifest.py", kind],
+        [CLIENTS / "bin" / "python", "-P", ROOT / "tests/integration/programs/kserve_manifest.py", kind],
         input=json.dumps(document),
         capture_output=True,
         text=True,
@@ -43,6 +43,7 @@ def problems(kind: str, document: Any) -> list[str]:
     return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
 
 
+@pytest.mark.needs("kserve")
 def test_manifests_follow_the_schemas() -> None:
     assert problems("V1alpha1ClusterServingRuntime", RUNTIME) == []
     assert problems("V1alpha1ServingRuntime", {**RUNTIME, "kind": "ServingRuntime"}) == []

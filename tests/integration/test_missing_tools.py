@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import tools
 from tests.kit.stack import ROOT
 
 COREUTILS = ("cat", "cmp", "env", "id", "mkdir", "mv", "nproc", "rm", "sleep", "sort", "touch", "true", "uname")
@@ -133,6 +134,17 @@ def test_a_tool_that_nobody_knows_ends_the_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "::test_it needs 'promtol', which tests/kit/tools.py does not list" in done.stderr
+
+
+def test_clients_that_are_not_installed_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "CLIENTS", tmp_path)
+    names = ("clients", "kserve")
+    assert [tool.name for tool in tools.missing(names)] == ["clients", "kserve"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert [tool.name for tool in tools.missing(names)] == ["kserve"]
+    (tmp_path / "lib/python3.11/site-packages/kserve").mkdir(parents=True)
+    assert tools.missing(names) == []
 
 
 @pytest.mark.needs("libb64.so.0d")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.kit import models
-from tests.kit.stack import ROOT, Stack
+from tests.kit.stack import Stack
+from tests.kit.tools import CLIENTS
 
-CLIENTS = ROOT / ".venv" / "clients"
 PROGRAM = CLIENTS / "bin" / "perf_analyzer"
 CUDA = CLIENTS / f"lib/python3.{sys.version_info.minor}/site-packages/nvidia/cuda_runtime/lib"  # it links to it
 
@@ -28,7 +28,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.needs("libb64.so.0d")
+@pytest.mark.needs("clients", "libb64.so.0d")
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_it_measures_and_reports_the_servers_own_times(stack: Stack, tmp_path: Path, protocol: str) -> None:
     model = f"analysed-{protocol}"

@@ -22,9 +22,9 @@ import pytest
 
 from tests.kit import models
 from tests.kit.stack import ROOT, Stack, sigstopped
+from tests.kit.tools import CLIENTS
 from tests.kit.wait import wait_until
 
-CLIENTS = ROOT / ".venv/clients/bin/python"
 A = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
 B = [[0.5, 0.5, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0]]
 MLP_ROWS = np.random.default_rng(7).standard_normal((3, 64)).astype(np.float32)
@@ -290,7 +290,7 @@ def test_requests_of_clients_that_go_away_are_dropped(stack: Stack) -> None:
 @pytest.mark.needs("kserve")
 def test_kserves_own_client(stack: Stack) -> None:
     done = subprocess.run(
-        [CLIENTS, "-P", ROOT / "tests/integration/programs/kserve_client.py", stack.url, "tf-mlp"],
+        [CLIENTS / "bin" / "python", "-P", ROOT / "tests/integration/programs/kserve_client.py", stack.url, "tf-mlp"],
         capture_output=True,
         text=True,
         timeout=300,

@@ -54,8 +54,19 @@ class Tool:
         return True
 
 
+#: The environment of clients that the tests use as they are; `make test` creates it before it runs them.
+CLIENTS = Path(__file__).parents[2] / ".venv" / "clients"
 #: kserve's newest release, in deploy/locks/clients.txt, is not for this Python and newer ones.
 KSERVE_PYTHON_MAX = (3, 14)
+
+
+def _clients_installed() -> bool:
+    return (CLIENTS / "bin" / "python").exists()
+
+
+def _kserve_installed() -> bool:
+    return any(CLIENTS.glob("lib/python*/site-packages/kserve"))
+
 
 TOOLS = {
     tool.name: tool
@@ -67,13 +78,14 @@ TOOLS = {
             obtainable=os.geteuid() == 0,
         ),
         Tool("chromium", "chromium"),
+        Tool("clients", advice="make .venv/.clients", works=_clients_installed),
         Tool("curl", "curl"),
         Tool("gcc", "build-essential"),  # compiles a driver library of GPUs
         Tool("h2load", "nghttp2-client"),
         Tool(
             "kserve",
-            advice="it has no release for this version of Python",
-            works=lambda: sys.version_info < KSERVE_PYTHON_MAX,
+            advice="make .venv/.clients, unless this Python is newer than kserve's last release",
+            works=_kserve_installed,
             obtainable=sys.version_info < KSERVE_PYTHON_MAX,
         ),
         Tool("libb64.so.0d", "libb64-0d"),  # perf_analyzer links to it
