@@ -10,12 +10,14 @@ import os
 import signal
 import sys
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 from tests.kit import tools
+from tests.kit.shm_leftovers import remove_leftovers
 
 # Tests use gRPC's clients in this process, whose fork handlers crash a child now and then between fork and exec. They
 # are chosen when grpc is imported. Gateways use gRPC too, but start their children by vfork, which runs no handler.
@@ -36,6 +38,12 @@ def pytest_configure() -> None:
     """Signals as a terminal's shell leaves them: nohup and background jobs ignore some, and children inherit that."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Free the shared memory that killed runs left: it stays allocated until the machine restarts."""
+    if not hasattr(session.config, "workerinput"):  # once, not in each of xdist's workers
+        remove_leftovers(Path("/dev/shm"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
