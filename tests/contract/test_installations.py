@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from millstream.services.queue.server import choose_binary
 from millstream.services.wire.records import State
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
+from tests.kit.ports import free_port
 from tests.kit.redis_server import redis_server
 
 
@@ -104,9 +104,7 @@ def test_two_names_never_make_one_key():
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Pool]:
     """One node that has all slots: what it refuses, every cluster would."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(port), "--bind", "127.0.0.1")
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--bind", "127.0.0.1")
     with redis_server(choose_binary(""), tmp_path, *options) as address:
         pool = Pool(address)
         pool.redis.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)

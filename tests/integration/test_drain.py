@@ -149,12 +149,16 @@ async def test_idle_connections_close_when_the_notice_is_over_and_half_requests_
 async def test_with_a_port_of_its_own_it_goes_on_accepting_until_everybody_can_have_seen_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", 2.0)
+    seen = False
+    monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", LONG_S)  # it ends when everybody has
+    monkeypatch.setattr(millstream.gateway.connection.server, "_never", lambda: seen)
     async with leaving(tmp_path, shared=False) as (front, leaver):
         await told_to_stop(front, leaver)
         async with await Wire.connect(front.port) as wire:
             await wire.send(LIVE)
             assert closes(await wire.reply())
+        assert not front.served.running.done()
+        seen = True
         await asyncio.wait_for(front.served.running, 120)
         with pytest.raises(OSError):
             await Wire.connect(front.port)

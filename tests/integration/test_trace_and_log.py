@@ -77,7 +77,11 @@ def traces(path: Path, number: int) -> dict[int, list[dict[str, Any]]]:
 
     def read() -> dict[int, list[dict[str, Any]]] | None:
         found: dict[int, list[dict[str, Any]]] = {}
-        for entry in json.loads(path.read_text()) if path.exists() else []:
+        try:
+            entries = json.loads(path.read_bytes())
+        except (FileNotFoundError, ValueError):  # it is empty until its first traces are written
+            return None
+        for entry in entries:
             found.setdefault(entry["id"], []).append(entry)
         return found if len(found) >= number else None
 
