@@ -44,6 +44,7 @@ MEMORY = "350MiB"  # one model and the interpreter
 CALLERS = 6
 ANSWERS_EACH = 3  # of each model, before and after each death of the worker
 DEATHS = 1
+NO_ORDER = "an order cannot be read"  # logged by the worker for what is no order, after those before it
 REFUSALS = {429, 503, 504}
 VERTEX = "/v1/endpoints/1/deployedModels/2:predict"
 
@@ -75,7 +76,11 @@ def until_state(stack: Stack, name: str, wanted: str, timeout_s: float = TIMEOUT
 
 
 def put_on_standby(stack: Stack, name: str, pool: str = "cpu") -> None:
-    """Have the worker unload a model, as the controller does with one that idles."""
+    """Have the worker unload a model, as the controller does with one that idles.
+
+    The order is repeated while the model is ready for gateways, which may know of the unload late: return when the
+    worker has carried out all orders, since a late one would undo the load that the test waits for.
+    """
     workers = stack.http.get("/admin/v1/workers").json()["workers"]
     worker = next(one for one in workers if one["pool"] == pool)
     order = Order(do="unload", content_id=content_id(stack, name), why="a test", token=1)
@@ -90,6 +95,10 @@ def put_on_standby(stack: Stack, name: str, pool: str = "cpu") -> None:
         return found == {"standby"}
 
     wait_until(unloaded, what=f"{name} on standby")
+    log = stack.home / "logs" / f"{worker['id'].rpartition('-')[0]}.log"
+    before = log.read_text().count(NO_ORDER)
+    stack.redis.rpush(orders, b"no order")
+    wait_until(lambda: log.read_text().count(NO_ORDER) > before, what="all orders are carried out")
 
 
 def content_id(stack: Stack, name: str) -> str:
