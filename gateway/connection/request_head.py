@@ -8,6 +8,7 @@ from typing import Any
 Headers = list[tuple[bytes, bytes]]
 
 HEAD_BYTES_MAX = 64 * 1024  # of a head, or of trailers; a longer one is answered 400
+HEADERS_MAX = 1000  # of one head: 64 KiB would hold 13,000, and a head that comes in one segment even more
 
 #: RFC 3986 section 3.2: a name or an address, and a port; empty if the target has no authority
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
@@ -25,6 +26,8 @@ def head_fault(version: str, headers: Headers) -> str | None:
     """
     if version not in _VERSIONS:
         return f"HTTP/{version[:8]} is not supported: send HTTP/1.1"
+    if len(headers) > HEADERS_MAX:
+        return f"the request has more than {HEADERS_MAX} headers"
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1:
         return "a request has one Host header" if hosts or version == "1.1" else None

@@ -26,8 +26,9 @@ class RequestReader(ReplyOrder):
     """The reading half of a connection (states: connection_state)."""
 
     def data_received(self, data: bytes) -> None:
-        self._timer.unset()
-        if not self._receiving:
+        if self._receiving:
+            self._timer.unset()
+        else:
             cached = self._cached_head
             if cached is None or len(data) != cached.total_bytes or not data.startswith(cached.head):
                 cached = self._find_cached_head(data)
@@ -38,6 +39,7 @@ class RequestReader(ReplyOrder):
                 and (before is None or (before.response_complete and before is not CLOSED))
                 and not self._resting
             ):
+                self._timer.unset()
                 cycle = self.cycle = self._active = RequestCycle(cached.path, _NO_BODY, self._answer)
                 cycle.headers = cached.headers
                 cycle.complete = cycle.started = True
@@ -116,6 +118,7 @@ class RequestReader(ReplyOrder):
 
     def on_message_begin(self) -> None:
         # uvicorn builds an ASGI scope here; an infer post needs none, and `_to_asgi` makes it for other requests.
+        self._timer.unset()  # not for empty lines before a request: a client that sends no more than these idles
         self.url = b""
         self.expect_100_continue = False
         self.headers = []

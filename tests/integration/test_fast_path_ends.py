@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,24 @@ async def test_an_idle_connection_is_closed(either: Front) -> None:
             await wire.send(first)
             assert (await wire.reply()).status == 200
             assert await wire.rest() == b""
+
+
+async def test_empty_lines_do_not_keep_a_connection(front: Front) -> None:
+    """A client may send some before a request (RFC 9112 2.2), and then sends none."""
+    async with hurried(front) as wire:
+        await wire.send(post(NOW))
+        assert (await wire.reply()).status == 200
+        with suppress(ConnectionError):  # a slow machine may have closed it before
+            await wire.send(b"\r\n")
+            assert await wire.rest() == b""
+
+
+async def test_empty_lines_before_a_request(front: Front) -> None:
+    async with await Wire.connect(front.port) as wire:
+        for lines in (b"\r\n", b"\r\n\r\n\r\n"):
+            await wire.send(lines)
+            await wire.send(post(NOW))
+            assert (await wire.reply()).status == 200
 
 
 async def trickle(wire: Wire) -> None:

@@ -14,7 +14,7 @@ from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.path_cache import PATHS_MAX, InferPath, cache_path
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.request_head import HEAD_BYTES_MAX
+from millstream.gateway.connection.request_head import HEAD_BYTES_MAX, HEADERS_MAX
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting
 from tests.kit.tls_wire import transport_of
@@ -238,6 +238,19 @@ async def test_a_large_head_is_accepted(front: Front) -> None:
         for _ in range(3):
             await wire.send(*[data[at : at + 1000] for at in range(0, len(data), 1000)])
             assert (await wire.reply()).body == b"works"
+
+
+@pytest.mark.parametrize("path", [NOW, "/v2/health/live"])
+async def test_a_head_of_many_headers_is_refused_also_in_one_segment(front: Front, path: str) -> None:
+    method = "POST" if path == NOW else "GET"
+    lines = ["Content-Length: 0", *(f"x-{number}:" for number in range(HEADERS_MAX - 2))]  # and Host
+    async with await Wire.connect(front.port) as wire:
+        await wire.send(request(method, path, *lines))
+        assert (await wire.reply()).status == 200
+        await wire.send(request(method, path, *lines, "one: more"))
+        said = await wire.rest()
+        assert said.startswith(b"HTTP/1.1 400 ")
+        assert said.endswith(b'{"error":"the request has more than 1000 headers"}')
 
 
 async def test_a_body_behind_half_a_head_is_no_head(front: Front) -> None:
