@@ -33,16 +33,17 @@ def version(stack: Stack, model: str) -> dict[str, Any]:
 
 
 def failed(stack: Stack, model: str) -> str:
-    """Wait until a model is failed, for every gateway and readiness probe; the reason."""
-    wait_until(lambda: version(stack, model)["state"] == "failed", what=f"{model} is failed")
-    reason: str = version(stack, model)["reason"]
+    """Wait until a model is failed, for every gateway and readiness probe; the reason. It may be tried again before."""
 
-    def told() -> bool:
+    def reason() -> str | None:
+        document = version(stack, model)
+        if document["state"] != "failed":
+            return None
         probe = stack.http.get(f"/v2/models/{model}/ready")
-        return probe.status_code == 503 and reason in probe.json()["error"]
+        said: str = document["reason"]
+        return said if probe.status_code == 503 and said in probe.json()["error"] else None
 
-    wait_until(told, what="a probe says so")
-    return reason
+    return wait_until(reason, what=f"{model} is failed, and a probe says so")
 
 
 def failed_at(tmp_path: Path, model: str) -> float:
