@@ -328,23 +328,25 @@ def test_prometheus_stores_the_traces_of_slow_buckets(traced: Traced, tmp_path: 
         wait_until(lambda: trace_id in stored(), what="the exemplar of the request")
 
 
+def last_level_is(stack: Stack, process: str, level: str) -> bool:
+    """Whether a process said last that it has this level. It reads the document of levels once a second."""
+    text = (stack.home / "logs" / f"{process}.log").read_text()
+    return re.findall(r"millstream.process: log level: ([a-z ]+?)(?: \(|\n)", text)[-1:] == [level]
+
+
 def test_levels_of_running_processes_change_and_are_reset(traced: Traced) -> None:
     stack = traced.stack
     path = "/admin/v1/log-level"
 
-    def last_is(process: str, level: str) -> bool:
-        text = (stack.home / "logs" / f"{process}.log").read_text()
-        return re.findall(r"millstream.process: log level: ([a-z ]+?)(?: \(|\n)", text)[-1:] == [level]
-
     assert stack.http.get(path).json() == {"gateway": None, "worker": None, "controller": None}
     assert stack.http.put(path, json={"worker": "debug", "gateway": "debug"}).json()["worker"] == "debug"
     for process in ("gateway-0", "cpu-0"):
-        wait_until(partial(last_is, process, "debug"), what=f"{process} logs more")
+        wait_until(partial(last_level_is, stack, process, "debug"), what=f"{process} logs more")
     stack.push("louder", models.scale(stack.home.parent / "louder.onnx"))
     assert " DEBUG millstream.router: lane opened: louder" in stack.logs()
     assert stack.http.put(path, json={"worker": None, "gateway": None}).json()["worker"] is None
     for process in ("gateway-0", "cpu-0"):
-        wait_until(partial(last_is, process, "the default"), what=f"{process} logs less")
+        wait_until(partial(last_level_is, stack, process, "the default"), what=f"{process} logs less")
     refused: list[object] = [{}, [], {"redis": "debug"}, {"worker": "loud"}, {"worker": ["debug"]}, {"worker": 10}]
     for wrong in refused:
         assert stack.http.put(path, json=wrong).status_code == 400
@@ -360,6 +362,9 @@ def test_signal_to_the_supervisor_makes_all_processes_verbose(traced: Traced) ->
     for level in ("debug", None):
         stack.process.send_signal(signal.SIGUSR2)
         wait_until(partial(all_have, level), what=f"all have {level}")
+        said = level or "the default"
+        for process in ("gateway-0", "cpu-0"):
+            wait_until(partial(last_level_is, stack, process, said), what=f"{process} says {said}")
 
 
 def test_head_and_unknown_methods_are_logged_as_sent(traced: Traced) -> None:
