@@ -126,11 +126,11 @@ def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
         unit="of G",
         detail=f"{medians(ours).rate:,.0f}/s of {medians(bare).rate:,.0f}/s",
     )
-    measured = (
+    loads_of_both = (
         Measured("G, gRPC", grpc_load.CONNECTIONS, medians(bare)),
         Measured("Millstream, gRPC", grpc_load.CONNECTIONS, medians(ours)),
     )
-    return Result((figure,), measured)
+    return Result((figure,), loads_of_both)
 
 
 def _raw_rate(path: Path, seconds: int, core: int) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.connection.drain import Drain
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.services.access.audit_log import AuditLog
@@ -22,18 +19,6 @@ from tests.kit.application import Application
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])]
 
 APPEND_S = 1.0  # how long an entry takes, where a reply must not come before it
-
-
-@asynccontextmanager
-async def channel_to(application: Application, server: Any) -> AsyncIterator[grpc.aio.Channel]:
-    """Serve `application`; yields a channel to it."""
-    serving = server(application.app.state.deps, Drain(), shared=False)
-    await serving.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:
-            yield channel
-    finally:
-        await serving.close()
 
 
 async def load_nothing(channel: grpc.aio.Channel) -> grpc.StatusCode:
@@ -60,7 +45,7 @@ async def test_a_refusal_is_in_the_log_before_its_reply(
 
     monkeypatch.setattr(AuditLog, "append", append_slowly)
     application = Application(tmp_path, grpc_port=0)
-    async with channel_to(application, server) as channel:
+    async with application.grpc_channel(server) as channel:
         code = await load_nothing(channel)
         written = application.audit_text()
         assert f'"outcome":"{code.name}"' in written
@@ -69,7 +54,7 @@ async def test_a_refusal_is_in_the_log_before_its_reply(
 
 async def test_a_server_that_stops_says_how_many_calls_have_no_entry(tmp_path: Path, server: Any) -> None:
     application = Application(tmp_path, grpc_port=0)
-    async with channel_to(application, server) as channel:
+    async with application.grpc_channel(server) as channel:
         for _ in range(REFUSALS_A_MINUTE + 3):
             await load_nothing(channel)
         assert application.audit_text().count('RepositoryModelLoad"') == 2 * REFUSALS_A_MINUTE

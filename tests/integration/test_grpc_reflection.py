@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 import millstream.gateway.protocols.grpc.reflection
-from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc.server import GrpcServer
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import Stack, running_stack
@@ -92,18 +89,6 @@ def test_odd_questions_have_answers(stack: Stack) -> None:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@asynccontextmanager
-async def channel_to(home: Path, **settings: object) -> AsyncIterator[grpc.aio.Channel]:
-    application = Application(home, grpc_port=0, **settings)
-    server = GrpcServer(application.app.state.deps, Drain(), shared=False)
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            yield channel
-    finally:
-        await server.close()
-
-
 async def services(channel: grpc.aio.Channel, key: str | None = None) -> list[str]:
     metadata = [] if key is None else [("authorization", f"Bearer {key}")]
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -113,7 +98,7 @@ async def services(channel: grpc.aio.Channel, key: str | None = None) -> list[st
 
 @pytest.mark.anyio
 async def test_with_an_admin_key_the_caller_needs_it(tmp_path: Path) -> None:
-    async with channel_to(tmp_path, admin_key="secret") as channel:
+    async with Application(tmp_path, grpc_port=0, admin_key="secret").grpc_channel() as channel:
         assert await services(channel, "secret") == SERVICES
         for key in (None, "wrong"):
             with pytest.raises(grpc.RpcError) as refused:
@@ -123,7 +108,7 @@ async def test_with_an_admin_key_the_caller_needs_it(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_reflection_can_be_turned_off(tmp_path: Path) -> None:
-    async with channel_to(tmp_path, grpc_reflection=False) as channel:
+    async with Application(tmp_path, grpc_port=0, grpc_reflection=False).grpc_channel() as channel:
         with pytest.raises(grpc.RpcError) as refused:
             await services(channel)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -132,7 +117,7 @@ async def test_reflection_can_be_turned_off(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_an_idle_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(millstream.gateway.protocols.grpc.reflection, "IDLE_S", 600.0)
-    async with channel_to(tmp_path) as channel:
+    async with Application(tmp_path, grpc_port=0).grpc_channel() as channel:
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(ASK(list_services=""))
         assert (await call.read()).HasField("list_services_response")

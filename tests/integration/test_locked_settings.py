@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog import log_levels, shared_settings
-from millstream.gateway.connection.drain import Drain
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from tests.kit.application import Application
 
@@ -83,20 +81,9 @@ async def test_http(tmp_path: Path, lock: str, method: str, path: str, body: obj
         assert reply.status_code == 200, reply.text
 
 
-@asynccontextmanager
-async def channel_to(application: Application) -> AsyncIterator[grpc.aio.Channel]:
-    server = FastGrpcServer(application.app.state.deps, Drain(), shared=False)
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            yield channel
-    finally:
-        await server.close()
-
-
 @pytest.mark.parametrize(("lock", "method", "request_"), GRPC)
 async def test_grpc(tmp_path: Path, lock: str, method: str, request_: Any) -> None:
-    async with channel_to(application_of(tmp_path)) as channel:
+    async with application_of(tmp_path).grpc_channel(FastGrpcServer) as channel:
 
         async def call(method: str, request: Any) -> Any:
             path = f"/inference.GRPCInferenceService/{method}"

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import httpx2
 import uvicorn
 from fastapi import FastAPI
@@ -21,10 +22,13 @@ from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
+from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.scheduling.caller import Callers
@@ -229,6 +233,19 @@ class Application:
             server.should_exit = True
             await running
             listener.close()
+
+    @asynccontextmanager
+    async def grpc_channel(
+        self, server: type[GrpcServer | FastGrpcServer] = GrpcServer
+    ) -> AsyncIterator[grpc.aio.Channel]:
+        """Serve the gRPC API on a free port; yields a channel to it. `grpc_port` of the settings has to be 0."""
+        serving = server(self.app.state.deps, Drain(), shared=False)
+        await serving.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:
+                yield channel
+        finally:
+            await serving.close()
 
     def _find(self, model: str, version: str | None) -> ModelRoute:
         number = None if version is None else version_number(model, version)
