@@ -35,8 +35,9 @@ from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.certificate_watch import CertificateWatch
 from millstream.gateway.cluster_events import ClusterEvents
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
 from millstream.gateway.connection.cors import with_cors
-from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
@@ -451,7 +452,8 @@ def _tls(
 
 def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     if not settings.http_fast_path:
-        return with_cors(asgi_protocol(gateway.drain), settings.cors_origin_list)
+        plain = asgi_protocol(gateway.drain, settings.client_connections_max, settings.client_stall_s_max)
+        return with_cors(plain, settings.cors_origin_list)
     protocol = fast_path_protocol(
         gateway.infer,
         settings.request_bytes_max,

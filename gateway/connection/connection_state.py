@@ -11,12 +11,11 @@ Reading: what the next bytes from the client belong to.
 |         |                                       | any other byte comes                      | head     |
 |         |                                       | the keep-alive timer fires, or the server | closed   |
 |         |                                       | drains, and no reply is owed              |          |
-| head    | `_receiving`, `_head_bytes` >= 0      | the empty line comes                      | body     |
-|         | (trailers are a head, too)            | an offer of another protocol comes        | upgrade  |
+| head    | `_receiving`, not `_head_complete`    | the empty line comes                      | body     |
+|         |                                       | an offer of another protocol comes        | upgrade  |
 |         |                                       | it is malformed, too large or too slow    | refused  |
-| body    | `_receiving`, `_head_bytes` == -1     | the last byte comes                       | idle     |
-|         |                                       | the last chunk comes, before its trailers | head     |
-|         |                                       | it is malformed or too slow               | refused  |
+| body    | `_receiving`, `_head_complete`        | the last byte comes, also of trailers     | idle     |
+|         |                                       | it is malformed, too slow or too large    | refused  |
 | upgrade | `cycle` is CLOSED and                 | the offer is dropped, the head read again | body     |
 |         | `_cycle_before_upgrade` is not        | the offer is WebSocket's                  | (uvicorn)|
 | refused | `cycle` is a refusal, input is        | the refusal's turn comes and it is sent   | closed   |
@@ -47,35 +46,30 @@ A connection that is lost in any state cancels what runs, drops the bodies that 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Any, ClassVar
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.connection.drain import DrainingProtocol
+from millstream.gateway.connection.bounded_protocol import BoundedProtocol
 from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.head_cache import CachedHead
 from millstream.gateway.connection.http_counts import HttpCounts
-from millstream.gateway.connection.idle_timer import LazyTimer
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.path_cache import InferPath
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
-from millstream.gateway.connection.slow_reader import WriteStallGuard
 
 
-class ConnectionState(DrainingProtocol):
+class ConnectionState(BoundedProtocol):
     """The fields of a connection. `fast_path_protocol` sets the class variables, which a server's connections share."""
 
     infer: ClassVar[InferHandler]
     body_bytes_max: ClassVar[int]
-    connections_max: ClassVar[int]
     receive_budget: ClassVar[ReceiveBudget]
     reply_budget: ClassVar[ReplyBudget]
     http_counts: ClassVar[HttpCounts]
-    client_stall_s_max: ClassVar[float]
     gate: ClassVar[Gate]
     browser_guard: ClassVar[BrowserGuard]
     foreign_log: ClassVar[ForeignLog]
@@ -83,7 +77,6 @@ class ConnectionState(DrainingProtocol):
     heads: ClassVar[dict[bytes, CachedHead | None]]
     ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]
 
-    transport: asyncio.Transport
     cycle: Any  # the request read last: a RequestCycle, or uvicorn's own
     pipeline: deque[tuple[Any, Any]]  # (cycle, ASGI app) of the requests after `_active`, the next one at the right
 
@@ -94,29 +87,10 @@ class ConnectionState(DrainingProtocol):
     _resting = False  # no further request starts in this turn of the event loop
     _unread_bytes = 0  # bytes of unread replies that `reply_budget` counts
 
-    _receiving = False  # a request has begun to arrive and is not complete
-    _read_deadline = 0.0  # instant by which more of that request must arrive
-    _head_bytes = -1  # of the current head or trailers, without the first segment; -1: reading neither
     _last_head = b""  # the head that the client sent last, if it is not in `heads`
     _cached_head: CachedHead | None = None  # the entry of `heads` that the connection used last
     _upgrade = False  # the current head has an Upgrade header
     _cycle_before_upgrade: Any = CLOSED  # `cycle`, while a head that offers another protocol is being read
-
-    _timer: LazyTimer  # keep-alive while no request is being received, else the read timeout
-    _write_stall: WriteStallGuard
-
-    def _arm_timer(self) -> None:
-        """Set the keep-alive timeout and, while a request is being received, the read timeout.
-
-        A partial request takes a connection, bytes of `receive_budget`, or an upload slot. Each byte of a body moves
-        the deadline, but a client may be at most `client_stall_s_max` behind a rate of SENT_BYTES_MIN a second.
-        """
-        seconds: float = self.timeout_keep_alive
-        if self._receiving:
-            now = self.loop.time()
-            self._read_deadline = min(self._read_deadline, now + self.client_stall_s_max)
-            seconds = min(seconds, max(0.0, self._read_deadline - now))
-        self._timer.set(seconds)
 
     def _unset_keepalive_if_required(self) -> None:
         self._timer.unset()

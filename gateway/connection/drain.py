@@ -10,13 +10,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from millstream.gateway.connection.cors import Cors
-from millstream.gateway.connection.error_reply import error_reply
 from millstream.gateway.connection.exchange import EXCHANGE, Exchange
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.connection.reply_head import head
-from millstream.gateway.connection.request_head import head_fault
-from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol, check_parts
-from millstream.services.errors import Code, Failure
+from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol
 from millstream.services.process.request_id import new_request_id, request_context
 
 
@@ -50,27 +46,3 @@ class DrainingProtocol(HttpToolsProtocol):
             token = EXCHANGE.set(Exchange(headers, request_id, cycle.default_headers))
             super()._start_asgi_task(cycle, app)
             EXCHANGE.reset(token)
-
-
-class _AsgiProtocol(DrainingProtocol):
-    def send_400_response(self, msg: str) -> None:
-        reply = error_reply(Failure(Code.INVALID, msg))
-        headers = InferHeaders.read(self.headers or [])
-        if self.cors is not None:
-            reply = reply._replace(added=self.cors.lines(headers.origin))
-        request_id = headers.request_id or new_request_id()
-        lines = head(reply, self.server_state.default_headers, request_id, keep_alive=False)
-        self.transport.write(lines + reply.body)
-        self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        fault = head_fault(self.parser.get_http_version(), self.headers)
-        if fault is not None:
-            raise ValueError(fault)  # uvicorn answers 400 and closes
-        super().on_headers_complete()
-
-
-def asgi_protocol(drain: Drain) -> type[DrainingProtocol]:
-    """Return the protocol class of a server without the fast path. Raises Failure if uvicorn lacks a needed part."""
-    check_parts()
-    return type("AsgiProtocol", (_AsgiProtocol,), {"drain": drain})

@@ -15,19 +15,17 @@ import time
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
+from millstream.gateway.connection.bounded_protocol import too_many_connections, too_slow
 from millstream.gateway.connection.connection_state import is_replying
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.http_counts import HttpCounts
-from millstream.gateway.connection.idle_timer import LazyTimer
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete
-from millstream.gateway.connection.request_reader import SENT_BYTES_MIN, RequestReader
-from millstream.gateway.connection.slow_reader import WriteStallGuard
+from millstream.gateway.connection.request_reader import RequestReader
 from millstream.gateway.connection.uvicorn_hooks import check_parts
-from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import MetricsRegistry
 
 
@@ -39,13 +37,11 @@ class FastPathProtocol(RequestReader):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._timer = LazyTimer(self.loop, self._timed_out)
-        self._write_stall = WriteStallGuard(self.loop, transport, self.client_stall_s_max)
         open_now = len(self.connections)
         if open_now > 2 * self.connections_max:
             transport.abort()  # refused connections stay open while they linger, and even these are too many
         elif open_now > self.connections_max:
-            self._refuse(Failure(Code.UNAVAILABLE, "too many connections are open; try again later", retry_after_s=1))
+            self._refuse(too_many_connections())
         else:
             self._arm_timer()
 
@@ -62,12 +58,7 @@ class FastPathProtocol(RequestReader):
         if active is not None and not active.response_complete:
             active.disconnected = True  # uvicorn sets it only for the request read last
             active.message_event.set()
-        self._timer.close()
-        self._write_stall.end()
         self._count_unread(0)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = None
         super().connection_lost(exc)
         self.cycle, self._active = CLOSED, None  # a cycle refers to its connection
 
@@ -78,7 +69,7 @@ class FastPathProtocol(RequestReader):
             self._read_deadline = self.loop.time() + self.client_stall_s_max
             self._arm_timer()  # the client is not late: it waits for a reply, or reading is paused
         elif self._receiving and not is_replying(self.cycle):
-            self._refuse(_too_slow())
+            self._refuse(too_slow())
         else:
             self.timeout_keep_alive_handler()
 
@@ -89,14 +80,6 @@ class FastPathProtocol(RequestReader):
         """
         if not (self.drain.draining and self._receiving and self.cycle is not CLOSED):
             super().shutdown()
-
-
-def _too_slow() -> Failure:
-    return Failure(
-        Code.SLOW,
-        f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLSTREAM_CLIENT_STALL_S_MAX "
-        "bounds how long it may be slower)",
-    )
 
 
 def fast_path_protocol(

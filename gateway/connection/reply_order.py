@@ -11,7 +11,6 @@ from typing import Any
 from millstream.gateway.connection.connection_state import ConnectionState
 from millstream.gateway.connection.error_reply import error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import NO_HEADERS, HttpReply, InferHeaders
-from millstream.gateway.connection.lingering_close import DiscardProtocol
 from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX
 from millstream.gateway.connection.reply_head import head, ok_prefix
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete, refusal_cycle
@@ -22,7 +21,6 @@ PIPELINE_MAX = 16  # requests of one connection that may wait for their turn; at
 #: Infer requests of one connection that are answered in one turn of the event loop. Those beyond wait, and other
 #: connections get their turn: refusals need no wait, and a client may send thousands of wrong requests at once.
 ANSWERS_PER_TURN_MAX = 64
-LINGER_S = 5.0  # time for a client to read a refusal before its connection is reset
 
 
 class ReplyOrder(ConnectionState):
@@ -179,12 +177,10 @@ class ReplyOrder(ConnectionState):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_stall.begin()
         self._count_unread(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._write_stall.end()
         self._count_unread(0)
         blocked, self._blocked = self._blocked, None
         if blocked is None or self.transport.is_closing():
@@ -232,10 +228,6 @@ class ReplyOrder(ConnectionState):
         """Refuse input that is not HTTP as any other bad request is refused: in JSON, and in its turn."""
         self._refuse(Failure(Code.INVALID, msg))
 
-    def _discard_input(self) -> None:
-        self.transport.set_protocol(DiscardProtocol(self))
-        self.flow.resume_reading()
-
     def _close_after_reply(self, cycle: RequestCycle) -> None:
         """Close the connection after its last reply: lingering, if the client may still be sending."""
         self.server_state.total_requests += 1
@@ -246,10 +238,5 @@ class ReplyOrder(ConnectionState):
         self.cycle = CLOSED
         if cycle.complete:
             self.transport.close()
-            return
-        self._receiving = False
-        self._discard_input()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._timer.unset()
-        self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self._linger()

@@ -7,7 +7,8 @@ from typing import Any
 
 Headers = list[tuple[bytes, bytes]]
 
-HEAD_BYTES_MAX = 64 * 1024  # of a head, or of trailers; a longer one is answered 400
+HEAD_BYTES_MAX = 64 * 1024  # of a head, or of chunk lines and trailers together; more are answered 400
+CHUNK_LINE_BYTES = 16  # of each chunk, that its size needs and that are not counted: 16 digits would do for any
 HEADERS_MAX = 1000  # of one head: 64 KiB would hold 13,000, and a head that comes in one segment even more
 
 #: RFC 3986 section 3.2: a name or an address, and a port; empty if the target has no authority

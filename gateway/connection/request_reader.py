@@ -14,11 +14,10 @@ from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHea
 from millstream.gateway.connection.path_cache import cache_path
 from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
-from millstream.gateway.connection.request_head import DISCARDED, HEAD_BYTES_MAX, head_fault, strip_upgrade
+from millstream.gateway.connection.request_head import DISCARDED, head_fault, strip_upgrade
 from millstream.gateway.connection.uvicorn_hooks import HIGH_WATER_LIMIT
 from millstream.services.errors import Code, Failure
 
-SENT_BYTES_MIN = 64 * 1024  # bytes of a body that a client has to send each second
 _NO_BODY: list[bytes] = []  # for cycles whose body is submitted at once
 
 
@@ -28,6 +27,7 @@ class RequestReader(ReplyOrder):
     def data_received(self, data: bytes) -> None:
         if self._receiving:
             self._timer.unset()
+            self._framing_bytes += len(data)  # callbacks take off what is of a body
         else:
             cached = self._cached_head
             if cached is None or len(data) != cached.total_bytes or not data.startswith(cached.head):
@@ -45,8 +45,6 @@ class RequestReader(ReplyOrder):
                 cycle.complete = cycle.started = True
                 self._submit(cycle, data[len(cached.head) :])
                 return
-        if self._head_bytes >= 0:
-            self._head_bytes += len(data)  # if the head ends in this segment, a callback sets it to -1
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
@@ -54,10 +52,11 @@ class RequestReader(ReplyOrder):
         except HttpParserError:
             self._refuse_foreign(data)
         if self._receiving and self.cycle is not CLOSED:
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.send_400_response(f"the request's head is larger than {HEAD_BYTES_MAX} bytes")
-            else:
+            fault = self._framing_fault()
+            if fault is None:
                 self._arm_timer()
+            else:
+                self.send_400_response(fault)
 
     def _refuse_foreign(self, data: bytes) -> None:
         """Refuse `data`, which is not HTTP/1, and say what to do if the connection began with a known protocol."""
@@ -123,9 +122,7 @@ class RequestReader(ReplyOrder):
         self.expect_100_continue = False
         self.headers = []
         self._upgrade = False
-        self._head_bytes = 0
-        self._receiving = True
-        self._read_deadline = self.loop.time() + self.client_stall_s_max
+        self._begin_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -136,7 +133,7 @@ class RequestReader(ReplyOrder):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = -1
+        self._end_head()
         existing = self.cycle
         if existing is CLOSED:
             return
@@ -193,13 +190,11 @@ class RequestReader(ReplyOrder):
             self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:
-        # The last chunk has no data, and trailers may follow it. They count like a head.
-        self._head_bytes = 0
-        self.headers = DISCARDED
+        self._count_chunk()
+        self.headers = DISCARDED  # the last chunk has no data, and trailers may follow it
 
     def on_body(self, body: bytes) -> None:
-        self._head_bytes = -1
-        self._read_deadline += len(body) / SENT_BYTES_MIN
+        self._count_body(len(body))
         cycle = self.cycle
         if type(cycle) is not RequestCycle:
             super().on_body(body)
@@ -223,7 +218,6 @@ class RequestReader(ReplyOrder):
 
     def on_message_complete(self) -> None:
         self._receiving = False
-        self._head_bytes = -1
         cycle = self.cycle
         if type(cycle) is not RequestCycle:
             super().on_message_complete()

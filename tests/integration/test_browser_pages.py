@@ -17,7 +17,8 @@ import orjson
 import pytest
 
 from millstream.gateway.app import build_app
-from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -71,7 +72,7 @@ async def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
     lane = fast_path_protocol(echo, 4096, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
     lane.gate, lane.browser_guard = application.gate, application.browser_guard
-    async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain())) as plain:
+    async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain(), 100)) as plain:
         yield Servers(application, {"fast path": fast.port, "plain": plain.port}, paths_of(app.router))
 
 

@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
 from millstream.gateway.connection.cors import with_cors
-from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -42,7 +43,7 @@ async def ports_of(home: Path, origins: list[str]) -> AsyncIterator[tuple[int, i
     lane.browser_guard = application.browser_guard
     async with (
         serving(app, with_cors(lane, origins)) as fast,
-        serving(app, with_cors(asgi_protocol(Drain()), origins)) as plain,
+        serving(app, with_cors(asgi_protocol(Drain(), 100), origins)) as plain,
     ):
         yield fast.port, plain.port
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from millstream.gateway.app import build_app
-from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -43,7 +44,7 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
     lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
-    async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain())) as plain:
+    async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain(), 100)) as plain:
         yield fast.port, plain.port
 
 

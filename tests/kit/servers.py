@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.gateway.app import build_app
-from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -60,7 +61,7 @@ async def fronting(
             held, body_bytes_max, connections_max, receive_budget, reply_budget, client_stall_s_max, drain
         )
         if fast
-        else asgi_protocol(drain)
+        else asgi_protocol(drain, connections_max, client_stall_s_max)
     )
     async with serving(app, lane, **config) as served:
         yield Front(served, held, receive_budget, reply_budget)

@@ -12,7 +12,8 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
+from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -28,10 +29,10 @@ def fast_path() -> type[Any]:
 
 def test_the_installed_uvicorn_has_all_hooks():
     fast_path()
-    asgi_protocol(Drain())
+    asgi_protocol(Drain(), 100)
 
 
-@pytest.mark.parametrize("start", [fast_path, lambda: asgi_protocol(Drain())])
+@pytest.mark.parametrize("start", [fast_path, lambda: asgi_protocol(Drain(), 100)])
 @pytest.mark.parametrize(
     ("owner", "method"),
     [

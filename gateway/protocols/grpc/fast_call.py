@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 from grpc.aio import EOF, AbortError
 
-from millstream.gateway.connection.request_reader import SENT_BYTES_MIN
+from millstream.gateway.connection.bounded_protocol import SENT_BYTES_MIN
 from millstream.gateway.protocols.grpc import reply_blocks
 from millstream.gateway.protocols.grpc.call_head import CallHead, Metadata
 from millstream.gateway.protocols.grpc.message_framing import MessageReader, prefix

@@ -16,8 +16,8 @@ from typing import Any
 
 from grpc.aio import EOF
 
+from millstream.gateway.connection.bounded_protocol import SENT_BYTES_MIN
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
-from millstream.gateway.connection.request_reader import SENT_BYTES_MIN
 from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
 from millstream.gateway.protocols.grpc.tcp_info import Address, address_of
 from millstream.services.errors import Code, Failure, invalid
