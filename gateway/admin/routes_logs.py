@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from millstream.gateway.admin.schemas_logs import LogLevels
+from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -31,12 +31,12 @@ async def get_log_level(deps: DepsOf) -> LogLevels:
     description="Kinds that the document leaves out keep their level; null restores the default, info. Processes "
     "follow within a second, without a restart; a restart of the installation restores the defaults. Other "
     "machines of the installation keep their levels: send the document to a gateway of each.",
-    responses=documented(400, 413, 507),
+    responses=documented(400, 413, 503, 507),
     openapi_extra=json_body(LogLevels, example={"worker": "debug"}),
 )
 async def put_log_level(request: Request, deps: DepsOf) -> LogLevels:
     changes = _checked(parse_json(await read_body(request, DOCUMENT_BYTES_MAX)))
-    levels = await asyncio.to_thread(deps.log_levels.update, changes)
+    levels = await when_unlocked(lambda: deps.log_levels.update(changes))
     audit("log levels changed", None, **{kind: level or "default" for kind, level in changes.items()})
     return LogLevels(**levels)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from millstream.gateway.catalog.shared_settings import LOCK_S_MAX, SharedDocument
+from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.services.process.log_level import KINDS, LEVELS
 
 
@@ -27,9 +27,9 @@ class SharedLogLevels:
         return {kind: content[kind] for kind in KINDS if str(content.get(kind)) in LEVELS}
 
     def update(self, changes: Mapping[str, str | None]) -> dict[str, Any]:
-        """Change the levels of some kinds, None: to the default; return all. Blocks up to LOCK_S_MAX.
+        """Change the levels of some kinds, None: to the default; return all.
 
-        Raises Failure(UNAVAILABLE, STORAGE).
+        Raises Failure: Locked, STORAGE.
         """
 
         def change(content: dict[str, Any]) -> None:
@@ -39,6 +39,6 @@ class SharedLogLevels:
                 else:
                     content[kind] = level
 
-        self._document.update(change, LOCK_S_MAX)
+        self._document.update(change)
         self._changed()
         return self.read()

@@ -63,7 +63,7 @@ class SharedDocument:
 
         Args:
             change: alters the document.
-            wait_s: how long to block for the lock; in an event loop use `when_unlocked` instead.
+            wait_s: how long to block for the lock; calls of clients use `when_unlocked` instead.
 
         Raises:
             Failure: Locked, STORAGE, and whatever `change` raises.

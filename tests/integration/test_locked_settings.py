@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.catalog import log_levels, shared_settings
+from millstream.gateway.catalog import shared_settings
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from tests.kit.application import Application
 
@@ -41,8 +42,7 @@ GRPC = [
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls wait longer than any test takes."""
-    for module in (shared_settings, log_levels):
-        monkeypatch.setattr(module, "LOCK_S_MAX", 600.0)
+    monkeypatch.setattr(shared_settings, "LOCK_S_MAX", 600.0)
 
 
 @contextmanager
@@ -71,6 +71,20 @@ async def waits_for(lock: Path, call: Callable[[], Awaitable[Any]], other: Calla
 def application_of(home: Path) -> Application:
     (home / "mine").write_bytes(bytes(10))
     return Application(home, grpc_port=0, shm_allow_clients=True)
+
+
+@pytest.mark.parametrize(("lock", "method", "path", "body"), HTTP)
+async def test_a_lock_that_stays_held_is_a_documented_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str, method: str, path: str, body: object
+) -> None:
+    monkeypatch.setattr(shared_settings, "LOCK_S_MAX", 0.0)
+    application = application_of(tmp_path)
+    routes = {re.sub(r"{\w+}", "r", route): calls for route, calls in application.app.openapi()["paths"].items()}
+    async with application.client() as client:
+        with locked(tmp_path / lock):
+            reply = await client.request(method, path, json=body)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert "503" in routes[path][method.lower()]["responses"]
 
 
 @pytest.mark.parametrize(("lock", "method", "path", "body"), HTTP)

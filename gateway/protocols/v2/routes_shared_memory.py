@@ -80,7 +80,7 @@ async def system_shared_memory_register(region: str, request: Request, deps: Dep
     f"{_SYSTEM}/region/{{region:path}}/unregister",
     summary="Unregister a region",
     response_class=Response,
-    responses=_DONE | documented(404, 501, 507),
+    responses=_DONE | documented(404, 501, 503, 507),
 )
 async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> Response:
     await when_unlocked(lambda: deps.client_memory.unregister(region))
@@ -91,7 +91,7 @@ async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> R
     f"{_SYSTEM}/unregister",
     summary="Unregister all regions",
     response_class=Response,
-    responses=_DONE | documented(501, 507),
+    responses=_DONE | documented(501, 503, 507),
 )
 async def system_shared_memory_unregister(deps: DepsOf) -> Response:
     await when_unlocked(lambda: deps.client_memory.unregister(None))

@@ -24,7 +24,7 @@ protected = APIRouter()
 BODY_BYTES_MAX = 64 * 1024
 _TRACE = reply(ref(TraceSettings), "The trace settings in force.")
 _LOG = reply(ref(LogSettings), "The log settings in force.")
-_CHANGE_ERRORS = documented(400, 413, 501, 507)
+_CHANGE_ERRORS = documented(400, 413, 501, 503, 507)
 _TRACE_CHANGE = json_body(TraceSettingsChange, required=False, example={"trace_rate": "100"})
 _LOG_CHANGE = json_body(LogSettingsChange, required=False, example={"log_verbose_level": 1})
 
