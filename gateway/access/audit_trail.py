@@ -19,6 +19,8 @@ from millstream.services.errors import Failure
 
 log = logging.getLogger("millstream.admin")
 
+CLOSE_S_MAX = 3.0  # time for the entries that are written when the gateway stops; beyond, they are left out
+
 
 class AuditTrail:
     """The audit entries of one protocol.
@@ -59,13 +61,23 @@ class AuditTrail:
             self._timer = asyncio.get_running_loop().call_later(MINUTE_S, self._tell)
 
     async def close(self) -> None:
-        """Write how many entries were left out, also in minutes that have not ended: the gateway stops."""
-        if self._telling is not None:
-            await self._telling
+        """Write how many entries were left out, also in minutes that have not ended: the gateway stops.
+
+        Gives up after CLOSE_S_MAX, with a log line: the file system may hang.
+        """
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                if self._telling is not None:
+                    await self._telling
+                await self._tell_until(math.inf)
+        except TimeoutError:
+            log.error(  # noqa: TRY400 - one line is enough
+                "the audit log does not say how many refused calls have no entry: writing took more than %g s",
+                CLOSE_S_MAX,
+            )
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._tell_until(math.inf)
 
     async def _tell_until(self, now: float) -> None:
         for who, count in self._refusals.left_out(now):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,32 @@ async def test_a_stop_writes_the_count_of_a_minute_that_has_not_ended(tmp_path: 
     await log.trail.close()
     told = [(entry["key"], entry["changes"]) for entry in log.entries if entry["what"] == "left_out"]
     assert told == [("flood", ["3 refused calls within a minute have no entry"])]
+
+
+@pytest.mark.parametrize("telling", [False, True])
+async def test_a_stop_does_not_wait_for_a_file_system_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, telling: bool
+) -> None:
+    monkeypatch.setattr("millstream.gateway.access.audit_trail.CLOSE_S_MAX", 0.1)
+    log, writing, released = Trail(tmp_path), threading.Event(), threading.Event()
+    for _ in range(REFUSALS_A_MINUTE + 1):
+        await log.call("flood")
+
+    def hang(*_: object) -> None:
+        writing.set()
+        released.wait()
+
+    monkeypatch.setattr(AuditLog, "append", hang)
+    if telling:
+        log.now = MINUTE_S
+        log.trail._tell()
+        assert await asyncio.to_thread(writing.wait, 120)
+    try:
+        async with asyncio.timeout(120):
+            await log.trail.close()
+    finally:
+        released.set()
+    assert "writing took more than 0.1 s" in caplog.text
 
 
 def test_keys_without_number_share_one_count() -> None:
