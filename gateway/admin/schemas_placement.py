@@ -67,7 +67,7 @@ class InstancePlacement(BaseModel):
     version: int
     state: State
     reason: str | None = Field(None, description="Why it failed.")
-    size_bytes: int = Field(description="Measured memory that it keeps; 0: not measured yet.")
+    size_bytes: int = Field(description="Measured memory that it keeps; 0 also while it is not loaded (`load_s`).")
     peak_bytes: int = Field(description="Further memory while it loads, warms up or runs its largest batch.")
     device_size_bytes: int = Field(description="Measured memory of the accelerator that it keeps; 0 on a CPU.")
     device_peak_bytes: int = Field(description="Further memory of the accelerator, likewise.")

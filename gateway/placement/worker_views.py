@@ -109,7 +109,7 @@ def placed_instance(one: InstanceRecord, *, pinned: bool, expected: Footprint | 
         one.resident_bytes,
         one.peak_bytes,
         one.load_s,
-        one.resident_bytes > 0,
+        one.measured,
         one.device_resident_bytes,
         one.device_peak_bytes,
     )

@@ -86,7 +86,7 @@ def _base_bytes(used_bytes: int, instances: list[PlacedInstance]) -> int:
 
 
 def _footprint(version: PlacedVersion, instance: PlacedInstance | None) -> Footprint | None:
-    if instance is not None and instance["size_bytes"]:
+    if instance is not None and (instance["load_s"] or instance["size_bytes"]):
         return Footprint(instance["size_bytes"], instance["peak_bytes"], instance["load_s"], measured=True)
     load = version["load"]
     if load is None:

@@ -245,7 +245,7 @@ def view_of(
                     device_resident_bytes=one.device_resident_bytes,
                     device_peak_bytes=one.device_peak_bytes,
                 )
-                if one.resident_bytes
+                if one.measured
                 else expected.get(one.content_id, {}).get(worker.pool, _UNKNOWN),
                 one.loaded_at if one.state is State.READY else math.inf,
                 one.last_used,

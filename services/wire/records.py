@@ -40,7 +40,7 @@ class InstanceRecord(BaseModel):
     profile: dict[int, float] = {}  # rows of a run -> seconds, corrected as it runs
     rows_max: int = 1  # rows of the largest run
     rows_efficient: int = 1  # more rows in one run gain almost nothing, or were not tried yet
-    resident_bytes: int = 0  # measured; 0: not yet
+    resident_bytes: int = 0  # 0 also before it is `measured`
     peak_bytes: int = 0  # beyond resident_bytes, while it loads, warms up or runs its largest batch
     device_resident_bytes: int = 0  # likewise of the memory of an accelerator
     device_peak_bytes: int = 0
@@ -54,6 +54,11 @@ class InstanceRecord(BaseModel):
     why: str = ""  # why the worker loaded it, for people
     retry_at: float = 0.0  # of a failed load: when its worker tries again, on the Redis clock; 0: an operator decides
     variant: str = ""  # targets of the compiled forms that serve; "": the version's own file
+
+    @property
+    def measured(self) -> bool:
+        """Whether its bytes were measured. They may be 0: a small version can fit into memory that its worker had."""
+        return self.load_s > 0 or self.resident_bytes > 0
 
 
 class RefusalRecord(BaseModel):

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.gateway.placement.worker_views import placed_instance
 from millstream.services.controller.__main__ import scale_limits
 from millstream.services.controller.in_flight import (
     IN_FLIGHT_MAX,
@@ -177,6 +178,17 @@ def test_a_worker_is_seen_with_what_it_measured_or_is_expected_to_take():
         False,
         NO_USAGE,
     )
+
+
+def test_a_version_that_took_0_bytes_is_measured():
+    one = manifest("m", 1)
+    small = instance(one.content_id, peak_bytes=3, load_s=1.5, loaded_at=900.0)
+    measured = Footprint(0, 3, 1.5, measured=True)
+    [view] = Survey(lambda _, __: PREDICTED).take([record("w", small)], stored(one), 1000.0).workers
+    assert view.instances[one.content_id].footprint == measured
+    assert placed_instance(small, pinned=False, expected=PREDICTED).footprint == measured
+    loading = instance(one.content_id, State.LOADING)
+    assert placed_instance(loading, pinned=False, expected=PREDICTED).footprint == PREDICTED
 
 
 def test_usage_is_remembered_after_an_unload_within_a_limit(monkeypatch):

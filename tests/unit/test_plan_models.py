@@ -75,6 +75,15 @@ def test_measured_and_predicted_models_of_a_server_with_their_settings():
     assert _read([_worker(_instance("a"))], [_version("a")]).memory_bytes == (500 - (70 - 12)) * MB
 
 
+def test_a_model_of_0_bytes_is_measured_and_one_that_is_not_loaded_is_not():
+    load = {"pool": "cpu", "size_bytes": 30 * MB, "peak_bytes": 3 * MB, "load_s": 4.0, "measured": False}
+    small, loading = _instance("a", size_bytes=0), _instance("a", size_bytes=0, peak_bytes=0, load_s=0.0)
+    for instance, expected in ((small, (0, 1.5, True)), (loading, (30 * MB, 4.0, False))):
+        [model] = _read([_worker(instance)], [_version("a", load=load)]).models
+        footprint = model.footprint
+        assert (footprint.resident_bytes, footprint.load_s, footprint.measured) == expected
+
+
 def test_a_server_without_models_or_limits():
     with pytest.raises(ValueError, match="serves no model"):
         _read([_worker()], [_version("a", state="pending")])

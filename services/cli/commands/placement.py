@@ -202,7 +202,7 @@ def _show_instances(console: Console, instances: Sequence[PlacedInstance]) -> No
             [
                 escape(f"{one['model']} {one['version']}"),
                 state(one["state"]),
-                size(one["size_bytes"] or None),
+                size(one["size_bytes"] if one["load_s"] or one["size_bytes"] else None),
                 *load,
                 _used(one),
             ]
