@@ -210,13 +210,11 @@ def _profile(
     return profile, True
 
 
-def probe(
-    manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, warm_up_s_max: float, stop: Stop
-) -> str:
+def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, warm_up_s_max: float, stop: Stop) -> str:
     """Load a version in a process of its own on trial. Returns how that process died; "" if it did not.
 
-    The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if it takes too long, or if
-    the end of the load is requested through `stop`, which this does if the warm-up takes longer than `warm_up_s_max`.
+    The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if the end of the load is requested
+    through `stop`: by the loader at the limit of the trial, or here if the warm-up takes longer than `warm_up_s_max`.
     """
     start = new_start()
     command = [
@@ -236,9 +234,7 @@ def probe(
     )
     try:
         stop.on_request(process.kill)
-        process.communicate(manifest.model_dump_json().encode(), seconds_max)
-    except subprocess.TimeoutExpired:
-        raise Failure(Code.MODEL, took_too_long("loading", seconds_max)) from None
+        process.communicate(manifest.model_dump_json().encode())
     finally:
         process.kill()
         process.wait()

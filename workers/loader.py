@@ -28,13 +28,14 @@ SET_ASIDE_S = 3.0
 #: A demanded load waits only for this time for one that no call waits for.
 DEMAND_WAITS_S = 0.5
 LOADS_MAX = 8  # in progress at once; beyond it the next waits until one ends or reaches its limit
+TRIAL_START_S = 30.0  # to start the process of a trial load, in addition to the load and its warm-up
 GRACE_S = 5.0  # for a load to end after its end was requested
 CHECK_S = 0.05  # interval of the checks
 NOT_WANTED = "it is no longer wanted"
 
 
 class Limits(NamedTuple):
-    """Limits of the two phases of a load."""
+    """Limits of the two phases of a load. A trial load before it has both, and TRIAL_START_S."""
 
     load_s: float
     warm_up_s: float
@@ -161,6 +162,14 @@ class Loader:
             self._lock.notify_all()
             return True
 
+    def trying(self, load: Load) -> None:
+        """Begin the trial of a load in another process, which does not count against the limits of the load itself."""
+        self._begin_phase(load, "loading on trial", TRIAL_START_S + sum(self._limits))
+
+    def loading(self, load: Load) -> None:
+        """Begin the first phase of a load, after its trial."""
+        self._begin_phase(load, "loading", self._limits.load_s)
+
     def warming(self, load: Load) -> None:
         """Begin the second phase of a load, the warm-up, with a time limit of its own."""
         self._begin_phase(load, "warming up", self._limits.warm_up_s)
@@ -234,7 +243,7 @@ class Loader:
             if not self.admit(wanted):
                 continue
             load = Load(wanted, now)
-            self._begin_phase(load, "loading", self._limits.load_s)
+            self.loading(load)
             self._loads.append(load)
             self._threads.run(partial(self._live, load))
 

@@ -34,8 +34,6 @@ from millstream.workers.variants.compiles import VariantCompiles
 
 log = logging.getLogger("millstream.reconciler")
 
-PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
-
 
 class LoadGuard(NamedTuple):
     """What limits loads, and what happens to a load that exceeds its limit or ends the process."""
@@ -180,7 +178,9 @@ class VersionLoads:
 
         try:
             if current.wanted.suspect:
+                self._loader.trying(current)
                 self._load_on_trial(manifest, stop)
+                self._loader.loading(current)
             began = time.monotonic()
             self.memory.reserve(manifest)
             with self._guard.marks.loading(manifest, self._at.kind):
@@ -206,9 +206,7 @@ class VersionLoads:
 
         Its warm-up has the limit of any other, and fails the version for good beyond it.
         """
-        limits = self._guard.limits
-        seconds_max = PROBE_START_S + sum(limits)
-        died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, limits.warm_up_s, stop)
+        died = probe(manifest, self._at, self._guard.marks.run_dir, self._guard.limits.warm_up_s, stop)
         if died:
             kind, now = self._at.kind, time.time()  # noqa: TID251 - for people
             verdict = self._change_verdict(manifest, lambda one: with_death(one, kind, DEATHS_CERTAIN, died, now))

@@ -13,6 +13,7 @@ from millstream.workers.loader import (
     LOADS_MAX,
     NOT_WANTED,
     SET_ASIDE_S,
+    TRIAL_START_S,
     Limits,
     Load,
     LoadAhead,
@@ -74,6 +75,27 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
     bench.close()
+
+
+def test_a_trial_takes_no_time_of_its_load(bench: Bench) -> None:
+    bench.want("a", suspects=("a",))
+    bench.until_begun("a")
+    load = bench.under_way["a"]
+    bench.loads.trying(load)
+    assert (load.limit_s, load.deadline) == (TRIAL_START_S + 300, TRIAL_START_S + 300)
+    bench.now = TRIAL_START_S + 299
+    bench.loads.loading(load)
+    assert (load.phase, load.deadline) == ("loading", bench.now + 100)
+    bench.now += 101
+    wait_until(lambda: bench.reasons == {"a": "loading took longer than 100 s"})
+
+
+def test_a_trial_that_takes_too_long_is_ended(bench: Bench) -> None:
+    bench.want("a", suspects=("a",))
+    bench.until_begun("a")
+    bench.loads.trying(bench.under_way["a"])
+    bench.now = TRIAL_START_S + 301
+    wait_until(lambda: bench.reasons == {"a": "loading on trial took longer than 330 s"})
 
 
 def test_one_after_the_other_and_suspects_last(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
+from millstream.workers import version_loads
 from millstream.workers.backends import get_backend
 from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
-from millstream.workers.load_version import LoadEnvironment
+from millstream.workers.load_version import LoadEnvironment, load, probe
 from millstream.workers.loaded_models import LoadedModels
 from millstream.workers.loader import Limits, LoadRequest
 from millstream.workers.memory_budget import MemoryBudget
@@ -109,6 +111,35 @@ def test_a_load_whose_reserved_memory_was_taken_by_others_did_not_fail(tmp_path:
     assert not loads.failed.any_due()
     taken[0] = 100 << 20
     assert budget.used_bytes == 100 << 20
+
+
+def test_a_trial_load_is_a_phase_before_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_HOME", str(tmp_path))
+    repository = FolderRepository(tmp_path / "repository")
+    manifest = publish_simulated(repository, "m", {})
+    models = LoadedModels()
+    loads = VersionLoads(
+        repository,
+        LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1),
+        models,
+        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
+        LoadGuard(LoadMarks(tmp_path / "run", "sim-0-1"), Limits(600.0, 600.0), lambda: None),
+        lambda: 5.0,
+    )
+    phases = []
+    for name, function in (("probe", probe), ("load", load)):
+
+        def noted(*arguments: Any, name: str = name, function: Callable[..., Any] = function) -> Any:
+            [current] = loads._loader._loads
+            phases.append((name, current.phase))
+            return function(*arguments)
+
+        monkeypatch.setattr(version_loads, name, noted)
+    loads.start()
+    loads.want([LoadRequest(manifest, suspect=True)], ())
+    wait_until(lambda: [record.state for record in models.records()] == [State.READY], what="it is ready")
+    loads.stop()
+    assert phases == [("probe", "loading on trial"), ("load", "loading")]
 
 
 @pytest.mark.parametrize("behaviour", [{"endless_if": 0}, {"hang_if": 0}])
