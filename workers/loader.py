@@ -159,6 +159,7 @@ class Loader:
             others = [known for known in self._queue if known.content_id != request.content_id]
             first = next((i for i, known in enumerate(others) if not known.demanded), len(others))
             self._queue = [*others[:first], request, *others[first:]]
+            self._begin()  # here, not in the thread that watches: a call waits
             self._lock.notify_all()
             return True
 

@@ -74,6 +74,8 @@ class MemoryBudget:
         self._unloading: dict[str, list[tuple[int, int]]] = {}  # bytes of the host and of the device, the oldest first
         self._loaded_before = False
         self._measuring: list[Measuring] = []  # loads whose growth is being measured
+        #: of the host and of the device, by the account; None: it changed. With 1,000 instances a sum takes 0.5 ms.
+        self._accounted: tuple[int, int] | None = None
 
     @property
     def base_bytes(self) -> int:
@@ -161,6 +163,7 @@ class MemoryBudget:
             if not self._loaded_before:
                 self._base = max(self._base, self._real_bytes() + self._spare)
                 self._device_base = max(self._device_base, self._device.real_bytes())
+                self._accounted = None
             return not self._loaded_before
 
     def reserve(self, content_id: str, footprint: Footprint) -> bool:
@@ -171,18 +174,20 @@ class MemoryBudget:
         self._follow()
         with self._lock:
             before = self._reserved.pop(content_id, None)
-            if self._has_room(footprint):
-                self._reserved[content_id] = footprint
-                return True
-            if before is not None:
-                self._reserved[content_id] = before
-            return False
+            self._accounted = None
+            fits = self._has_room(footprint)
+            reserved = footprint if fits else before
+            if reserved is not None:
+                self._reserved[content_id] = reserved
+                self._accounted = None
+            return fits
 
     def settle(self, content_id: str, measured: Footprint) -> None:
         """Replace the reservation of a load by what its instance takes; also corrects that of a loaded instance."""
         with self._lock:
             self._reserved.pop(content_id, None)
             self._settled[content_id] = measured
+            self._accounted = None
             self._loaded_before = True
         self._follow()
 
@@ -196,6 +201,7 @@ class MemoryBudget:
             host = (reserved.load_bytes if reserved else 0) + (settled.resident_bytes if settled else 0)
             device = (reserved.device_load_bytes if reserved else 0) + (settled.device_resident_bytes if settled else 0)
             self._unloading.setdefault(content_id, []).append((host, device))
+            self._accounted = None
 
     def freed(self, content_id: str) -> None:
         """Record that an instance was closed and its memory returned to the system."""
@@ -205,6 +211,7 @@ class MemoryBudget:
                 del unloading[0]
             if not unloading:
                 self._unloading.pop(content_id, None)
+            self._accounted = None
         self._follow()
 
     @contextmanager
@@ -232,21 +239,22 @@ class MemoryBudget:
         return fits and (not device_bytes or self._device_used() + need.device_load_bytes <= device_bytes)
 
     def _used(self) -> int:
-        accounted = (
-            self._base
-            + sum(footprint.resident_bytes for footprint in self._settled.values())
-            + max((footprint.peak_bytes for footprint in self._settled.values()), default=0)  # one batch runs at a time
-            + sum(footprint.load_bytes for footprint in self._reserved.values())
-            + sum(host for unloading in self._unloading.values() for host, _ in unloading)
-        )
-        return max(accounted, self._real_bytes())
+        return max(self._account()[0], self._real_bytes())
 
     def _device_used(self) -> int:
-        accounted = (
-            self._device_base
-            + sum(footprint.device_resident_bytes for footprint in self._settled.values())
-            + max((footprint.device_peak_bytes for footprint in self._settled.values()), default=0)
-            + sum(footprint.device_load_bytes for footprint in self._reserved.values())
-            + sum(device for unloading in self._unloading.values() for _, device in unloading)
-        )
-        return max(accounted, self._device.real_bytes())
+        return max(self._account()[1], self._device.real_bytes())
+
+    def _account(self) -> tuple[int, int]:
+        """Return the bytes of the host and of the device that the account says are in use."""
+        if self._accounted is None:
+            settled, reserved = self._settled.values(), self._reserved.values()
+            unloading = [one for unloads in self._unloading.values() for one in unloads]
+            # The peaks: one batch runs at a time.
+            host = self._base + sum([one.resident_bytes for one in settled])
+            host += max([one.peak_bytes for one in settled], default=0)
+            host += sum([one.load_bytes for one in reserved]) + sum([host for host, _ in unloading])
+            device = self._device_base + sum([one.device_resident_bytes for one in settled])
+            device += max([one.device_peak_bytes for one in settled], default=0)
+            device += sum([one.device_load_bytes for one in reserved]) + sum([device for _, device in unloading])
+            self._accounted = host, device
+        return self._accounted

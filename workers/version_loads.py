@@ -131,7 +131,11 @@ class VersionLoads:
         return self._loader.in_progress(content_id)
 
     def records(self) -> tuple[LoadRecord, ...]:
-        """Return what is being loaded and what waits for that, for other processes."""
+        """Return what is being loaded and what waits for that, for other processes.
+
+        A load that has succeeded is none, although its measurements may still be written: the record that says that
+        the version is ready would say for seconds that other loads wait for it.
+        """
         now = self._now()
         return tuple(
             LoadRecord(
@@ -140,6 +144,7 @@ class VersionLoads:
                 yields_s=one.yields_s,
             )
             for one in self._loader.ahead()
+            if (model := self._models.get(one.content_id)) is None or model.state is not State.READY
         )
 
     def want(self, missing: Sequence[LoadRequest], kept: Collection[str]) -> None:

@@ -134,6 +134,13 @@ def test_what_a_further_demand_comes_after_is_told(bench: Bench) -> None:
     assert bench.loads.ahead()[1] == LoadAhead(ids["c"], 0.0, SET_ASIDE_S)
 
 
+def test_a_demanded_load_begins_without_waiting_for_another_thread(bench: Bench) -> None:
+    wanted = LoadRequest(manifest("a"), demanded=True)
+    assert bench.loads.demand(wanted)
+    assert bench.loads.in_progress(wanted.content_id)
+    bench.until_begun("a")
+
+
 def test_their_number_is_bounded(bench: Bench) -> None:
     names = [f"m{number}" for number in range(LOADS_MAX + 1)]
     bench.want(*names)

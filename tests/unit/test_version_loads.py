@@ -142,6 +142,32 @@ def test_a_trial_load_is_a_phase_before_the_load(tmp_path: Path, monkeypatch: py
     assert phases == [("probe", "loading on trial"), ("load", "loading")]
 
 
+def test_the_record_of_a_ready_version_tells_of_no_load_that_others_come_after(tmp_path: Path) -> None:
+    repository = FolderRepository(tmp_path / "repository")
+    manifest = publish_simulated(repository, "m", {})
+    models = LoadedModels()
+    loads = VersionLoads(
+        repository,
+        LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1),
+        models,
+        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
+        LoadGuard(LoadMarks(tmp_path, "sim-0-1"), Limits(60.0, 60.0), lambda: None),
+        lambda: 0.0,
+    )
+    published: dict[State, list[str]] = {}
+
+    def publish() -> None:
+        published[models.all()[manifest.content_id].state] = [one.content_id for one in loads.records()]
+
+    models.on_change = models.on_progress = publish
+    loads.start()
+    loads.demand(LoadRequest(manifest, demanded=True))
+    wait_until(lambda: State.READY in published, what="it is ready")
+    assert published == {State.LOADING: [manifest.content_id], State.WARMING: [manifest.content_id], State.READY: []}
+    wait_until(lambda: not loads.pending, what="the load has ended")
+    loads.stop()
+
+
 @pytest.mark.parametrize("behaviour", [{"endless_if": 0}, {"hang_if": 0}])
 def test_a_trial_load_whose_warm_up_takes_too_long_fails_its_version_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, Any]
