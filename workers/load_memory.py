@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.prediction import at_least, bounded, larger, larger_on_device
+from millstream.services.placement.prediction import at_least, bounded, larger, larger_on_device, reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
@@ -45,8 +45,14 @@ class LoadMemory:
         # What a load found too little, maybe in a smaller worker, is certain; beyond that it is a prediction.
         return limited if found is None or known.measured else at_least(limited, found.footprint)
 
+    def need_within(self, manifest: Manifest, room_bytes: int, device_room_bytes: int) -> Footprint:
+        """Return what a load of the version is tried with if no more than this memory can be made free."""
+        found = self._footprints.measured(manifest, self._kind)
+        known = None if found is None else found.footprint
+        return reduced(self.need(manifest), known, file_bytes(manifest), room_bytes, device_room_bytes)
+
     def reserve(self, manifest: Manifest) -> None:
-        """Reserve the memory that a load will take.
+        """Reserve the memory that a load will take; if it is not free, what was reserved for it before stays.
 
         Raises:
             Failure: MODEL, the version never fits.
@@ -56,6 +62,8 @@ class LoadMemory:
         if budget.reserve(manifest.content_id, need):
             return
         too_large = budget.too_large(need)
+        if not too_large and not need.measured and budget.footprint(manifest.content_id) is not None:
+            return  # it is tried with less than predicted (`need_within`)
         if too_large:
             raise Failure(Code.MODEL, too_large)
         numbers = (need.load_bytes, budget.free_bytes, budget.room_bytes, "memory", MEMORY_OPTION)
@@ -88,7 +96,7 @@ class LoadMemory:
         if measurement.alone and measurement.whole:
             kept = Measured.of(found, disturbed=measurement.disturbed)
         else:  # the bytes may be those of other loads, or too few
-            known = self.need(manifest)
+            known = self._tried(manifest)
             found = replace(
                 known,
                 resident_bytes=max(found.resident_bytes, known.resident_bytes),
@@ -99,6 +107,10 @@ class LoadMemory:
                 kept = Measured.of(replace(known, load_s=seconds), disturbed=True)
         self.budget.settle(manifest.content_id, found)
         return found, kept
+
+    def _tried(self, manifest: Manifest) -> Footprint:
+        """Return what was reserved for a load, or what it takes if nothing was."""
+        return self.budget.footprint(manifest.content_id) or self.need(manifest)
 
     def _within_room(self, found: Footprint, *, disturbed: bool) -> Footprint:
         """Return a measurement without the part of a peak that is more than there is, if others may have added to it.
@@ -120,7 +132,7 @@ class LoadMemory:
         content_id = manifest.content_id
         if self.budget.footprint(content_id) is None:
             return
-        known = self.need(manifest)
+        known = self._tried(manifest)
         self.budget.begin_unload(content_id)
         return_freed()
         self.budget.freed(content_id)

@@ -19,7 +19,7 @@ from enum import Enum
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.eviction import make_room
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
-from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
+from millstream.services.placement.room import OTHERS_BUSY_RETRY_S, Room
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from millstream.services.queue.clock import RedisClock
@@ -409,12 +409,13 @@ class Residency:
             if self._loads.giving_way:  # nothing is unloaded for it
                 self.again.append(order)
                 return _Room.LATER
-            victims = self._victims(need, order, consumer)
-            if isinstance(victims, Refusal):
-                return victims
-            for victim in victims:
-                if not self.unload(victim, EvictionReason.ROOM, f"to make room for {content_id}", consumer):
-                    break
+            found = self._victims(one.manifest, need, order, consumer)
+            if isinstance(found, Refusal):
+                return found
+            need, victims = found
+            if not victims and self._reserve(content_id, need, 1.0):
+                return _Room.RESERVED
+            self._unload_for(content_id, victims, consumer)
             if not self._closed(victims):
                 self._waiting[content_id] = order, victims
                 return _Room.LATER
@@ -423,16 +424,32 @@ class Residency:
                 return _Room.LATER
         return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
 
-    def _victims(self, need: Footprint, order: Order, consumer: Consumer) -> Sequence[str] | Refusal:
-        """Return what is to be unloaded for an order, what costs least first, or why that is not possible."""
+    def _unload_for(self, content_id: str, victims: Sequence[str], consumer: Consumer) -> None:
+        """Unload instances for a version, up to the first that is in use again."""
+        for victim in victims:
+            if not self.unload(victim, EvictionReason.ROOM, f"to make room for {content_id}", consumer):
+                break
+
+    def _victims(
+        self, manifest: Manifest, need: Footprint, order: Order, consumer: Consumer
+    ) -> tuple[Footprint, Sequence[str]] | Refusal:
+        """Return what an order is tried with, and what is to be unloaded for that, or why that is not possible.
+
+        What costs least is unloaded first. If instances that stay are in the way of a version that was never measured,
+        it is tried with the memory that they leave.
+        """
         view, protected = self._view_now(consumer)
-        victims = make_room(view, need, self._now(), protected)
+        now = self._now()
+        victims = make_room(view, need, now, protected)
+        if isinstance(victims, Refusal) and victims.kind is RefusalKind.NOTHING_EVICTABLE and not need.measured:
+            need = self._memory.need_within(manifest, *Room.of(view, now, protected).attainable_bytes())
+            victims = make_room(view, need, now, protected)
         if isinstance(victims, Refusal):
             temporary = victims.kind is RefusalKind.TOO_LARGE
             return replace(victims, kind=RefusalKind.NOTHING_EVICTABLE, retry_after_s=1.0) if temporary else victims
         if victims and not order.evict:
             return Refusal(RefusalKind.NOTHING_EVICTABLE, "there is no free memory, and nothing was to be unloaded")
-        return victims
+        return need, victims
 
     def _on_closed(self) -> None:
         """Carry out the orders that waited for the memory of an instance that was closed now, in its thread."""

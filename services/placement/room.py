@@ -153,6 +153,11 @@ class Room:
         missing = [(space, space.missing_bytes(need)) for space in self.spaces]
         return [one for one in missing if one[1] > 0]
 
+    def attainable_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the host and of the device that can be made free at some time, if what is kept stays."""
+        attainable = [space.free_bytes + space.evictable_bytes for space in self.spaces]
+        return attainable[0], attainable[1] if len(attainable) > 1 else UNLIMITED_BYTES
+
     def cheapest_first(self, costs: Sequence[float]) -> list[int]:
         """Return the indices of the settled instances, those with the least cost for their share of memory first."""
         settled = self.settled

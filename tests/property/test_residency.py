@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.placement.prediction import reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
@@ -57,6 +58,9 @@ class Memory:
 
     def need(self, one: Manifest) -> Footprint:
         return self.needs[one.content_id]
+
+    def need_within(self, one: Manifest, room_bytes: int, device_room_bytes: int) -> Footprint:
+        return reduced(self.needs[one.content_id], None, 1, room_bytes, device_room_bytes)
 
 
 class Loads:
@@ -446,6 +450,30 @@ def test_a_version_that_a_client_asked_for_is_not_unloaded_for_one_that_nobody_a
     order = Order(do="load", content_id=called.content_id, why="a call", evict=True)
     worker.residency.load(order, cast("Any", worker.redis))
     assert called.content_id in worker.loads.active(), "it makes room for a call at once"
+
+
+@pytest.mark.parametrize(("kept", "reserved"), [(10, 890), (450, 450), (460, None)])
+def test_a_version_that_was_never_measured_is_tried_with_the_memory_that_others_leave(
+    kept: int, reserved: int | None
+) -> None:
+    """Its prediction takes all memory for models, 900; another version is in use, and stays."""
+    worker = WorkerMachine()
+    worker.begin([1000, 1000])
+    used, unknown = worker.wanted.values()
+    worker.needs[used.content_id] = Footprint(kept, 0, 0.1, measured=True)
+    worker.needs[unknown.content_id] = Footprint(600, 300, 0.1)
+    for one in (used, unknown):
+        if one is unknown:
+            worker.redis.in_use.add(used.content_id)
+        order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
+        worker.residency.load(order, cast("Any", worker.redis))
+        if one is used:
+            worker.begin_load()
+            worker.finish(used.content_id)
+    held = worker.memory.budget.footprint(unknown.content_id)
+    assert (held.load_bytes if held is not None else None) == reserved
+    assert worker.models.get(used.content_id) is not None
+    assert (worker.residency.refusals.of(unknown.content_id) is None) == (reserved is not None)
 
 
 def test_a_load_that_found_no_free_memory_twice_is_refused_for_a_moment_and_did_not_fail() -> None:

@@ -71,6 +71,31 @@ def test_a_prediction_is_tried_with_all_memory_there_is_and_corrected_until_it_i
     assert caught.value.code is Code.MODEL
 
 
+def test_a_load_that_is_tried_with_less_than_predicted_keeps_what_was_reserved_and_learns_from_that(
+    worker: Worker,
+) -> None:
+    doubtful, free = version(120 * MIB), ROOM - 50 * MIB
+    worker.budget.settle("pinned", Footprint(50 * MIB))
+    tried = worker.memory.need_within(doubtful, free, 1 << 62)
+    assert tried.load_bytes == free
+    assert worker.budget.reserve(doubtful.content_id, tried)
+    worker.memory.reserve(doubtful)
+    assert worker.budget.footprint(doubtful.content_id) == tried
+    worker.memory.failed(doubtful, OutOfMemory("no memory"))
+    assert worker.memory.need(doubtful).load_bytes == int(1.25 * free) > ROOM
+    assert worker.memory.need_within(doubtful, free, 1 << 62).load_bytes > ROOM, (
+        "what was too little is not tried again"
+    )
+
+
+def test_a_load_is_not_tried_with_much_less_than_predicted(worker: Worker) -> None:
+    doubtful = version(120 * MIB)
+    assert worker.memory.need_within(doubtful, ROOM // 2 - 1, 1 << 62) == worker.memory.need(doubtful)
+    worker.memory.reserve(doubtful)
+    worker.loaded(doubtful, Measurement(120 * MIB, 130 * MIB, disturbed=False), 0.5)
+    assert worker.memory.need_within(doubtful, 240 * MIB, 1 << 62).load_bytes == 250 * MIB, "measured is certain"
+
+
 def test_a_version_that_found_too_little_in_a_small_worker_is_tried_in_a_larger_one(worker: Worker) -> None:
     doubtful, small_room = version(120 * MIB), 200 * MIB
     small = MemoryBudget(BASE + small_room, lambda: BASE)
