@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.gateway.access.principal import Principal
 from millstream.services.process.request_id import usable_request_id
-from millstream.services.tracing.traceparent import usable_traceparent
+from millstream.services.tracing.traceparent import Trace, usable_traceparent
 
 
 class InferHeaders(NamedTuple):
@@ -23,7 +23,7 @@ class InferHeaders(NamedTuple):
     origin: bytes | None = None  # Origin: the page that calls
     load_format: bytes | None = None  # endpoint-load-metrics-format: the form of the load report that the caller wants
     credential: bytes | None = None  # Authorization; without it, X-API-Key
-    traceparent: bytes | None = None  # if usable: the trace that the request belongs to; the last field
+    traceparent: bytes | None = None  # if usable: the caller's trace
 
     @classmethod
     def read(cls, headers: list[tuple[bytes, bytes]]) -> InferHeaders:
@@ -79,7 +79,7 @@ class Cancel(Protocol):
 class InferHandler(Protocol):
     """Answers infer requests. Errors of every kind are replies, too."""
 
-    def submit(
+    def submit(  # noqa: PLR0913 - an object for the arguments would cost each request its allocation
         self,
         model: str,
         version: str | None,
@@ -88,6 +88,7 @@ class InferHandler(Protocol):
         done: Callable[[HttpReply], None],
         request_id: bytes = b"",
         principal: Principal | None = None,
+        trace: Trace | None = None,
     ) -> Cancel:
         """Take a request, and return the handle that cancels it.
 
@@ -99,4 +100,5 @@ class InferHandler(Protocol):
             done: Called once with the reply, in the event loop's thread, perhaps before this returns.
             request_id: The id that the reply will have, for logs and traces.
             principal: Who calls, and was let in; None: no key is needed.
+            trace: The trace that the request belongs to, for logs; None: that of `headers`, if they have one.
         """

@@ -65,9 +65,9 @@ class ReplyOrder(ConnectionState):
                 return
             principal = cycle.passed.principal
         try:
-            ticket = self.infer.submit(model, version, headers, body, cycle.done, request_id, principal)
+            ticket = self.infer.submit(model, version, headers, body, cycle.done, request_id, principal, cycle.trace)
         except Exception as error:
-            with request_context(request_id, headers.traceparent):
+            with request_context(request_id, cycle.trace or headers.traceparent):
                 failure = internal_failure("an infer post", error)
             if not cycle.answered:
                 self._answer(cycle, error_reply(failure))

@@ -16,6 +16,7 @@ from millstream.gateway.connection.infer_handler import NO_HEADERS, Cancel, Http
 from millstream.gateway.connection.path_cache import InferPath
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.services.errors import Code, Failure
+from millstream.services.tracing.traceparent import Trace
 
 
 class _IgnoredEvent(asyncio.Event):
@@ -34,6 +35,7 @@ class RequestCycle:
     headers = NO_HEADERS
     request_id = b""  # set when the request is submitted
     submitted_at = 0.0  # set where requests are observed, in seconds on the monotonic clock
+    trace: Trace | None = None  # set where requests are observed
     size_bytes = 0  # of `body`
     complete = False  # the whole body was received
     started = False  # its turn on the connection has come

@@ -65,10 +65,6 @@ class AccessLog:
     def start(self) -> None:
         self._thread.start()
 
-    def wants(self, _: Finished) -> bool:
-        """Return True: it takes each request."""
-        return True
-
     def add(self, request: Finished) -> None:
         """Take a finished request. Called in the event loop."""
         if len(self._waiting) < WAITING_MAX:
@@ -128,7 +124,7 @@ def text_line(request: Finished, offset: float) -> str:
     at = datetime.fromtimestamp(request.ended + offset)
     run = request.runs[0] if request.runs else None
     served = "" if run is None else f" {run.model}:{run.version} rows {run.rows}"
-    trace_id = trace_id_of(request.traceparent)
+    trace_id = trace_id_of(request.trace)
     ids = f"request {request.request_id or '-'}" + (f", trace {trace_id}" if trace_id else "")
     return printable(
         f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03} INFO {LOGGER}: {request.client or '-'} "
@@ -144,7 +140,7 @@ def json_text(process: str) -> Callable[[Finished, float], str]:
         document = json_record("INFO", LOGGER, process, os.getpid(), request.ended + offset)
         document["message"] = f"{_called(request)} {_status(request)}"
         document["request_id"] = request.request_id
-        if trace_id := trace_id_of(request.traceparent):
+        if trace_id := trace_id_of(request.trace):
             document["trace_id"] = trace_id
         fields: dict[str, Any] = {
             "client": request.client,

@@ -10,12 +10,13 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from millstream.gateway.observing.timing import BatchTiming
+from millstream.services.tracing.traceparent import Trace
 
 CANCELLED_STATUS = 499  # in place of an HTTP status: the caller went away
 #: HTTP statuses for which a request counts as failed: overload, and errors of the server
-_FAILED_HTTP = frozenset({429, *range(500, 600)})
+FAILED_HTTP = frozenset({429, *range(500, 600)})
 #: the same for gRPC: UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE, DATA_LOSS
-_FAILED_GRPC = frozenset({2, 4, 8, 13, 14, 15})
+FAILED_GRPC = frozenset({2, 4, 8, 13, 14, 15})
 RUNS_MAX = 64  # runs of one call that are recorded
 PATH_MAX = 1024  # characters of a path that are kept: a head may have 64 KiB, and thousands of requests wait
 
@@ -46,7 +47,7 @@ class Finished(NamedTuple):
     started: float  # when the request was read
     ended: float
     request_id: str
-    traceparent: bytes | None
+    trace: Trace | None
     client: str
     reply_bytes: int
     runs: tuple[Run, ...] = ()  # the last field: Observer.finish adds it
@@ -54,12 +55,7 @@ class Finished(NamedTuple):
     @property
     def failed(self) -> bool:
         """Whether the server failed, or refused because of overload."""
-        return self.status in (_FAILED_HTTP if self.protocol == "http" else _FAILED_GRPC)
-
-    @property
-    def reads(self) -> bool:
-        """Whether it is a GET or HEAD."""
-        return self.method in {"GET", "HEAD"}
+        return self.status in (FAILED_HTTP if self.protocol == "http" else FAILED_GRPC)
 
 
 def runs_of(tickets: Iterable[Any]) -> tuple[Run, ...]:

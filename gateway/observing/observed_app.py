@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from millstream.gateway.connection.exchange import EXCHANGE, METHOD
-from millstream.gateway.observing.finished import CANCELLED_STATUS, PATH_MAX, TICKETS, Finished
+from millstream.gateway.connection.exchange import METHOD
+from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer
-from millstream.services.process.request_id import REQUEST_ID, TRACE_ID
-from millstream.services.tracing.traceparent import trace_id_of, usable_traceparent
+from millstream.services.process.request_id import REQUEST_ID, TRACE
+from millstream.services.tracing.traceparent import usable_traceparent
 
 
 class ObservedApp:
@@ -28,11 +28,8 @@ class ObservedApp:
         for name, value in scope["headers"]:
             if name == b"traceparent":
                 sent = usable_traceparent(value)
-        traceparent = self._observer.traceparent(sent)
-        TRACE_ID.set(trace_id_of(traceparent))
-        exchange = EXCHANGE.get()
-        if exchange is not None and traceparent is not sent:
-            exchange.headers = exchange.headers._replace(traceparent=traceparent)
+        trace = self._observer.trace(sent)
+        TRACE.set(trace)
         tickets: list[Any] = []
         TICKETS.set(tickets)
         status, size = 0, 0
@@ -51,21 +48,25 @@ class ObservedApp:
             status = status or 500
             raise
         finally:
-            client = scope.get("client")
-            route = getattr(scope.get("route"), "path_format", "")
-            self._observer.finish(
-                Finished(
+            status = status or CANCELLED_STATUS
+            method = scope.get(METHOD, scope["method"])
+            ended = time.monotonic()
+            takers = self._observer.takers(
+                trace, started, ended, failed=status in FAILED_HTTP, reads=method in {"GET", "HEAD"}
+            )
+            if takers:
+                client = scope.get("client")
+                finished = Finished(
                     "http",
-                    scope.get(METHOD, scope["method"]),
-                    route,
+                    method,
+                    getattr(scope.get("route"), "path_format", ""),
                     scope["path"][:PATH_MAX],
-                    status or CANCELLED_STATUS,
+                    status,
                     started,
-                    time.monotonic(),
+                    ended,
                     REQUEST_ID.get(),
-                    traceparent,
+                    trace,
                     client[0] if client else "",
                     size,
-                ),
-                tickets,
-            )
+                )
+                self._observer.finish(takers, finished, tickets)

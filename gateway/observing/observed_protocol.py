@@ -5,77 +5,86 @@ _submit: instant, trace ─> InferHandler ……… _answer: status, bytes, the 
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, ClassVar, TypeVar
 
 from millstream.gateway.connection.http_counts import INFER_ROUTE, INFER_VERSION_ROUTE
-from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
+from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.connection.request_cycle import RequestCycle
-from millstream.gateway.observing.finished import CANCELLED_STATUS, PATH_MAX, Finished
-from millstream.gateway.observing.observer import Observer
+from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, Finished
+from millstream.gateway.observing.observer import Observer, Takers
 
 _Protocol = TypeVar("_Protocol", bound=type)
-#: makes a NamedTuple in a third of the time that `_replace` takes
-_new = tuple.__new__
 
 
 class _Observed:
     """Overrides of FastPathProtocol."""
 
     observer: ClassVar[Observer]
+    # The methods below these overrides: `super()` in each call would take as long as the decision itself.
+    _submit_unobserved: Callable[[Any, bytes], None]
+    _answer_unobserved: Callable[[Any, HttpReply], int]
 
     def _submit(self, cycle: Any, body: bytes) -> None:
-        cycle.submitted_at = time.monotonic()
-        headers = cycle.headers
-        traceparent = self.observer.traceparent(headers.traceparent)
-        if traceparent is not headers.traceparent:
-            cycle.headers = _new(InferHeaders, (*headers[:-1], traceparent))  # `traceparent` is the last field
-        super()._submit(cycle, body)  # type: ignore[misc]
+        cycle.submitted_at = monotonic()
+        cycle.trace = self.observer.trace(cycle.headers.traceparent)
+        self._submit_unobserved(cycle, body)
 
     def _answer(self, cycle: Any, reply: HttpReply) -> int:
         ticket = cycle.ticket
-        status: int = super()._answer(cycle, reply)  # type: ignore[misc]
+        status = self._answer_unobserved(cycle, reply)
         if status:
-            self._finished(cycle, ticket, status, len(reply.body))
+            ended = monotonic()
+            started = cycle.submitted_at or ended
+            trace = cycle.trace or cycle.headers.traceparent  # a refused request was not submitted
+            takers = self.observer.takers(trace, started, ended, failed=status in FAILED_HTTP)
+            if takers:
+                self._finish(takers, cycle, ticket, status, len(reply.body), ended)
         return status
 
     def connection_lost(self, exc: Exception | None) -> None:
         for cycle in (self._active, self.cycle):  # type: ignore[attr-defined]
             if type(cycle) is RequestCycle and cycle.ticket is not None and not cycle.answered:
-                self._finished(cycle, cycle.ticket, CANCELLED_STATUS, 0)
+                ended = monotonic()
+                takers = self.observer.takers(cycle.trace, cycle.submitted_at, ended, failed=False)
+                if takers:
+                    self._finish(takers, cycle, cycle.ticket, CANCELLED_STATUS, 0, ended)
                 break  # the request that was read last may be the active one
         super().connection_lost(exc)  # type: ignore[misc]
 
-    def _finished(self, cycle: Any, ticket: Any, status: int, reply_bytes: int) -> None:
+    def _finish(self, takers: Takers, cycle: Any, ticket: Any, status: int, reply_bytes: int, ended: float) -> None:
         model, version = cycle.path
         if model:
             route = INFER_ROUTE if version is None else INFER_VERSION_ROUTE
             path = f"/v2/models/{model}{'' if version is None else f'/versions/{version}'}/infer"[:PATH_MAX]
         else:
             route = path = ""  # its head was refused
-        now = time.monotonic()
         client = self.client  # type: ignore[attr-defined]
-        self.observer.finish(
-            Finished(
-                "http",
-                "POST",
-                route,
-                path,
-                status,
-                cycle.submitted_at or now,
-                now,
-                (cycle.request_id or b"").decode("ascii"),
-                cycle.headers.traceparent,
-                client[0] if client else "",
-                reply_bytes,
-            ),
-            () if ticket is None else (ticket,),
+        finished = Finished(
+            "http",
+            "POST",
+            route,
+            path,
+            status,
+            cycle.submitted_at or ended,
+            ended,
+            (cycle.request_id or b"").decode("ascii"),
+            cycle.trace or cycle.headers.traceparent,
+            client[0] if client else "",
+            reply_bytes,
         )
+        self.observer.finish(takers, finished, () if ticket is None else (ticket,))
 
 
 def with_observer(protocol: _Protocol, observer: Observer | None) -> _Protocol:
     """Return the protocol class of a server with an observer; without one, `protocol`."""
     if observer is None:
         return protocol
-    made: _Protocol = type(protocol.__name__, (_Observed, protocol), {"observer": observer})  # type: ignore[assignment]
+    plain: Any = protocol
+    made: _Protocol = type(
+        protocol.__name__,
+        (_Observed, protocol),
+        {"observer": observer, "_submit_unobserved": plain._submit, "_answer_unobserved": plain._answer},
+    )  # type: ignore[assignment]
     return made

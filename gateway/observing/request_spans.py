@@ -27,8 +27,8 @@ def spans_of(requests: Iterable[Finished], new_id: NewId) -> Iterator[Span]:
     """Yield the spans of requests, and of the batches that they were in; of each batch once."""
     batches: dict[int, tuple[BatchTiming, Run, list[bytes]]] = {}
     for request in requests:
-        assert request.traceparent is not None
-        context = context_of(request.traceparent)
+        assert request.trace is not None
+        context = context_of(request.trace)
         server_id = new_id(8)
         yield _server(request, context.trace_id, server_id, context.parent_id)
         for run in request.runs:

@@ -9,12 +9,13 @@ from millstream.gateway.observing.access_log import AccessLog, block_writer, jso
 from millstream.gateway.observing.observer import Observer, Sink
 from millstream.gateway.observing.tracer import Tracer
 from millstream.services.extras import require
+from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.settings import Settings, otel_variables
 from millstream.services.supervisor.log import LogFile
 from millstream.services.supervisor.log_names import ACCESS_SUFFIX as FILE_SUFFIX
 from millstream.services.tracing.otel_variables import OtelVariables
-from millstream.services.tracing.sampler import TailSampler
+from millstream.services.tracing.sampler import Sampler
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.tracing")
@@ -31,15 +32,18 @@ class Observing:
     def __init__(self, settings: Settings, registry: MetricsRegistry, name: str) -> None:
         self.tracer: Tracer | None = None
         self.access_log: AccessLog | None = None
+        sampler = None
         sinks: list[Sink] = []
-        if settings.tracing:
-            self.tracer = _tracer(settings, registry, name)
-        if self.tracer is not None:
+        variables = _variables() if settings.tracing else None
+        if variables is not None:
+            self.tracer = _tracer(settings, variables, registry, name)
+            refused = registry.counter(TRACED_REQUESTS_DROPPED, "tail_limit").add
+            sampler = Sampler(variables.sampler, settings.tracing_slow_s, refused)
             sinks.append(self.tracer)
         if settings.access_log != "off":
             self.access_log = _access_log(settings, registry, name)
             sinks.append(self.access_log)
-        self.observer = Observer(sinks, traced=self.tracer is not None) if sinks else None
+        self.observer = Observer(sampler, tuple(sinks)) if sinks else None
 
     def start(self) -> None:
         """Start the threads."""
@@ -66,12 +70,17 @@ def _access_log(settings: Settings, registry: MetricsRegistry, name: str) -> Acc
     return AccessLog(write, json_text(name) if settings.log_format == "json" else text_line, registry)
 
 
-def _tracer(settings: Settings, registry: MetricsRegistry, name: str) -> Tracer | None:
+def _variables() -> OtelVariables | None:
+    """Return what OpenTelemetry's variables say; None: they turn traces off. Raises Failure."""
     require("tracing")
     variables = otel_variables()
     if variables.disabled:
         log.warning("traces are on, but OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER turns them off")
         return None
+    return variables
+
+
+def _tracer(settings: Settings, variables: OtelVariables, registry: MetricsRegistry, name: str) -> Tracer:
     # Imported only where traces are on: the messages of the protocol cost time and memory.
     from millstream.services.tracing.export import exporter
     from millstream.services.tracing.otlp import encode
@@ -83,8 +92,6 @@ def _tracer(settings: Settings, registry: MetricsRegistry, name: str) -> Tracer 
             resource=_resource(settings, variables, name),
             worker_service=f"{variables.service}-worker" if variables.service else WORKER_SERVICE,
         ),
-        variables.sampler,
-        TailSampler(settings.tracing_slow_s),
         registry,
     )
 

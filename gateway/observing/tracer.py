@@ -1,6 +1,6 @@
 """tracer: finished requests -> spans -> a collector, in a thread of its own.
 
-wants (event loop): sampled? ─> add: buffer (bounded) ─> thread: spans_of ─> encode ─> Exporter ─> counted
+add (event loop): a reference ─> buffer (bounded) ─> thread: spans_of ─> encode ─> Exporter ─> counted
 The event loop keeps a reference for each sampled request and does nothing else. A collector that is slow or away costs
 spans, which are counted, and never a request.
 """
@@ -25,7 +25,6 @@ from millstream.services.metrics.catalogue import (
 )
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.tracing.export import Exporter, ExportError
-from millstream.services.tracing.sampler import HeadSampler, TailSampler
 from millstream.services.tracing.span import Span
 from millstream.services.tracing.traceparent import trace_id_of
 
@@ -50,8 +49,6 @@ class Tracer:
     Args:
         exporter: sends encoded spans.
         encode: encodes spans; the second argument is what Unix time is ahead of their clock, in nanoseconds.
-        head: decides before a request.
-        tail: decides after it.
         registry: counts exported spans and dropped requests.
     """
 
@@ -59,19 +56,14 @@ class Tracer:
         self,
         exporter: Exporter,
         encode: Encode,
-        head: HeadSampler,
-        tail: TailSampler,
         registry: MetricsRegistry,
     ) -> None:
         self._exporter = exporter
         self._encode = encode
-        self._head = head
-        self._tail = tail
         self._exemplars = registry.exemplars
         self._buffer: deque[Finished] = deque()
         # Each series is written by one thread.
         self._full = registry.counter(TRACED_REQUESTS_DROPPED, "buffer_full")
-        self._tail_limit = registry.counter(TRACED_REQUESTS_DROPPED, "tail_limit")
         self._failed = registry.counter(TRACED_REQUESTS_DROPPED, "export_failed")
         self._exported = registry.counter(TRACES_SPANS_EXPORTED)
         self._away = False  # the last export failed
@@ -83,19 +75,6 @@ class Tracer:
 
     def start(self) -> None:
         self._thread.start()
-
-    def wants(self, request: Finished) -> bool:
-        """Whether a request is sampled. Called in the event loop, once for each request."""
-        traceparent = request.traceparent
-        if traceparent is None:
-            return False
-        if self._head.sampled(traceparent, reads=request.reads):
-            return True
-        refused = self._tail.refused
-        selected = self._tail.selected(request.ended - request.started, request.ended, failed=request.failed)
-        if self._tail.refused > refused:
-            self._tail_limit.add()
-        return selected
 
     def add(self, request: Finished) -> None:
         """Take a sampled request. Called in the event loop."""
@@ -173,7 +152,7 @@ class Tracer:
     def _note(self, requests: list[Finished]) -> None:
         """Note the exported traces as exemplars of the latency histograms."""
         for request in requests:
-            trace_id = trace_id_of(request.traceparent)
+            trace_id = trace_id_of(request.trace)
             for run in request.runs:
                 if run.timing is not None and request.status in _ANSWERED:
                     seconds = run.timing.replied_at - run.arrival

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from millstream.services.process.printable import printable
-from millstream.services.process.request_id import REQUEST_ID, TRACE_ID
+from millstream.services.process.request_id import REQUEST_ID, TRACE
+from millstream.services.tracing.traceparent import trace_id_of
 
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: Characters of a message, of a traceback and of one field; what is longer loses its middle. A line of JSON then stays
@@ -118,7 +119,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         record.message = printable(shortened(record.message, MESSAGE_MAX))
         request_id = REQUEST_ID.get()
-        trace = f", trace {trace_id}" if (trace_id := TRACE_ID.get()) else ""
+        trace = f", trace {trace_id}" if (trace_id := trace_id_of(TRACE.get())) else ""
         suffix = f" (request {printable(request_id)}{trace})" if request_id else ""
         return super().formatMessage(record) + suffix
 
@@ -143,7 +144,7 @@ class JsonFormatter(logging.Formatter):
         document["message"] = shortened(record.getMessage(), MESSAGE_MAX)
         if request_id := REQUEST_ID.get():
             document["request_id"] = request_id
-        if trace_id := TRACE_ID.get():
+        if trace_id := trace_id_of(TRACE.get()):
             document["trace_id"] = trace_id
         if model := getattr(record, "model", None):
             document["model"] = shortened(str(model), FIELD_MAX)

@@ -1,6 +1,6 @@
 """traceparent: the header by which a request belongs to a trace. Pure.
 
-client's traceparent, or a new root ─> InferHeaders ─> log records, spans, the access log
+client's traceparent, or a new trace id ─> InferHeaders ─> log records, spans, the access log
 Source: W3C, "Trace Context", level 2: https://www.w3.org/TR/trace-context-2/#traceparent-header
 """
 
@@ -10,11 +10,14 @@ import re
 from typing import NamedTuple
 
 HEADER = b"traceparent"
-#: in place of a parent's id, in a traceparent that this server made: the request begins the trace
-NO_PARENT = b"0" * 16
+_NO_ID = b"0" * 16  # of a span: no caller may send it
 _LENGTH = 55
 _FORM = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _SAMPLED = b"13579bdf"  # last digits of flags with the bit that says so
+
+#: The trace of a request: the traceparent of its caller, or the trace id, as a number of 128 random bits, of a trace
+#: that the request begins. A number costs a request little: its text is made where something is exported or logged.
+Trace = bytes | int
 
 
 class TraceContext(NamedTuple):
@@ -32,31 +35,23 @@ def usable_traceparent(sent: bytes) -> bytes | None:
         return None
     if len(sent) > _LENGTH and (form.startswith(b"00") or sent[_LENGTH : _LENGTH + 1] != b"-"):
         return None
-    if form[3:35] == b"0" * 32 or form[36:52] == NO_PARENT:
+    if form[3:35] == b"0" * 32 or form[36:52] == _NO_ID:
         return None
     return b"00" + form[2:]
 
 
-def new_traceparent(trace_id: int) -> bytes:
-    """Return the traceparent of a request that begins a trace. `trace_id`: 128 random bits."""
-    return b"00-%032x-%b-00" % (trace_id or 1, NO_PARENT)
+def trace_id_of(trace: Trace | None) -> str:
+    """Return the trace id as 32 hexadecimal digits; "" without a trace."""
+    if trace is None:
+        return ""
+    return f"{trace:032x}" if isinstance(trace, int) else trace[3:35].decode("ascii")
 
 
-def trace_id_of(traceparent: bytes | None) -> str:
-    """Return the trace id as 32 hexadecimal digits; "" without a traceparent."""
-    return "" if traceparent is None else traceparent[3:35].decode("ascii")
-
-
-def context_of(traceparent: bytes) -> TraceContext:
-    """Return the parts of a traceparent that one of these functions returned."""
-    parent = traceparent[36:52]
-    parent_id = b"" if parent == NO_PARENT else bytes.fromhex(parent.decode("ascii"))
-    return TraceContext(bytes.fromhex(traceparent[3:35].decode("ascii")), parent_id)
-
-
-def has_parent(traceparent: bytes) -> bool:
-    """Whether a caller sent the traceparent."""
-    return traceparent[36:52] != NO_PARENT
+def context_of(trace: Trace) -> TraceContext:
+    """Return the ids of a trace."""
+    if isinstance(trace, int):
+        return TraceContext(trace.to_bytes(16), b"")
+    return TraceContext(bytes.fromhex(trace[3:35].decode("ascii")), bytes.fromhex(trace[36:52].decode("ascii")))
 
 
 def is_sampled(traceparent: bytes) -> bool:

@@ -54,6 +54,7 @@ from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
+from millstream.services.tracing.traceparent import Trace
 from tests.kit.catalog import RepositoryCatalog
 
 LOCAL = "http://127.0.0.1"
@@ -124,6 +125,7 @@ class Inbox:
         done: Callable[[HttpReply], None],
         request_id: bytes = b"",
         principal: Principal | None = None,
+        trace: Trace | None = None,
     ) -> Submission:
         submission = Submission(model, version, headers, body, done)
         self._arrived.put_nowait(submission)

@@ -11,6 +11,7 @@ import orjson
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
+from millstream.services.tracing.traceparent import Trace
 
 Done = Callable[[HttpReply], None]
 
@@ -35,6 +36,7 @@ class Echo:
         done: Done,
         request_id: bytes = b"",
         principal: Principal | None = None,
+        trace: Trace | None = None,
     ) -> _Nothing:
         text = [None if value is None else value.decode("latin-1") for value in headers]
         echo = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
@@ -87,6 +89,7 @@ class Held:
         done: Done,
         request_id: bytes = b"",
         principal: Principal | None = None,
+        trace: Trace | None = None,
     ) -> HeldRequest:
         held = HeldRequest(model, version, headers, body, done)
         self.taken += 1

@@ -17,7 +17,6 @@ from millstream.gateway.observing.timing import BatchTiming
 from millstream.services.metrics.catalogue import ACCESS_LINES_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.supervisor.log import LogFile
-from millstream.services.tracing.traceparent import new_traceparent
 from millstream.services.wire.batch import ReplyHeader
 from tests.kit.wait import wait_until
 
@@ -33,7 +32,7 @@ REQUEST = Finished(
     10.0,
     11.5,
     "r-1",
-    new_traceparent(255),
+    255,
     "127.0.0.1",
     87,
     (RUN,),

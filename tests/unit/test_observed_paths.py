@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
+from millstream.gateway.connection.error_reply import JSON_HEADERS
+from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.observing.finished import PATH_MAX, Finished
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.observing.observed_protocol import with_observer
 from millstream.gateway.observing.observer import Observer
+from millstream.services.tracing.sampler import HeadSampler, Sampler
 
 LONG = "x" * 60_000
 
@@ -19,9 +23,6 @@ class Kept:
 
     def __init__(self) -> None:
         self.requests: list[Finished] = []
-
-    def wants(self, _: Finished) -> bool:
-        return True
 
     def add(self, request: Finished) -> None:
         self.requests.append(request)
@@ -36,19 +37,60 @@ def test_the_path_of_a_route() -> None:
 
     kept = Kept()
     scope = {"type": "http", "headers": [], "method": "POST", "path": f"/{LONG}"}
-    asyncio.run(ObservedApp(app, Observer([kept], traced=True))(scope, nothing, nothing))
+    asyncio.run(ObservedApp(app, Observer(Sampler(HeadSampler(), 0.0, lambda: None), (kept,)))(scope, nothing, nothing))
     (request,) = kept.requests
     assert (request.status, len(request.path)) == (404, PATH_MAX)
 
 
-def test_the_path_of_the_fast_path() -> None:
-    class Protocol:
-        client = ("127.0.0.1", 1)
+class Protocol:
+    """A connection that submits and answers nothing."""
 
+    client = ("127.0.0.1", 1)
+
+    def _submit(self, cycle: Any, body: bytes) -> None:
+        return
+
+    def _answer(self, cycle: Any, reply: HttpReply) -> int:
+        return reply.status
+
+
+def cycle_of(model: str, traceparent: bytes | None = None) -> Any:
+    headers = SimpleNamespace(traceparent=traceparent)
+    return SimpleNamespace(
+        path=(model, "1"), submitted_at=0.0, request_id=b"r", headers=headers, trace=None, ticket=None
+    )
+
+
+def test_the_path_of_the_fast_path() -> None:
     kept = Kept()
-    connection: Any = with_observer(Protocol, Observer([kept], traced=False))()
-    headers = SimpleNamespace(traceparent=None)
-    cycle = SimpleNamespace(path=(LONG, "1"), submitted_at=1.0, request_id=b"r", headers=headers)
-    connection._finished(cycle, None, 404, 0)
+    connection: Any = with_observer(Protocol, Observer(None, (kept,)))()
+    connection._answer(cycle_of(LONG), HttpReply(404, JSON_HEADERS, b""))
     (request,) = kept.requests
-    assert len(request.path) == PATH_MAX
+    assert (request.status, len(request.path)) == (404, PATH_MAX)
+
+
+def test_an_unsampled_request_of_the_fast_path_is_kept_if_it_was_slow_or_failed() -> None:
+    kept = Kept()
+    connection: Any = with_observer(Protocol, Observer(Sampler(HeadSampler(0.0), 100.0, lambda: None), (kept,)))()
+    begun = time.monotonic()
+    cycles = {model: cycle_of(model) for model in ("quick", "slow", "failed")}
+    for cycle in cycles.values():
+        connection._submit(cycle, b"")
+        assert begun <= cycle.submitted_at <= time.monotonic()
+    cycles["slow"].submitted_at -= 100.0
+    for model, cycle in cycles.items():
+        connection._answer(cycle, HttpReply(503 if model == "failed" else 200, JSON_HEADERS, b"12"))
+    slow, failed = kept.requests
+    assert (slow.path, slow.status, slow.reply_bytes) == ("/v2/models/slow/versions/1/infer", 200, 2)
+    assert (slow.started, slow.trace) == (cycles["slow"].submitted_at, cycles["slow"].trace)
+    assert 100.0 <= slow.ended - slow.started <= time.monotonic() - begun + 100.0
+    assert (failed.status, failed.trace) == (503, cycles["failed"].trace)
+
+
+def test_a_request_whose_head_was_refused_belongs_to_the_trace_of_its_caller() -> None:
+    kept = Kept()
+    connection: Any = with_observer(Protocol, Observer(Sampler(HeadSampler(0.0), 0.0, lambda: None), (kept,)))()
+    sent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    connection._answer(cycle_of("m", sent), HttpReply(413, JSON_HEADERS, b""))
+    (request,) = kept.requests
+    assert request.trace == sent

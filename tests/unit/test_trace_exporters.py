@@ -15,10 +15,9 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.tracing.export import ExportError, exporter
 from millstream.services.tracing.otel_variables import read_variables
 from millstream.services.tracing.otlp import encode
-from millstream.services.tracing.sampler import HeadSampler, TailSampler
 from tests.kit.otlp import grpc_collector, http_collector
 from tests.kit.tls import CERTIFICATES
-from tests.unit.test_tracer import finished, offer
+from tests.unit.test_tracer import finished
 
 BASE = "OTEL_EXPORTER_OTLP_"
 
@@ -128,9 +127,9 @@ def test_collector_that_never_answers_does_not_hold_up_the_end(monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = read_variables(variables(f"http://127.0.0.1:{silent.getsockname()[1]}", TIMEOUT="20000")).target
         make = partial(encode, resource={}, worker_service="w")
-        tracer = Tracer(exporter(target), make, HeadSampler(), TailSampler(1.0), registry)
+        tracer = Tracer(exporter(target), make, registry)
         tracer.start()
-        offer(tracer, finished(1))
+        tracer.add(finished(1))
         connection, _ = silent.accept()  # the thread is within the export
         with connection:
             tracer.close()

@@ -17,8 +17,6 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.tracing.export import exporter
 from millstream.services.tracing.otel_variables import read_variables
 from millstream.services.tracing.otlp import encode
-from millstream.services.tracing.sampler import HeadSampler, TailSampler
-from millstream.services.tracing.traceparent import new_traceparent
 from millstream.services.wire.batch import ReplyHeader
 from tests.kit.otlp import Collector, grpc_collector, http_collector
 from tests.kit.wait import wait_until
@@ -28,22 +26,14 @@ HEADER = ReplyHeader("b", "worker-1", 0.1, 0.01, 0.2, 0.01, 3, [3], {}, [], "")
 
 def finished(number: int, timing: BatchTiming | None = None, status: int = 200) -> Finished:
     runs = (Run("m", "1", "cpu", "v2", 1, 10.1, timing),)
-    traceparent = new_traceparent(number)
-    return Finished("http", "POST", "/r", "/r", status, 10.0, 11.0, f"r{number}", traceparent, "", 5, runs)
+    return Finished("http", "POST", "/r", "/r", status, 10.0, 11.0, f"r{number}", number, "", 5, runs)
 
 
-def made(
-    collector: Collector, registry: MetricsRegistry, *, protocol: str = "http/protobuf", ratio: float = 1
-) -> Tracer:
+def made(collector: Collector, registry: MetricsRegistry, *, protocol: str = "http/protobuf") -> Tracer:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
     resource = partial(encode, resource={"service.name": "g"}, worker_service="w")
     target = read_variables(variables).target
-    return Tracer(exporter(target), resource, HeadSampler(ratio), TailSampler(30.0), registry)
-
-
-def offer(tracer: Tracer, request: Finished) -> None:
-    if tracer.wants(request):
-        tracer.add(request)
+    return Tracer(exporter(target), resource, registry)
 
 
 def dropped(registry: MetricsRegistry) -> dict[str, float]:
@@ -58,7 +48,7 @@ def test_spans_reach_a_collector(collect: Callable[[], Collector], protocol: str
         tracer = made(collector, registry, protocol=protocol)
         tracer.start()
         for number in (1, 2, 3):
-            offer(tracer, finished(number, timing))
+            tracer.add(finished(number, timing))
         tracer.close()
         (batch,) = [span for span in collector.spans if span.name == "batch"]
         assert [trace_id for trace_id, _ in batch.links] == [f"{number:032x}" for number in (1, 2, 3)]
@@ -76,7 +66,7 @@ def test_overloaded_collector_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
         collector.statuses += [503, 429]
         tracer = made(collector, registry)
         tracer.start()
-        offer(tracer, finished(1))
+        tracer.add(finished(1))
         collector.of(f"{1:032x}")
         tracer.close()
     assert dropped(registry) == {}
@@ -88,9 +78,9 @@ def test_refusal_of_a_collector_is_counted_and_not_repeated() -> None:
         collector.statuses += [400]
         tracer = made(collector, registry)
         tracer.start()
-        offer(tracer, finished(1))
+        tracer.add(finished(1))
         wait_until(lambda: dropped(registry) == {"export_failed": 1.0}, what="the refusal is counted")
-        offer(tracer, finished(2))
+        tracer.add(finished(2))
         collector.of(f"{2:032x}")
         tracer.close()
         assert len(collector.headers) == 2
@@ -103,10 +93,10 @@ def test_collector_that_comes_back_gets_later_traces(caplog: pytest.LogCaptureFi
     tracer = made(collector, registry)
     tracer._away = True  # as after a first failure: no further attempts
     tracer.start()
-    offer(tracer, finished(1))
+    tracer.add(finished(1))
     wait_until(lambda: dropped(registry) == {"export_failed": 1.0}, what="the trace is dropped")
     with http_collector(port) as again, caplog.at_level("INFO", "millstream.tracing"):
-        offer(tracer, finished(2))
+        tracer.add(finished(2))
         again.of(f"{2:032x}")
         tracer.close()
     assert [record.message for record in caplog.records] == ["traces are exported again"]
@@ -118,20 +108,19 @@ def test_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with http_collector() as collector:
         tracer = made(collector, registry)  # not started: a thread that never gets the processor
         for number in range(25):
-            offer(tracer, finished(number + 1))
+            tracer.add(finished(number + 1))
         assert dropped(registry) == {"buffer_full": 15.0}
         tracer.start()
         tracer.close()
         assert len({span.attributes.get("millstream.request_id") for span in collector.spans} - {None}) == 10
 
 
-def test_tail_keeps_failures_that_the_head_left_out() -> None:
+def test_failed_request_is_a_failed_span() -> None:
     registry = MetricsRegistry(None, "test")
     with http_collector() as collector:
-        tracer = made(collector, registry, ratio=0.0)
+        tracer = made(collector, registry)
         tracer.start()
-        offer(tracer, finished(1))
-        offer(tracer, finished(2, status=503))
+        tracer.add(finished(2, status=503))
         tracer.close()
         assert {span.trace_id for span in collector.spans} == {f"{2:032x}"}
         assert next(span for span in collector.spans if span.kind == 2).failed
@@ -142,9 +131,9 @@ def test_defect_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None
     with http_collector() as collector:
         tracer = made(collector, registry)
         tracer.start()
-        offer(tracer, finished(1)._replace(runs=(None,)))  # type: ignore[arg-type]
+        tracer.add(finished(1)._replace(runs=(None,)))  # type: ignore[arg-type]
         wait_until(lambda: dropped(registry) == {"export_failed": 1.0}, what="the defect is counted")
-        offer(tracer, finished(2))
+        tracer.add(finished(2))
         collector.of(f"{2:032x}")
         tracer.close()
 
@@ -158,7 +147,7 @@ def test_times_that_cannot_be_are_exported_as_none() -> None:
         tracer.start()
         for number, seconds in enumerate(times, 1):
             header = ReplyHeader("b", "worker-1", seconds, seconds, seconds, seconds, 3, [3], {}, [], "")
-            offer(tracer, finished(number, BatchTiming(header, 10.2, 10.9, 3)))
+            tracer.add(finished(number, BatchTiming(header, 10.2, 10.9, 3)))
         for number in range(1, len(times) + 1):
             collector.of(f"{number:032x}")
         tracer.close()
@@ -177,10 +166,10 @@ def test_a_defect_is_logged_once_a_minute_and_counted_each_time(caplog: pytest.L
 
     with http_collector() as collector:
         target = read_variables({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}).target
-        tracer = Tracer(exporter(target), broken, HeadSampler(), TailSampler(30.0), registry)
+        tracer = Tracer(exporter(target), broken, registry)
         tracer.start()
         for number in range(1, 4):
-            offer(tracer, finished(number))
+            tracer.add(finished(number))
             wait_until(partial(lost, float(number)), what="the trace is dropped")
         tracer.close()
     assert len(caplog.records) == 1

@@ -23,8 +23,8 @@ from millstream.gateway.protocols.grpc.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.protocols.http.compression import choose_encoding, decompress
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
-from millstream.services.process.request_id import REQUEST_ID, TRACE_ID, new_request_id, usable_request_id
-from millstream.services.tracing.traceparent import trace_id_of, usable_traceparent
+from millstream.services.process.request_id import REQUEST_ID, TRACE, new_request_id, usable_request_id
+from millstream.services.tracing.traceparent import usable_traceparent
 
 #: first byte of a gzip stream and of a zlib stream. No message begins with them: they would be a wire type that does
 #: not exist, and a field 15, which no message of these services has
@@ -103,7 +103,7 @@ class Messages:
         request_id, traceparent = _ids(context)
         REQUEST_ID.set(request_id)
         if traceparent is not None:
-            TRACE_ID.set(trace_id_of(traceparent))
+            TRACE.set(traceparent)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         permit = self.permit()
 

@@ -14,11 +14,11 @@ from urllib.parse import unquote
 
 import grpc
 
-from millstream.gateway.observing.finished import TICKETS, Finished
+from millstream.gateway.observing.finished import FAILED_GRPC, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer
 from millstream.services.errors import GRPC_STATUS, Failure
-from millstream.services.process.request_id import REQUEST_ID, TRACE_ID
-from millstream.services.tracing.traceparent import trace_id_of, usable_traceparent
+from millstream.services.process.request_id import REQUEST_ID, TRACE
+from millstream.services.tracing.traceparent import usable_traceparent
 
 _NUMBERS = {code: code.value[0] for code in grpc.StatusCode} | {
     code.value[0]: code.value[0] for code in grpc.StatusCode
@@ -50,8 +50,8 @@ class ObservedCalls:
     def call(self, service: str, method: str, context: Any) -> Iterator[list[int]]:
         """Observe a call, or a request of a stream, while the block runs. It appends the bytes of the reply."""
         started = time.monotonic()
-        traceparent = self._observer.traceparent(_sent(context))
-        TRACE_ID.set(trace_id_of(traceparent))
+        trace = self._observer.trace(_sent(context))
+        TRACE.set(trace)
         tickets: list[Any] = []
         TICKETS.set(tickets)
         reply_bytes: list[int] = []
@@ -62,22 +62,23 @@ class ObservedCalls:
             status = _status(error, context)
             raise
         finally:
-            self._observer.finish(
-                Finished(
+            ended = time.monotonic()
+            takers = self._observer.takers(trace, started, ended, failed=status in FAILED_GRPC)
+            if takers:
+                finished = Finished(
                     "grpc",
                     method,
                     service,
                     f"/{service}/{method}",
                     status,
                     started,
-                    time.monotonic(),
+                    ended,
                     REQUEST_ID.get(),
-                    traceparent,
-                    _address(context.peer()),
+                    trace,
+                    address_of(context.peer()),
                     sum(reply_bytes),
-                ),
-                tickets,
-            )
+                )
+                self._observer.finish(takers, finished, tickets)
 
 
 def _sent(context: Any) -> bytes | None:
@@ -88,7 +89,7 @@ def _sent(context: Any) -> bytes | None:
     return sent
 
 
-def _address(peer: str) -> str:
+def address_of(peer: str) -> str:
     """Return the address in the library's name of a peer: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5` or `unix:`."""
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in {"ipv4", "ipv6"} else kind

@@ -30,6 +30,7 @@ from millstream.gateway.protocols.http.openapi import (
 )
 from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
+from millstream.services.process.request_id import TRACE
 
 router = APIRouter()
 
@@ -84,9 +85,7 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
     exchange = EXCHANGE.get()
     headers = InferHeaders.read(request.headers.raw)
     request_id = b"" if exchange is None else exchange.request_id
-    if exchange is not None and exchange.headers.traceparent is not None:
-        headers = headers._replace(traceparent=exchange.headers.traceparent)
-    handle = deps.infer.submit(model, version, headers, body, done, request_id, CALLER.get())
+    handle = deps.infer.submit(model, version, headers, body, done, request_id, CALLER.get(), TRACE.get())
     tickets = TICKETS.get()
     if tickets is not None:
         tickets.append(handle)

@@ -28,6 +28,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import request_context
+from millstream.services.tracing.traceparent import Trace
 
 log = logging.getLogger("millstream.infer")
 
@@ -46,6 +47,7 @@ class _Submission(NamedTuple):
     done: Done
     request_id: bytes
     principal: Principal | None
+    trace: Trace | None
 
 
 class _Deferred:
@@ -94,7 +96,7 @@ class InferService:
         self._texts = texts
         self._tasks: set[asyncio.Future[None]] = set()
 
-    def submit(
+    def submit(  # noqa: PLR0913 - as in InferHandler
         self,
         model: str,
         version: str | None,
@@ -103,18 +105,23 @@ class InferService:
         done: Done,
         request_id: bytes = b"",
         principal: Principal | None = None,
+        trace: Trace | None = None,
     ) -> Cancel:
         """Submit a request and return its handle. `done` is called once with the reply, perhaps before that."""
         encoding, accept_encoding, length, _, _, load_format, _, traceparent = headers
         if encoding is not None and encoding != b"identity":
-            return self._submit_compressed(_Submission(model, version, headers, body, done, request_id, principal))
+            return self._submit_compressed(
+                _Submission(model, version, headers, body, done, request_id, principal, trace or traceparent)
+            )
         route = self._router.routes.get((model, version))
         try:
             if route is None:
                 route = self._find(model, version, principal)
             header_bytes = None if length is None else parse_header_length(length)
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
-                submission = _Submission(model, version, headers, body, done, request_id, principal)
+                submission = _Submission(
+                    model, version, headers, body, done, request_id, principal, trace or traceparent
+                )
                 return self._submit_deferred(submission, header_bytes)
             call = self._decode_for(principal, route, body, header_bytes)
             inputs, options = call
@@ -134,15 +141,17 @@ class InferService:
         except Failure as failure:
             if route is not None:
                 if plans_of_texts(route.plans, failure) is not None:
-                    submission = _Submission(model, version, headers, body, done, request_id, principal)
+                    submission = _Submission(
+                        model, version, headers, body, done, request_id, principal, trace or traceparent
+                    )
                     return self._submit_deferred(submission, parse_header_length(length))
-                with request_context(request_id, traceparent):
+                with request_context(request_id, trace or traceparent):
                     route.lane.record_rejection(RequestProtocol.V2, failure.code)
                 route.plans.advise(failure, infer_body)
             done(error_reply(failure))
             return _ANSWERED
         except Exception as error:
-            with request_context(request_id, traceparent):
+            with request_context(request_id, trace or traceparent):
                 reply = error_reply(internal_failure(f"an infer request for {model!r}", error))
             done(reply)
             return _ANSWERED
@@ -246,7 +255,7 @@ class InferService:
 
     async def _decompress(self, deferred: _Deferred, submission: _Submission) -> None:
         """Decompress the body in a thread, because a small body can have large content, and submit the request."""
-        model, version, headers, body, done, request_id, principal = submission
+        model, version, headers, body, done, request_id, principal, trace = submission
         failure = None
         try:
             with self._receive_budget.reserve() as reservation:
@@ -260,10 +269,10 @@ class InferService:
             self._refused(deferred, submission, failure)
         elif not deferred.cancelled:
             plain_headers = headers._replace(content_encoding=None)
-            deferred.ticket = self.submit(model, version, plain_headers, plain, done, request_id, principal)
+            deferred.ticket = self.submit(model, version, plain_headers, plain, done, request_id, principal, trace)
 
     def _spawn(self, work: Coroutine[Any, Any, None], submission: _Submission) -> None:
-        with request_context(submission.request_id, submission.headers.traceparent):
+        with request_context(submission.request_id, submission.trace):
             task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
