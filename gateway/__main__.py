@@ -62,6 +62,7 @@ from millstream.gateway.redis_probe import RedisProbe
 from millstream.gateway.scaling.reporter import LoadReporter
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
@@ -116,7 +117,7 @@ from millstream.services.wire.records import WorkerRecord
 class Gateway:
     """The parts of one gateway process, and the order in which they start and stop."""
 
-    def __init__(self, settings: Settings, index: int) -> None:
+    def __init__(self, settings: Settings, index: int, preloads: Preloads) -> None:
         """Build the parts, start none. `index`: the gateway's number on this machine. Raises Failure, OSError."""
         address = _redis_address(settings)
         keys = InstallationKeys(installation_name(settings))
@@ -183,6 +184,7 @@ class Gateway:
             self.producer.connected,
             self._workers_or_asleep,
             self.drain,
+            preloads,
             self.registry,
         )
         self.texts = Texts(Tokenizers(self.repository))
@@ -317,6 +319,7 @@ class Gateway:
             logs=self.logs,
             log_levels=self.log_levels,
             ready=self.readiness_probe.ready,
+            preloading=self.readiness_probe.preloads.loading,
             answering=self.readiness_probe.answering,
             count_refusal=self.refusals.count,
             metrics=metrics_page.render,
@@ -474,6 +477,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
     parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
     parser.add_argument("--ready-fd", type=int, help="a pipe to a supervisor, written to when the gateway is ready")
+    parser.add_argument("--preload-fd", type=int, help="a pipe of a supervisor that ends when the models are loaded")
     return parser.parse_args()
 
 
@@ -489,7 +493,7 @@ def main() -> int:
         check_platform_port()
         connections_max = settings.client_connections_max * (1 if _has_no_grpc(settings) else 2)
         allow_connections(connections_max + (0 if settings.tls_cert_file is None else HANDSHAKES_MAX))
-        gateway = Gateway(settings, arguments.index)
+        gateway = Gateway(settings, arguments.index, Preloads(arguments.preload_fd))
         shared = arguments.fd is not None
         deps = gateway.deps()
         grpc = _grpc(settings, gateway, deps, shared=shared)

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
@@ -45,6 +46,7 @@ class ReadinessProbe:
         connected: returns whether Redis takes batches.
         workers: returns the number of live workers.
         drain: tells whether the gateway is draining.
+        preloads: tells whether models of the start are still being loaded.
         registry: the series of this gateway.
     """
 
@@ -54,6 +56,7 @@ class ReadinessProbe:
         connected: Callable[[], bool],
         workers: Callable[[], int],
         drain: Drain,
+        preloads: Preloads,
         registry: MetricsRegistry,
     ) -> None:
         self._lanes = lanes
@@ -65,14 +68,19 @@ class ReadinessProbe:
         self._index: dict[str, list[Lane]] = {}
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
+        self.preloads = preloads
         self._registry = registry
         self._shown = registry.gauge(catalogue.GATEWAY_READY, registry.process)
         self._empty_at = float("-inf")  # instant at which there was last no model
 
     def ready(self) -> bool:
-        """Whether requests are being answered. A gateway with workers and no loaded model is ready for a first request.
+        """Whether the models of the start are loaded, and requests are being answered."""
+        return self._serves() and not self.preloads.loading()
 
-        When the first model is added, the gateway stays ready until a first reply can have arrived.
+    def _serves(self) -> bool:
+        """Whether requests are being answered. A gateway with workers and no loaded model can answer a first request.
+
+        When the first model is added, this stays true until a first reply can have arrived.
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
@@ -88,12 +96,12 @@ class ReadinessProbe:
 
     def note_empty(self) -> None:
         """Note that there is no model now. Called with each snapshot: the next model may come before the next round."""
-        if not self._lanes() and self.ready():
+        if not self._lanes() and self._serves():
             self._empty_at = time.monotonic()
 
     def answering(self, content_id: str) -> bool:
         """Whether a serving version answers. Others, and versions without a reply yet, are as ready as the gateway."""
-        if not self.ready():
+        if not self._serves():  # a model can be called before the others of the start are loaded
             return False
         lanes = self._lanes()
         mine = self._of(content_id, lanes)

@@ -41,17 +41,26 @@ class StartupView:
         self._plan = plan
         self._key = key
 
-    async def prepare(self, running: Running) -> None:
+    async def load_models(self, running: Running) -> None:
+        """Load the repositories and models of the plan. A model that cannot be served is shown and stops nothing."""
         self._show_started(running)
         with self._working("starting"):
-            async with AsyncClient(ServerAddress(running.local_url, self._key, running.trust), retries=0) as client:
+            async with self._client(running) as client:
                 await preload.wait_until_live(client)
                 await repositories.load_repositories(client, self._plan.repositories, self._on_loaded)
                 async for model in preload.load_models(client, self._plan.models):
                     self._on_model(model)
+
+    async def wait_until_ready(self, running: Running) -> None:
+        """Return when the server is ready, or has workers of which none answers yet."""
+        with self._working("starting"):
+            async with self._client(running) as client:
                 if not await preload.wait_until_ready(client):
                     log.warning(_NOT_READY)
                     self.show_line(_NOT_READY)
+
+    def _client(self, running: Running) -> AsyncClient:
+        return AsyncClient(ServerAddress(running.local_url, self._key, running.trust), retries=0)
 
     def show_line(self, line: str) -> None:
         """Show an event, which the supervisor has logged."""

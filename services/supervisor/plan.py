@@ -133,17 +133,19 @@ def _absolute_files(settings: Settings) -> dict[str, Path]:
     return {name: path.expanduser().absolute() for name in names if (path := getattr(settings, name)) is not None}
 
 
-def gateways(settings: Settings, fd: int, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """Return the gateway processes; each inherits the listening socket `fd`."""
+def gateways(
+    settings: Settings, fd: int, preload_fd: int, entry: EntryCommands, cores: frozenset[int] = frozenset()
+) -> list[Program]:
+    """Return the gateway processes; each inherits the listening socket `fd` and the pipe `preload_fd`."""
     # The gRPC library logs single connections, and each line would appear as a warning.
     environment = {"GRPC_VERBOSITY": "NONE"} | _common(settings)
     return [
         Program(
             name=f"gateway-{index}",
-            command=(*entry.gateway, "--fd", str(fd), "--index", str(index)),
+            command=(*entry.gateway, "--fd", str(fd), "--preload-fd", str(preload_fd), "--index", str(index)),
             environment=environment,
             withheld=WITHHELD,
-            fds=(fd,),
+            fds=(fd, preload_fd),
             signals_ready=True,
             cores=cores,
         )

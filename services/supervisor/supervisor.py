@@ -1,6 +1,6 @@
 """Runs a whole installation on one machine: starts its processes, restarts them, stops them in order.
 
-lock -> listen -> Redis -> workers, gateways -> view.prepare (preload models) -> controller -> view.ready …
+lock -> listen -> Redis -> workers, gateways -> view.load_models -> gateways become ready -> controller -> view.ready …
 SIGINT, SIGTERM -> drain in order; SIGHUP, or a command on the control socket -> rolling restart
 """
 
@@ -52,6 +52,7 @@ from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, parse_pools, worker_counts
+from millstream.services.supervisor.preload_pipe import PreloadPipe
 from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.service_manager import ServiceManager
@@ -73,12 +74,18 @@ RESTARTS = ("all", "gateways", "workers")
 
 
 class StatusView(Protocol):
-    """Shows the user what happens, and prepares the installation before it counts as ready."""
+    """Shows the user what happens, and loads the models of the start."""
 
     def show_line(self, line: str) -> None:
         """Show one line about an event."""
 
-    async def prepare(self, running: Running) -> None:
+    async def load_models(self, running: Running) -> None:
+        """Load the models of the start. Until it returns, gateways are not ready.
+
+        Raises Failure if the installation cannot serve; then everything is stopped.
+        """
+
+    async def wait_until_ready(self, running: Running) -> None:
         """Return when the started installation serves. Raises Failure if it cannot; then everything is stopped."""
 
     def ready(self, running: Running) -> None:
@@ -120,6 +127,7 @@ class Supervisor:
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._grpc_reservation: socket.socket | None = None  # the port for gRPC
+        self._preload_pipe: PreloadPipe | None = None
         self._address: RedisAddress | None = None
         self._redis: list[Child] = []
         self._workers: list[Child] = []
@@ -231,11 +239,16 @@ class Supervisor:
         )
         cores_of_workers = self._cores().workers
         self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers)
+        self._preload_pipe = PreloadPipe()
         self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers))
         self._gateways = self._start_all(
-            plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
+            plan.gateways(
+                settings, self._listener.fileno(), self._preload_pipe.read_fd, self._entry, self._cores().gateway
+            )
         )
-        await self._view.prepare(running)
+        await self._view.load_models(running)
+        self._preload_pipe.end_loading()
+        await self._view.wait_until_ready(running)
         if warning := plan.unsized_pools(self._settings):
             log.warning("%s", warning)
             self._view.show_line(warning)
@@ -427,6 +440,8 @@ class Supervisor:
         # Gateways first: they accept no new requests and answer those in flight, which needs workers and Redis.
         await self._stop(self._gateways, started + self._settings.drain_s * GATEWAYS_SHARE)
         await controllers
+        if self._preload_pipe is not None:
+            self._preload_pipe.close()
         # No requests are left: workers finish their runs and remove their records.
         await self._stop([*self._workers, *self._scaler.leaving], started + self._settings.drain_s * WORKERS_SHARE)
         if self._scale_state is not None:

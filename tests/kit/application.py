@@ -192,6 +192,7 @@ class Application:
                 logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
                 log_levels=SharedLogLevels(SharedDocument(home / "log-levels.json"), lambda: None),
                 ready=self._ready,
+                preloading=lambda: False,
                 answering=lambda _: self._ready(),
                 count_refusal=lambda _: None,
                 metrics=self._metrics,

@@ -128,9 +128,9 @@ def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
 def test_programs(tmp_path):
     settings = Settings(home=tmp_path, gateways=2, pools="cpu=2,gpu=1")
     entry = EntryCommands(("g",), ("w",))
-    gateways, workers = plan.gateways(settings, 7, entry), plan.workers(settings, entry)
-    assert [p.command for p in gateways] == [("g", "--fd", "7", "--index", str(i)) for i in (0, 1)]
-    assert all(p.fds == (7,) and p.signals_ready and not p.worker for p in gateways)
+    gateways, workers = plan.gateways(settings, 7, 8, entry), plan.workers(settings, entry)
+    assert [p.command for p in gateways] == [("g", "--fd", "7", "--preload-fd", "8", "--index", str(i)) for i in (0, 1)]
+    assert all(p.fds == (7, 8) and p.signals_ready and not p.worker for p in gateways)
     assert [(p.name, p.environment["MILLSTREAM_WORKER_DEVICE"]) for p in workers] == [
         ("cpu-0", "cpu"),
         ("cpu-1", "cpu"),

@@ -62,7 +62,8 @@ class Deps:
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
     http_counts: HttpCounts  # replies over HTTP, of the fast path, too
     reply_budget: ReplyBudget  # bounds replies that clients have not read
-    ready: Callable[[], bool]  # whether a recent readiness probe came back
+    ready: Callable[[], bool]  # whether a recent readiness probe came back, and the models of the start are loaded
+    preloading: Callable[[], bool]  # whether the models of the start are still being loaded
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
     count_refusal: Callable[[str], None]  # reason of a refusal, for the log
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]  # Accept header -> page, content type

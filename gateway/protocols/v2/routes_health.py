@@ -51,4 +51,5 @@ async def server_ready(deps: DepsOf, response: Response) -> dict[str, Any]:
     if deps.ready():
         return {"ready": True}
     response.status_code = 503
-    return {"ready": False, "error": "the server is not ready: no recent inference came back"}
+    why = "models of the start are being loaded" if deps.preloading() else "no recent inference came back"
+    return {"ready": False, "error": f"the server is not ready: {why}"}

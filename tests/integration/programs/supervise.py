@@ -27,7 +27,7 @@ class Lines:
     def show_line(self, line: str) -> None:
         print(f"said {line}", flush=True)
 
-    async def prepare(self, running: Running) -> None:
+    async def load_models(self, running: Running) -> None:
         url = self._settings.redis_url
         path = socket_path(running.home / "run")
         address = RedisAddress.parse(url.get_secret_value()) if url else RedisAddress.unix(str(path))
@@ -38,6 +38,8 @@ class Lines:
                     pass
                 assert isinstance(started[1], bytes)
                 print(f"started {started[1].decode()}", flush=True)
+
+    async def wait_until_ready(self, running: Running) -> None: ...
 
     def ready(self, running: Running) -> None:
         print(f"ready {running.url}", flush=True)
