@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.prediction import at_least, bounded, larger, larger_on_device, reduced
+from millstream.services.placement.prediction import expected, larger, larger_on_device, reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
@@ -41,9 +41,8 @@ class LoadMemory:
     def need(self, manifest: Manifest) -> Footprint:
         """Return what an instance of the version takes, as far as it is known."""
         known, found = self._footprints.of(manifest, self._kind), self._footprints.measured(manifest, self._kind)
-        limited = bounded(known, file_bytes(manifest), self.budget.room_bytes, self.budget.device_room_bytes)
-        # What a load found too little, maybe in a smaller worker, is certain; beyond that it is a prediction.
-        return limited if found is None or known.measured else at_least(limited, found.footprint)
+        too_little = None if found is None else found.footprint
+        return expected(known, too_little, file_bytes(manifest), self.budget.room_bytes, self.budget.device_room_bytes)
 
     def need_within(self, manifest: Manifest, room_bytes: int, device_room_bytes: int) -> Footprint:
         """Return what a load of the version is tried with if no more than this memory can be made free."""

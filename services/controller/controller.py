@@ -64,7 +64,7 @@ class Controller:
         self._metrics = metrics
         self._stored = StoredModels(repository)
         self._repository_token = ""
-        self._survey = Survey(repository.footprints.of)
+        self._survey = Survey(repository.footprints.of, repository.footprints.measured)
         self._in_flight = InFlight()
         self._plan = Plan()
         self._token = 0  # with which the pools were fenced and the orders in flight were given

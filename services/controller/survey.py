@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
-from millstream.services.placement.planner import ServedVersion
+from millstream.services.placement.planned import ServedVersion, Unmeasured
 from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
+from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.services.repository.stored_models import StoredModel
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
@@ -31,6 +32,8 @@ RATE_MIN = 1e-4  # less counts as none
 
 #: (manifest, kind of instances) -> what an instance takes, measured or predicted
 FootprintOf = Callable[[Manifest, str], Footprint]
+#: (manifest, kind of instances) -> what was written: a measurement, or what a load found too little; None: nothing
+WrittenOf = Callable[[Manifest, str], Measured | None]
 
 _HOLDS = frozenset({State.READY, State.LOADING, State.WARMING})
 
@@ -61,10 +64,12 @@ class Survey:
 
     Args:
         footprint_of: returns what an instance of a version takes (repository.footprints).
+        written_of: returns what workers wrote about that.
     """
 
-    def __init__(self, footprint_of: FootprintOf) -> None:
+    def __init__(self, footprint_of: FootprintOf, written_of: WrittenOf = lambda _, __: None) -> None:
         self._footprint_of = footprint_of
+        self._written_of = written_of
         self._habits: OrderedDict[str, Habits] = OrderedDict()
         self._rates = Rates()
         self._pools: Mapping[str, PoolTraits] = {}
@@ -97,7 +102,12 @@ class Survey:
                     if pool in kinds and not verdict.on(kinds[pool]).failed
                 }
                 expected[manifest.content_id] = footprints
-                versions.append(self._version(manifest.content_id, settings, footprints))
+                unmeasured = {
+                    pool: self._unmeasured(manifest, kinds[pool])
+                    for pool, footprint in footprints.items()
+                    if not footprint.measured
+                }
+                versions.append(self._version(manifest.content_id, settings, footprints, unmeasured))
                 if settings.pin:
                     pinned.add(manifest.content_id)
         return Findings(
@@ -108,8 +118,16 @@ class Survey:
             sum(max(0, version.instances_min - ready[version.content_id]) for version in versions),
         )
 
+    def _unmeasured(self, manifest: Manifest, kind: str) -> Unmeasured:
+        written = self._written_of(manifest, kind)
+        return Unmeasured(file_bytes(manifest), None if written is None else written.footprint)
+
     def _version(
-        self, content_id: str, settings: EndpointPlacement, footprints: Mapping[str, Footprint]
+        self,
+        content_id: str,
+        settings: EndpointPlacement,
+        footprints: Mapping[str, Footprint],
+        unmeasured: Mapping[str, Unmeasured],
     ) -> ServedVersion:
         usage, last_used = self.habits(content_id)
         calls_per_s, run_s = self._rates.of(content_id)
@@ -125,6 +143,7 @@ class Survey:
             run_s=run_s,
             usage=usage,
             last_used=last_used,
+            unmeasured=unmeasured,
         )
 
     def _remember(self, workers: Sequence[WorkerRecord]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint
@@ -24,6 +24,18 @@ class OrderReason(StrEnum):
     SURPLUS = "surplus"  # more instances than it needs, or than instances_max
 
 
+class Unmeasured(NamedTuple):
+    """What is known of a version that was never measured in a pool, besides the prediction.
+
+    Args:
+        file_bytes: of its files.
+        too_little: memory that a load found too little; None: none did.
+    """
+
+    file_bytes: int
+    too_little: Footprint | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
     """A version that serves, with its endpoint's settings and its traffic.
@@ -39,6 +51,7 @@ class ServedVersion:
         run_s: seconds that a worker is busy with one call, measured, its share of a batch; 0: not known.
         usage: the gaps between its calls, as published by an instance, or as remembered since its unload.
         last_used: instant of its last call; 0: none is known.
+        unmeasured: pool -> of a version whose footprint there is a prediction: it may be tried with less memory.
     """
 
     content_id: str
@@ -52,6 +65,7 @@ class ServedVersion:
     run_s: float = 0.0
     usage: Usage = NO_USAGE
     last_used: float = 0.0
+    unmeasured: Mapping[str, Unmeasured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

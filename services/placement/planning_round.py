@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from millstream.services.placement.eviction import evictable
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.planned import OrderReason, PlannedOrder, ServedVersion
+from millstream.services.placement.prediction import expected, reduced
+from millstream.services.placement.room import Room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 
 Holder = tuple[str, PlacedInstance]  # a worker's id, and its instance of the version in question
@@ -60,6 +62,7 @@ class PlanningRound:
         self._victims: set[str] = set()  # content ids that workers unload for the orders of this round
         self._loads: Counter[str] = Counter()  # worker -> loads in progress
         self._count_holders()
+        self._rooms: dict[str, tuple[WorkerView, Room]] = {}  # worker -> its room, of the view that it was made from
         self._utilisations = self._count_utilisations()
         #: As published, without the orders: which holder is the busiest does not change from round to round with them.
         self._published_utilisations = dict(self._utilisations)
@@ -159,11 +162,12 @@ class PlanningRound:
         if utilisation_max < math.inf:
             exclude |= {worker for worker in self._workers if self._utilisations.get(worker, 0.0) > utilisation_max}
         for pool in version.pools:
-            worker = self._choose(pool, version, exclude, price_max_s, free_only)
-            if worker:
+            chosen = self._choose(pool, version, exclude, price_max_s, free_only)
+            if chosen:
+                worker, need = chosen
                 evict = price_max_s > 0 and not free_only
                 self._order(PlannedOrder("load", worker, version.content_id, reason, why, evict))
-                self._count_load(worker, version)
+                self._count_load(worker, version, need)
                 return True
         return False
 
@@ -193,7 +197,8 @@ class PlanningRound:
 
     def _choose(
         self, pool: str, version: ServedVersion, exclude: set[str], price_max_s: float, free_only: bool
-    ) -> str | None:
+    ) -> tuple[str, Footprint] | None:
+        """Return the best worker of a pool that can load a version, and what its load takes there; None: none can."""
         fleet, need = self._fleets.get(pool), version.footprints.get(pool)
         if fleet is None or need is None:
             return None
@@ -203,24 +208,60 @@ class PlanningRound:
         if free_only and need.load_bytes > self._most_spare_bytes[pool]:
             return None
         offers = fleet.offers(version.content_id, need, self.now, limit=1, exclude=exclude)
+        if isinstance(offers, Refusal) and price_max_s == math.inf:
+            tried = self._tried_in(fleet, version, exclude)
+            if tried is not None:
+                offers = fleet.offers(version.content_id, tried, self.now, limit=1, exclude=exclude)
         if isinstance(offers, Refusal):
             return None
         worker, price = offers[0]
         view = fleet[worker]
         if price > (0.0 if free_only else price_max_s):
             return None
-        return None if free_only and not _leaves_spare(view, need) else worker
+        return None if free_only and not _leaves_spare(view, need) else (worker, self._need(view, version))
+
+    def _tried_in(self, fleet: Fleet, version: ServedVersion, exclude: Collection[str]) -> Footprint | None:
+        """Return the most memory of a worker with which a load of an unmeasured version is tried; None: there is none.
+
+        Predictions are high. At a call, a worker tries the version with the memory that other instances leave; without
+        this, only versions that were called before would have their `instances_min`.
+        """
+        best: Footprint | None = None
+        for worker in fleet.ids():
+            view = fleet[worker]
+            if worker in exclude or view.draining or view.pool not in version.unmeasured:
+                continue
+            need = self._need(view, version)
+            host, device = self._room(view).attainable_bytes()
+            fits = need.load_bytes <= host and need.device_load_bytes <= device
+            if fits and (best is None or need.load_bytes > best.load_bytes):
+                best = need
+        return best
+
+    def _need(self, view: WorkerView, version: ServedVersion) -> Footprint:
+        """Return what a load takes in a worker; a prediction is limited as the worker limits it."""
+        need, unmeasured = version.footprints[view.pool], version.unmeasured.get(view.pool)
+        if unmeasured is None or view.has_room(need):
+            return need
+        file_bytes, too_little = unmeasured
+        room = self._room(view)
+        limited = expected(need, too_little, file_bytes, *room.models_bytes())
+        return reduced(limited, too_little, file_bytes, *room.attainable_bytes())
+
+    def _room(self, view: WorkerView) -> Room:
+        known = self._rooms.get(view.id)
+        if known is None or known[0] is not view:
+            known = self._rooms[view.id] = view, Room.of(view, self.now)
+        return known[1]
 
     def _order(self, order: PlannedOrder) -> None:
         self.orders.append(order)
         self._asked.add((order.worker, order.content_id))
         self._ordered_at[order.content_id] = self.now
 
-    def _count_load(self, worker: str, version: ServedVersion) -> None:
+    def _count_load(self, worker: str, version: ServedVersion, need: Footprint) -> None:
         """Let an ordered load count: its memory, its worker's loads, and its share of the calls."""
-        pool = self.pool_of(worker)
-        need = version.footprints[pool]
-        for victim in self._fleets[pool].order(worker, version.content_id, need, self.now):
+        for victim in self._fleets[self.pool_of(worker)].order(worker, version.content_id, need, self.now):
             self._forget_holder(worker, victim)
             self._victims.add(victim)
         self._holders[version.content_id].append(
@@ -284,7 +325,8 @@ class PlanningRound:
             if order.do == "unload":
                 self._forget_holder(worker.id, order.content_id)
             elif order.content_id not in worker.instances and worker.pool in version.footprints:
-                self._count_load(worker.id, version)
+                need = self._need(self._fleets[worker.pool][worker.id], version)
+                self._count_load(worker.id, version, need)
 
     def _count_utilisations(self) -> dict[str, float]:
         utilisations = {worker.id: 0.0 for worker in self._workers.values() if not worker.draining}

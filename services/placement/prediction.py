@@ -138,6 +138,23 @@ def _bounded(resident_bytes: int, peak_bytes: int, file_bytes: int, room_bytes: 
     return resident_bytes, room_bytes - resident_bytes
 
 
+def expected(
+    known: Footprint, too_little: Footprint | None, file_bytes: int, room_bytes: int, device_room_bytes: int
+) -> Footprint:
+    """Return what a version takes in a worker that has this memory for models.
+
+    Args:
+        known: what it takes, measured or predicted.
+        too_little: what an earlier load found too little, maybe in a smaller worker; None: there was none.
+        file_bytes: of its files.
+        room_bytes: what all instances together may take.
+        device_room_bytes: likewise of the device.
+    """
+    limited = bounded(known, file_bytes, room_bytes, device_room_bytes)
+    # What a load found too little is certain; beyond that it is a prediction.
+    return limited if too_little is None or known.measured else at_least(limited, too_little)
+
+
 def reduced(
     predicted: Footprint, known: Footprint | None, file_bytes: int, room_bytes: int, device_room_bytes: int
 ) -> Footprint:

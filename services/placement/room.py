@@ -158,6 +158,10 @@ class Room:
         attainable = [space.free_bytes + space.evictable_bytes for space in self.spaces]
         return attainable[0], attainable[1] if len(attainable) > 1 else UNLIMITED_BYTES
 
+    def models_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the host and of the device that all instances together may take."""
+        return self.spaces[0].models_bytes, self.spaces[1].models_bytes if len(self.spaces) > 1 else UNLIMITED_BYTES
+
     def cheapest_first(self, costs: Sequence[float]) -> list[int]:
         """Return the indices of the settled instances, those with the least cost for their share of memory first."""
         settled = self.settled
@@ -187,8 +191,8 @@ class Room:
             if space.evictable_bytes < missing:
                 return Refusal(
                     RefusalKind.NOTHING_EVICTABLE,
-                    f"it takes {space.named(need)}, {space.free_bytes} are free, and all other models are in use or "
-                    "pinned",
+                    f"it takes {space.named(need)}, {space.free_bytes} are free, and all other models are in use, "
+                    "pinned or still loading",
                     OTHERS_BUSY_RETRY_S,
                 )
         device = all(space.of_device for space, missing in self.short(need) if space.settled_bytes < missing)

@@ -163,3 +163,13 @@ def test_memory_that_is_not_free_yet_makes_nothing_too_large() -> None:
         RefusalKind.TOO_LARGE,
         "it takes 600 bytes, and a worker of pool cpu has 500 for models",
     )
+
+
+def test_a_refusal_beside_a_load_in_progress_says_that_models_may_be_loading() -> None:
+    loading = PlacedInstance("other", Footprint(700), math.inf, NOW)
+    worker = WorkerView("cpu-1", "cpu", 1000, 700, instances={"other": loading}, room_bytes=1000)
+    refusal = _refused(worker, Footprint(400))
+    assert refusal.kind is RefusalKind.NOTHING_EVICTABLE
+    assert refusal.reason == (
+        "it takes 400 bytes, 300 are free, and all other models are in use, pinned or still loading"
+    )

@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 
 from millstream.services.placement.eviction import make_room
-from millstream.services.placement.planned import OrderReason, Plan, ServedVersion
+from millstream.services.placement.planned import OrderReason, Plan, ServedVersion, Unmeasured
 from millstream.services.placement.planner import REST_S, UTILISATION_HIGH, plan
 from millstream.services.placement.planning_round import ORDER_LIFE_S, ORDERS_MAX, WORKER_LOADS_MAX
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
@@ -193,6 +194,36 @@ def test_minima_spread_over_workers():
 def test_a_load_for_the_minimum_does_not_unload_another_one_of_the_minimum():
     holder = _holding(_workers(1, budget_bytes=10)[0], "a")
     assert _orders([holder], [_version("a", instances_min=1), _version("b", instances_min=1)]) == []
+
+
+@pytest.mark.parametrize(("kept", "tried"), [(0, 1000), (400, 600), (500, 500), (510, None)])
+def test_a_version_that_was_never_measured_is_placed_with_the_memory_that_others_leave(kept, tried):
+    """Its prediction exceeds all memory for models, 1000, of which a pinned instance has a part."""
+    holder = replace(_holding(_workers(1)[0], "pinned", size=kept, pinned=True), room_bytes=1000)
+    version = _version("m", size=1800, instances_min=1)
+    assert _orders([holder], [version]) == [], "measured, it does not fit"
+    version = replace(version, unmeasured={"cpu": Unmeasured(400)})
+    decided = plan([holder], [version], Plan(), NOW)
+    assert [one.do for one in decided.orders] == ([] if tried is None else ["load"])
+    if tried is None:
+        return
+    # Another one finds nothing beside it, in this round and while the worker does not show the order.
+    second = _version("n", size=10, instances_min=1)
+    assert [one[2] for one in _orders([holder], [version, second])] == ["m"]
+    assert _orders([holder], [version, second], decided, NOW + 1) == []
+
+
+def test_a_version_is_not_placed_with_memory_that_a_load_found_too_little():
+    holder = replace(_holding(_workers(1)[0], "pinned", size=400, pinned=True), room_bytes=1000)
+    for too_little, orders in ((600, 1), (601, 0)):
+        known = Unmeasured(400, Footprint(too_little))
+        version = _version("m", size=1800, instances_min=1, unmeasured={"cpu": known})
+        assert len(_orders([holder], [version])) == orders
+
+
+def test_a_version_is_not_placed_where_its_files_alone_do_not_fit():
+    version = _version("m", size=1800, instances_min=1, unmeasured={"cpu": Unmeasured(1001)})
+    assert _orders([replace(_workers(1)[0], room_bytes=1000)], [version]) == []
 
 
 def test_the_next_pool_is_taken_when_the_preferred_one_has_no_room():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -21,8 +22,10 @@ from millstream.services.controller.in_flight import (
 from millstream.services.controller.leadership import LEASE_S, MARGIN_S, Lease
 from millstream.services.controller.survey import REMEMBERED_MAX, USED_S, Survey
 from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
+from millstream.services.placement.planned import Unmeasured
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import Footprint
+from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.services.repository.stored_models import StoredModel
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.settings import Settings
@@ -155,6 +158,20 @@ def test_settings_of_the_endpoint_hold_for_the_active_version():
         )
     }
     assert survey.take([record()], failed, 1000.0).versions == ()
+
+
+def test_what_is_known_of_a_version_that_was_never_measured():
+    one = manifest("m", 1)
+    too_little = Measured(resident_bytes=100, peak_bytes=90, measured=False)
+    [known] = Survey(lambda _, __: PREDICTED, lambda _, __: too_little).take([record()], stored(one), 1.0).versions
+    assert known.unmeasured == {"cpu": Unmeasured(file_bytes(one), Footprint(100, 90))}
+    [known] = Survey(lambda _, __: PREDICTED).take([record()], stored(one), 1.0).versions
+    assert known.unmeasured == {"cpu": Unmeasured(file_bytes(one))}
+    measured = replace(PREDICTED, measured=True)
+    [known] = (
+        Survey(lambda _, __: measured, lambda _, __: Measured.of(measured)).take([record()], stored(one), 1.0).versions
+    )
+    assert known.unmeasured == {}
 
 
 def test_a_worker_is_seen_with_what_it_measured_or_is_expected_to_take():

@@ -13,7 +13,7 @@ from millstream.services.placement.simulation.fleet_state import FleetState, Sim
 from millstream.services.placement.simulation.millstream import Millstream
 from millstream.services.placement.views import Refusal, RefusalKind
 
-_NOTHING_EVICTABLE = Refusal(RefusalKind.NOTHING_EVICTABLE, "all other models are in use or pinned", 1.0)
+_NOTHING_EVICTABLE = Refusal(RefusalKind.NOTHING_EVICTABLE, "all other models are in use, pinned or still loading", 1.0)
 _THRASHING = Refusal(RefusalKind.THRASHING, "the least recently used model was loaded a moment ago", 1.0)
 
 
