@@ -16,6 +16,7 @@ Reading: what the next bytes from the client belong to.
 |         |                                       | it is malformed, too large or too slow    | refused  |
 | body    | `_receiving`, `_head_complete`        | the last byte comes, also of trailers     | idle     |
 |         |                                       | it is malformed, too slow or too large    | refused  |
+|         |                                       | … and its request has its reply already   | closed   |
 | upgrade | `cycle` is CLOSED and                 | the offer is dropped, the head read again | body     |
 |         | `_cycle_before_upgrade` is not        | the offer is WebSocket's                  | (uvicorn)|
 | refused | `cycle` is a refusal, input is        | the refusal's turn comes and it is sent   | closed   |

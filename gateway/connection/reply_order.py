@@ -13,7 +13,13 @@ from millstream.gateway.connection.error_reply import error_reply, internal_fail
 from millstream.gateway.connection.infer_handler import NO_HEADERS, HttpReply, InferHeaders
 from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX
 from millstream.gateway.connection.reply_head import head, ok_prefix
-from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete, refusal_cycle
+from millstream.gateway.connection.request_cycle import (
+    CLOSED,
+    RequestCycle,
+    is_answered_early,
+    is_complete,
+    refusal_cycle,
+)
 from millstream.services.errors import Code, Failure
 from millstream.services.process.request_id import new_request_id, request_context
 
@@ -39,6 +45,9 @@ class ReplyOrder(ConnectionState):
         self._timer.unset()  # an answer to an earlier request of the same segment may have set it
         cycle.started = True
         self._active = cycle
+        if cycle.answered:  # a refusal in place of a request that has its reply
+            self._close_after_reply(cycle)
+            return
         if cycle.refusal is not None:
             self._answer(cycle, error_reply(cycle.refusal))
             return
@@ -135,6 +144,7 @@ class ReplyOrder(ConnectionState):
         if cycle.keep_alive:
             self.on_response_complete()
         else:
+            self.server_state.total_requests += 1
             self._close_after_reply(cycle)
 
     def on_response_complete(self) -> None:
@@ -195,14 +205,23 @@ class ReplyOrder(ConnectionState):
         self._unread_bytes = size_bytes
 
     def _refuse(self, failure: Failure) -> None:
-        """Stop reading from this client. It gets the replies that are due, then this refusal."""
+        """Stop reading from this client. It gets the replies that are due, then this refusal.
+
+        A request that was answered before all of it came gets no second reply, which the client would take for the
+        reply to its next request.
+        """
         if self.cycle is CLOSED:
             return
         refusal = refusal_cycle(failure, self._answer, self._headers_received())
         broken, self.cycle = self.cycle, refusal
         self._receiving = False
         self._discard_input()
-        if broken is not None and not broken.response_complete:
+        if is_answered_early(broken):
+            refusal.answered = True
+            if self._blocked is not None:
+                self.pipeline.appendleft((refusal, None))
+                return
+        elif broken is not None and not broken.response_complete:
             if is_complete(broken):
                 self.pipeline.appendleft((refusal, None))
                 return
@@ -230,7 +249,6 @@ class ReplyOrder(ConnectionState):
 
     def _close_after_reply(self, cycle: RequestCycle) -> None:
         """Close the connection after its last reply: lingering, if the client may still be sending."""
-        self.server_state.total_requests += 1
         while self.pipeline:
             waiting, _ = self.pipeline.pop()
             if type(waiting) is RequestCycle:

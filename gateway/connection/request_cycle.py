@@ -108,3 +108,10 @@ CLOSED = _closed()
 def is_complete(cycle: Any) -> bool:
     """Whether the whole request was received. `cycle` is a RequestCycle, or uvicorn's own."""
     return cycle.complete if type(cycle) is RequestCycle else not cycle.more_body
+
+
+def is_answered_early(cycle: Any) -> bool:
+    """Whether the reply was written before the whole request was received. `cycle` may be None: there is no request."""
+    if cycle is None or is_complete(cycle):
+        return False
+    return cycle.answered if type(cycle) is RequestCycle else cycle.response_complete

@@ -221,6 +221,7 @@ class RequestReader(ReplyOrder):
         cycle = self.cycle
         if type(cycle) is not RequestCycle:
             super().on_message_complete()
+            cycle.more_body = False  # uvicorn does not note it for a request that was answered early
             return
         cycle.complete = True
         if cycle.started and cycle.refusal is None:

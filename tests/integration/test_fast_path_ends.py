@@ -17,7 +17,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting
 from tests.kit.tls_wire import transport_of
-from tests.kit.wire import Wire, post, request, serving, until
+from tests.kit.wire import Wire, chunked, post, request, serving, until
 
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"
@@ -267,6 +267,54 @@ async def test_a_stuck_client_is_let_go(either: Front, monkeypatch: pytest.Monke
         await either.served.settled(0)
         assert either.receive_budget.bytes == 0
         assert either.held.empty
+
+
+NO_ROUTE = "/no/such/path"
+CHUNKED = "Transfer-Encoding: chunked"
+#: what follows the first reply, and ends its connection
+STOPS = {"a byte": b"x", "no chunk": b"no size\r\n", "endless chunk line": b"1;" + b"x" * 100_000}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(
+    ("part", "status"),
+    [
+        (request("POST", PATH, "Content-Length: 99999999"), 413),
+        (chunked(PATH, [bytes(1 << 20)] * 17, end=b""), 413),
+        (request("POST", NO_ROUTE, "Content-Length: 1000000"), 404),
+        (request("POST", NO_ROUTE, CHUNKED), 404),
+    ],
+    ids=["length", "chunks", "length of a route", "chunks of a route"],
+)
+async def test_a_request_that_was_answered_early_gets_no_second_reply(
+    either: Front, part: bytes, status: int, stop: str
+) -> None:
+    """A client, or a proxy that shares the connection, would take it for the reply to its next request."""
+    async with await Wire.connect(either.port) as wire:
+        async with wire.sending(part) as sent:
+            assert (await wire.reply()).status == status
+            await sent
+        await either.served.settled(1)
+        either.protocol.timeout_keep_alive = SOON_S
+        await wire.send(STOPS[stop])
+        assert await wire.rest() == b""
+    await either.served.settled(0)
+    assert either.receive_budget.bytes == 0
+
+
+async def test_what_follows_a_request_that_was_answered_early_gets_its_own_reply(either: Front) -> None:
+    begin = request("POST", NO_ROUTE, "Content-Length: 3")
+    for behind in (b"garbage\r\n\r\n", request("POST", PATH, "Content-Length: x")):
+        async with await Wire.connect(either.port) as wire:
+            await wire.send(begin)
+            assert (await wire.reply()).status == 404
+            await wire.send(b"abc" + LIVE)
+            assert (await wire.reply()).status == 200
+            await wire.send(begin)
+            assert (await wire.reply()).status == 404
+            await wire.send(b"abc" + behind)
+            assert (await wire.reply()).status == 400
+            assert await wire.rest() == b""
 
 
 @pytest.mark.parametrize("behind", [b"", b"POST ", post(PATH, b"abc")[:-1]], ids=["nothing", "word", "half a post"])

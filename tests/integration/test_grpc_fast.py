@@ -404,6 +404,25 @@ async def test_a_call_whose_deadline_passes_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "message", "status"),
+    [("NoSuchMethod", b"", "12"), ("ServerLive", b"\0" + b"\xff" * 4, "8"), ("ModelInfer", b"\0" + b"\xff" * 4, "8")],
+    ids=["method", "message", "message of an infer call"],
+)
+async def test_a_call_that_was_answered_early_gets_no_second_reply(
+    tmp_path: Path, method: str, message: bytes, status: str
+) -> None:
+    async with served(tmp_path, client_stall_s_max=0.1) as (_, server, _), connected(server) as client:
+        client.begin(1, [*to(method), ("grpc-timeout", "100m")])
+        client.give(1, message, end=False)
+        assert (await client.reply(1))["grpc-status"] in {status, "4"}  # 4: the machine was slow
+        client.give(1, b"x", end=False)
+        client.begin(3)  # its message never comes: it ends by the limit that call 1 would have reached first
+        assert (await client.reply(3))["grpc-status"] == "4"
+        assert [stream for kind, _, stream, _ in client.received if kind == frames.HEADERS] == [1, 3]
+
+
+@pytest.mark.anyio
 async def test_a_reset_cancels_its_call(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, server, _), connected(server) as client:
         client.begin(1, [*CALL[:2], (":path", "/grpc.health.v1.Health/Watch"), *CALL[3:]])
