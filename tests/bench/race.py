@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,7 +125,8 @@ def main() -> None:
                 summary.append(f"- [plot](race.svg) of {raced.name}: latency against accuracy, the Pareto front marked")
     device = find_device("cpu")
     table = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS), *lines]
-    head = f"{device.name}, {', '.join(device.features)}; {options.threads} thread, {seconds:g} s for each race:"
+    machine = f"{device.name}, {', '.join(device.features)}; {options.threads} thread"
+    head = f"{machine}, {seconds:g} s for each race; {time.strftime('%Y-%m-%d')}:"
     text = "\n".join([head, "", *summary, "", *table])
     print(text)
     if options.write:

@@ -12,7 +12,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.workers.backends import get_backend
-from millstream.workers.backends.openvino import SHAPES_MAX, OpenVino, _properties
+from millstream.workers.backends.openvino import GROUP_MAX, SHAPES_MAX, OpenVino, _properties
 from tests.contract.backend_cases import OPENVINO, same, signature
 from tests.kit import models
 
@@ -34,6 +34,16 @@ def test_it_computes_with_as_many_threads_as_asked_for_and_in_single_precision(t
         instance = OpenVino().load(path, shapes, "cpu", threads)
         assert instance._model.get_property("INFERENCE_NUM_THREADS") == threads
         assert instance._model.get_property("INFERENCE_PRECISION_HINT").to_dtype() == np.float32
+
+
+def test_the_size_of_a_group_of_a_dynamic_quantization_is_set_and_checked(tmp_path: Path) -> None:
+    path = models.mlp(tmp_path / "mlp.onnx")
+    shapes = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
+    instance = OpenVino().load(path, shapes, "cpu", 1, options={"dynamic_group": 128})
+    assert instance._model.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == 128
+    for group in (0, -1, GROUP_MAX + 1):
+        with pytest.raises(Failure, match="'dynamic_group' of the backend openvino is a number from 1 to"):
+            OpenVino().load(path, shapes, "cpu", 1, options={"dynamic_group": group})
 
 
 def test_memory_for_shapes_is_bounded(tmp_path: Path) -> None:

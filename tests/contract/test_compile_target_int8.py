@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from millstream.services.compiler.candidate import Compiled, Subject
 from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.targets import get_target
-from millstream.services.compiler.targets.onnxruntime_int8 import COSINE_MIN, outputs
+from millstream.services.compiler.targets.onnxruntime_int8 import COSINE_MIN, NOTHING_QUANTIZED, outputs
 from millstream.services.compiler.vectors import cosine
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.kit.compile_targets import compiled, task
@@ -97,3 +97,35 @@ def test_old_operator_sets_and_weights_in_another_file_are_quantized(tmp_path: P
 def test_rows_of_a_quantized_version_stay_independent(tmp_path: Path) -> None:
     made, _ = quantized(subject(layers(tmp_path / "model.onnx", number=3)), tmp_path)
     assert made.rows_independent
+
+
+@pytest.mark.parametrize("bias", [np.full((1, FEATURES), 0.5), np.full((1, 1), 0.5)])
+def test_biases_of_two_dimensions_are_quantized(tmp_path: Path, bias: Any) -> None:
+    """As scikit-learn's networks have them, once ONNX Runtime has made Gemm of a product and a sum."""
+    weights = {"w": np.random.default_rng(0).standard_normal((FEATURES, FEATURES)) / FEATURES**0.5, "b": bias}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="product")]
+    nodes.append(helper.make_node("Add", ["h", "b"], ["y"], name="sum"))
+    _, found = quantized(subject(save(tmp_path / "model.onnx", nodes, weights)), tmp_path)
+    assert found >= COSINE_MIN
+
+
+def test_constants_that_say_shapes_are_no_obstacle(tmp_path: Path) -> None:
+    path = layers(tmp_path / "model.onnx", number=3)
+    model = onnx.load(str(path))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2], np.int64), "axes"))
+    model.graph.node[0].input[0] = "flat"
+    model.graph.node.insert(0, helper.make_node("Squeeze", ["deep", "axes"], ["flat"], name="squeeze"))
+    model.graph.node.insert(0, helper.make_node("Unsqueeze", ["x", "axes"], ["deep"], name="unsqueeze"))
+    onnx.save(model, path)
+    _, found = quantized(subject(path), tmp_path)
+    assert found > 0.99
+
+
+def test_a_model_without_products_or_sums_is_refused_by_every_way_to_choose_ranges(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.onnx", [helper.make_node("Sin", ["x"], ["y"], name="sine")], {})
+    given = tmp_path / "samples.npz"
+    arrays: dict[str, Any] = {"input/x": np.ones((8, FEATURES), np.float32)}
+    np.savez(given, **arrays)
+    for at, candidate in enumerate(get_target("onnxruntime-int8-static").candidates(subject(path))):
+        outcome = compile_candidate(task(subject(path), candidate, tmp_path / f"out-{at}", given))
+        assert outcome.error == NOTHING_QUANTIZED

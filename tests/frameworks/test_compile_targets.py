@@ -13,7 +13,7 @@ from tests.contract.test_compile_target import HERE as ORDINARY
 from tests.kit.compile_targets import check_compiles, check_fails, compiled, samples, subject, task
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]  # each compiles up to four times, for 240 s at most
-NAMES = ("openvino-int8", "iree", "tvm")
+NAMES = ("openvino-int8", "openvino-int8-dynamic", "iree", "tvm")
 each = pytest.mark.parametrize("target", [get_target(name) for name in NAMES], ids=lambda target: target.name)
 
 

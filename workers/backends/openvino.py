@@ -28,7 +28,8 @@ from millstream.workers.backends.options import NO_OPTIONS, Options, check_optio
 MESSAGE_CHARACTERS_MAX = 1000
 SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again
 BLOB = "compiled.variant.blob"  # file name of a compiled model: a variant
-OPTIONS = {"threads": int, "precision": str}  # of a load
+OPTIONS = {"threads": int, "precision": str, "dynamic_group": int}  # of a load
+GROUP_MAX = 1 << 16  # numbers of an activation that share a scale
 PRECISIONS = ("f32", "bf16", "f16")
 
 #: Datatypes whose values OpenVINO's CPU plug-in keeps. It computes INT64 with 32 bits (larger inputs are refused), and
@@ -64,10 +65,13 @@ def _check_options(given: Options) -> None:
             f"the option 'precision' of the backend openvino is one of {', '.join(PRECISIONS)}, not "
             f"{given['precision']!r}"
         )
+    group = given.get("dynamic_group", 1)
+    if not 1 <= int(group) <= GROUP_MAX:
+        raise invalid(f"the option 'dynamic_group' of the backend openvino is a number from 1 to {GROUP_MAX}")
 
 
 def _properties(threads: int, given: Options) -> dict[str, Any]:
-    return {
+    properties = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": given.get("threads", max(1, threads)),
         "NUM_STREAMS": 1,
@@ -78,6 +82,9 @@ def _properties(threads: int, given: Options) -> dict[str, Any]:
         # Pinned threads of several workers share the same cores.
         "ENABLE_CPU_PINNING": False,
     }
+    if "dynamic_group" in given:  # of models with weights of 8 bits; its default differs between releases
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = given["dynamic_group"]
+    return properties
 
 
 def _compile(library: Any, path: Path, properties: Mapping[str, Any], check: Callable[[], None]) -> Any:

@@ -13,6 +13,7 @@ from millstream.services.compiler.targets.onnxruntime import OnnxRuntimeSettings
 from millstream.services.compiler.targets.onnxruntime_int8 import Int8Dynamic, Int8Static
 from millstream.services.compiler.targets.openvino import BF16_FEATURES, OpenVinoPrecision
 from millstream.services.compiler.targets.openvino_int8 import OpenVinoInt8
+from millstream.services.compiler.targets.openvino_int8_dynamic import OpenVinoInt8Dynamic
 from millstream.services.compiler.targets.refused import REFUSED
 from millstream.services.compiler.targets.tvm import Tvm
 from millstream.services.compiler.targets.xla import Xla
@@ -24,6 +25,7 @@ TARGETS: tuple[Target, ...] = (
     OpenVinoPrecision("openvino-bf16", "bf16", BF16_FEATURES),
     OpenVinoPrecision("openvino-f16", "f16", ("asimdhp",)),
     OpenVinoInt8(),
+    OpenVinoInt8Dynamic(),
     Int8Static(),
     Int8Dynamic(),
     Xla(),

@@ -31,6 +31,8 @@ LOSS_ROWS = 4  # rows for which the loss of each tensor is computed: all tensors
 HISTOGRAM_ROWS = (64, 16, 4)  # rows for calibration by histograms, which keeps all tensors: fewer if memory is short
 OPSET_MIN, OPSET = 13, 17  # per channel needs the former; older models are converted to the latter
 MATRICES = ("MatMul", "Gemm", "Conv")
+NOTHING_QUANTIZED = "the model has no operator that can be quantized"
+_NO_RANGES = "Histogram has not been collected"  # in the library's error for a model without such an operator
 #: Products of 8-bit numbers without saturation: without these instructions weights get 7 bits.
 _EXACT = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "asimd"})
 
@@ -133,12 +135,47 @@ def prepare(path: Path, scratch: Path) -> Path:
 
         model.ir_version = max(model.ir_version, 8)  # the converter takes initializers that are no inputs from then on
         model = version_converter.convert_version(model, OPSET)
-    prepared = scratch / "prepared.onnx"
+    # Given as a file: of a model in memory it moves the weights elsewhere, and leaves them there when it fails.
+    source, prepared = scratch / "source.onnx", scratch / "prepared.onnx"
+    onnx.save(model, source)
     try:
-        quant_pre_process(model, prepared)
+        quant_pre_process(source, prepared)
     except Exception:  # symbolic shapes need sympy, and fail for some graphs
-        quant_pre_process(model, prepared, skip_symbolic_shape=True)
+        quant_pre_process(source, prepared, skip_symbolic_shape=True)
+    fused = onnx.load(str(prepared))
+    if _flatten_biases(fused):
+        onnx.save(fused, prepared)
     return prepared
+
+
+def _flatten_biases(model: Any) -> bool:
+    """Give each constant bias of Gemm one dimension, as many numbers as the output has columns. Returns if one had not.
+
+    Those of scikit-learn's networks are [1, columns], and scales by channel are computed for one dimension only.
+    """
+    from onnx import numpy_helper
+
+    constants = {one.name: one for one in model.graph.initializer}
+    names = {entry.name for entry in model.graph.input}
+    changed = False
+    for node in list(model.graph.node):
+        if node.op_type != "Gemm" or len(node.input) < 3 or node.input[2] in names:
+            continue
+        weight, bias = (constants.get(name) for name in node.input[1:3])
+        if weight is None or bias is None or len(bias.dims) == 1:
+            continue
+        transposed = any(one.name == "transB" and one.i for one in node.attribute)
+        columns = weight.dims[0 if transposed else 1]
+        values = numpy_helper.to_array(bias)
+        if values.size != 1 and not values.size == values.shape[-1] == columns:  # else it differs by row
+            continue
+        name = f"{bias.name}:flat:{columns}"
+        if name not in constants:
+            flat = numpy_helper.from_array(np.broadcast_to(values.ravel(), (columns,)).copy(), name)
+            model.graph.initializer.append(flat)
+            constants[name] = flat
+        node.input[2], changed = name, True
+    return changed
 
 
 def _found_no_memory(error: Exception) -> bool:
@@ -151,7 +188,7 @@ def _check_quantized(path: Path) -> None:
 
     model = onnx.load(str(path), load_external_data=False)
     if not any("Quant" in node.op_type or "Integer" in node.op_type for node in model.graph.node):
-        raise invalid("the model has no operator that can be quantized")
+        raise invalid(NOTHING_QUANTIZED)
 
 
 class FeedReader:
@@ -185,7 +222,12 @@ class _Search:
     def run(self, *, batching: bool) -> tuple[str, ...]:
         """Write the best model; returns notes about it. `batching`: the first dimension of every input is rows."""
         excluded: list[str] = []
-        self._quantize(self._path, excluded)
+        try:
+            self._quantize(self._path, excluded)
+        except ValueError as error:
+            if _NO_RANGES in str(error):
+                raise invalid(NOTHING_QUANTIZED) from error
+            raise
         _check_quantized(self._path)
         best, best_excluded = self._cosine(self._path), 0
         loss_feeds = _first_rows(self._feeds, LOSS_ROWS) if batching else self._feeds[:1]
