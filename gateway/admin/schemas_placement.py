@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, Field
 
+from millstream.gateway.admin.missing_instances import why_missing
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import EndpointPlacement, Manifest
@@ -139,6 +140,10 @@ class VersionPlacement(BaseModel):
         None, description="What its load takes; null: it is ready or failed, or its pools have no worker."
     )
     refusals: list[LoadRefusal] = Field([], description="Why workers do not load it.")
+    missing: str | None = Field(
+        None,
+        description="Why fewer instances are ready than the `instances_min` of its settings; null: there are enough.",
+    )
 
 
 class Placement(BaseModel):
@@ -181,7 +186,7 @@ def placement(
             for worker in sorted(snapshot.workers, key=lambda worker: (worker.pool, worker.id))
         ],
         models=[
-            _version(view, one, refusals.get(view.manifest.content_id, []), facts.loads.get(view.manifest.content_id))
+            _version(view, one, refusals.get(view.manifest.content_id, []), snapshot.workers, facts)
             for one in views.values()
             for view in one.versions.values()
             if view.loaded
@@ -306,9 +311,19 @@ def _age_s(instant: float, now: float) -> float | None:
 
 
 def _version(
-    view: VersionView, model: ModelView, refusals: list[LoadRefusal], load: tuple[str, Footprint] | None
+    view: VersionView,
+    model: ModelView,
+    refusals: list[LoadRefusal],
+    workers: Sequence[WorkerRecord],
+    facts: ClusterFacts,
 ) -> VersionPlacement:
     manifest = view.manifest
+    load = facts.loads.get(manifest.content_id)
+    wanted = model.placement.instances_min if manifest.version == model.active else 0
+    refused = [one.reason for one in refusals]
+    missing = why_missing(
+        view, wanted, workers, refused, None if load is None else load[1], leads=facts.leader is not None
+    )
     return VersionPlacement(
         model=manifest.model,
         version=manifest.version,
@@ -326,6 +341,7 @@ def _version(
         standby=view.state is State.STANDBY,
         load=None if load is None else _prediction(*load),
         refusals=refusals,
+        missing=missing,
     )
 
 

@@ -245,6 +245,7 @@ class PlacedVersion(TypedDict):
     standby: bool
     load: LoadPrediction | None
     refusals: list[LoadRefusal]
+    missing: NotRequired[str | None]  # servers of the release before do not say it
 
 
 class Placement(TypedDict):

@@ -16,11 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import boto3
 import grpc as grpc_library
 import httpx2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from botocore.config import Config
+from botocore.exceptions import ClientError
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
@@ -328,6 +331,34 @@ def test_a_load_longer_than_the_deadline_is_refused_with_the_time_and_goes_on(st
         assert int(metadata["grpc-retry-pushback-ms"]) >= 2000
         until_state(stack, "slow", "ready")  # it is loaded all the same
     stack.http.delete("/admin/v1/models/slow")
+
+
+def test_sagemakers_clients_are_told_that_a_target_model_is_not_ready(stack: Stack) -> None:
+    """Their calls have no deadline of their own: that of the model counts, and its load takes longer."""
+    repository = FolderRepository(stack.home / "repository")
+    config = ModelConfig(pools=("late",), timeout_ms_default=1000)
+    publish_simulated(repository, "late", {"bytes": MODEL_BYTES, "load_s": 3.0}, config=config)
+    runtime = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=stack.url,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="y",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+    body = json.dumps({"instances": [[1, 1, 1, 1]]}).encode()
+    with running_worker(stack, "late"):
+        wait_until(partial(status, stack, "late", 200, 60.0), what="it answers")
+        wait_until(partial(measured, stack, "late"), what="it is known what it takes")
+        put_on_standby(stack, "late", "late")
+        with pytest.raises(ClientError) as refused:
+            runtime.invoke_endpoint(EndpointName="any", TargetModel="late", ContentType="application/json", Body=body)
+        assert refused.value.response["Error"]["Code"] == "ModelNotReadyException"
+        reply = refused.value.response["ResponseMetadata"]
+        assert reply["HTTPStatusCode"] == 429
+        assert int(reply["HTTPHeaders"]["retry-after"]) >= 1
+        until_state(stack, "late", "ready")  # it is loaded all the same
+    stack.http.delete("/admin/v1/models/late")
 
 
 def test_a_load_before_it_counts_in_the_time_that_a_caller_is_told(stack: Stack) -> None:

@@ -430,6 +430,7 @@ def test_failures_are_one_line(millstream, arguments, says):
         (["up", "--drain-s", "0"], "--drain-s: "),
         (["restart", "redis"], "'redis' is not one of 'all', 'gateways', 'workers'"),
         (["up", "--triton-repository", "/nowhere"], "--triton-repository /nowhere: the folder does not exist"),
+        (["up", "--repository", "/nowhere"], "--triton-repository /nowhere: the folder does not exist"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(tmp_path, arguments, says):

@@ -174,6 +174,15 @@ def test_settings_are_changed_kept_and_restored(stack):
 def test_what_has_no_effect_is_said(stack):
     found = configure(stack, "second", instances_min=3)
     assert found["warnings"] == ["instances_min is 3, and its pools have 1 workers now"]
+
+    def missing():
+        [version] = stack.http.get("/admin/v1/placement", params={"model": "second"}).json()["models"]
+        return version["missing"]
+
+    found = wait_until(missing, what="the gateway follows the settings")
+    assert " of 3 instances are ready: " in found
+    said = " ".join(Millstream(stack.home).ok("placement", "second", "--endpoint", stack.url).split())
+    assert " of 3 instances are ready: " in said.partition("missing ")[2]
     stack.redis.sadd(f"ms:3:{{{stack.installation}}}:pools", "gpu")  # its workers are gone
     found = configure(stack, "second", pools=["gpu", "cpu"], instances_min=None)
     assert found["warnings"] == ["pool gpu has no worker now"]

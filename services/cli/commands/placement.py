@@ -151,6 +151,8 @@ def _show_version(console: Console, version: PlacedVersion) -> None:
     show_detail(console, "version      ", f"{label}: {state(version['state'])}; {'; '.join(parts)}")
     if version["reason"]:
         show_detail(console, "             ", escape(version["reason"]))
+    if missing := version.get("missing"):
+        show_detail(console, "missing      ", escape(missing), style="yellow")
 
 
 def _show_worker(console: Console, worker: PlacedWorker, name: str | None, rows_max: int | None) -> None:

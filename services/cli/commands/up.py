@@ -89,6 +89,8 @@ Preload = Annotated[
 TritonRepositories = Annotated[
     list[Path] | None,
     typer.Option(
+        "--triton-repository",
+        "--repository",
         metavar="DIR",
         help="Triton model repository to serve in place, can be repeated (MILLSTREAM_TRITON_REPOSITORIES=a,b): "
         "DIR/NAME/1/model.onnx, with or without a config.pbtxt. Nothing is copied.",
