@@ -51,18 +51,19 @@ class LoadMemory:
         return reduced(self.need(manifest), known, file_bytes(manifest), room_bytes, device_room_bytes)
 
     def reserve(self, manifest: Manifest) -> None:
-        """Reserve the memory that a load will take; if it is not free, what was reserved for it before stays.
+        """Reserve the memory that a load will take: what was reserved for it before, if it is tried with less.
 
         Raises:
             Failure: MODEL, the version never fits.
             NotFree: it does not fit now.
         """
         budget, need = self.budget, self.need(manifest)
+        tried = budget.footprint(manifest.content_id)
+        if tried is not None and not need.measured and _is_less(tried, need):
+            need = tried  # less than predicted (`need_within`)
         if budget.reserve(manifest.content_id, need):
             return
         too_large = budget.too_large(need)
-        if not too_large and not need.measured and budget.footprint(manifest.content_id) is not None:
-            return  # it is tried with less than predicted (`need_within`)
         if too_large:
             raise Failure(Code.MODEL, too_large)
         numbers = (need.load_bytes, budget.free_bytes, budget.room_bytes, "memory", MEMORY_OPTION)
@@ -152,3 +153,8 @@ class LoadMemory:
             self._footprints.write(manifest, self._kind, measured)
         except Failure as failure:
             log.warning("the memory of %s cannot be recorded: %s", manifest.content_id, failure.message)
+
+
+def _is_less(one: Footprint, other: Footprint) -> bool:
+    """Return whether a load takes less by one footprint than by the other, of the host or of the device."""
+    return one.load_bytes < other.load_bytes or one.device_load_bytes < other.device_load_bytes
