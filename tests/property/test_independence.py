@@ -36,7 +36,11 @@ def inputs(graph: Graph, rows: int, seed: int, extreme: int | None = None) -> Fe
 
 
 def check(graph: Graph, rows: int, seed: int, extreme: bool) -> None:
-    """Every row of a run of all gives what it gives alone, and what it gives in another order."""
+    """Every row of a run of all gives what it gives alone, and what it gives in another order.
+
+    A row with NaN is only in the way of others: ONNX Runtime's ReduceMax of NaN and infinity is the one or the other,
+    by the number of rows.
+    """
     feeds = inputs(graph, rows, seed, extreme=rows - 1 if extreme else None)
     try:
         running = load(graph.model)
@@ -45,7 +49,8 @@ def check(graph: Graph, rows: int, seed: int, extreme: bool) -> None:
         event("does not run on one row")
         return
     note(onnx.printer.to_text(graph.model))
-    assert_independent(running, feeds, graph.inputs, alone)
+    unlike = [row for row in range(rows) if any(np.isnan(feeds[name][row]).any() for name in graph.inputs)]
+    assert_independent(running, feeds, graph.inputs, alone, unlike)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
