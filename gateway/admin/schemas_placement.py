@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, Field
 
-from millstream.gateway.admin.missing_instances import why_missing
+from millstream.gateway.admin.missing_instances import WantedInstances, why_missing
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import EndpointPlacement, Manifest
@@ -321,9 +321,8 @@ def _version(
     load = facts.loads.get(manifest.content_id)
     wanted = model.placement.instances_min if manifest.version == model.active else 0
     refused = [one.reason for one in refusals]
-    missing = why_missing(
-        view, wanted, workers, refused, None if load is None else load[1], leads=facts.leader is not None
-    )
+    footprint = None if load is None else load[1]
+    missing = why_missing(WantedInstances(view, wanted, workers, refused, footprint, facts.leader is not None))
     return VersionPlacement(
         model=manifest.model,
         version=manifest.version,

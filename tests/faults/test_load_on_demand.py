@@ -16,13 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import boto3
 import grpc as grpc_library
 import httpx2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -35,6 +33,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
 from tests.kit import models, v2
 from tests.kit.command_line import Millstream
+from tests.kit.sagemaker import runtime_client
 from tests.kit.stack import Stack, running_stack
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import TIMEOUT_S, wait_for_none, wait_until
@@ -338,14 +337,7 @@ def test_sagemakers_clients_are_told_that_a_target_model_is_not_ready(stack: Sta
     repository = FolderRepository(stack.home / "repository")
     config = ModelConfig(pools=("late",), timeout_ms_default=1000)
     publish_simulated(repository, "late", {"bytes": MODEL_BYTES, "load_s": 3.0}, config=config)
-    runtime = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=stack.url,
-        region_name="us-east-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="y",
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    runtime = runtime_client(stack)
     body = json.dumps({"instances": [[1, 1, 1, 1]]}).encode()
     with running_worker(stack, "late"):
         wait_until(partial(status, stack, "late", 200, 60.0), what="it answers")

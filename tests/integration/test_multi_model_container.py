@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tests.kit import models
+from tests.kit.sagemaker import runtime_client
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
@@ -100,14 +99,7 @@ def test_a_model_that_was_never_loaded_finds_room_beside_a_pinned_one(stack: Sta
 def test_a_call_names_its_target_model(stack: Stack) -> None:
     for name in ("one", "two"):
         wait_until(partial(is_loaded, stack, name), what=f"{name} is loaded")
-    runtime = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=stack.url,
-        region_name="us-east-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="y",
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    runtime = runtime_client(stack)
     body = json.dumps({"instances": ROW}).encode()
 
     def answers(name: str) -> bool:

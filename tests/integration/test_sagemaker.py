@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx2
 import numpy as np
 import onnxruntime
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tests.kit import models
+from tests.kit.sagemaker import runtime_client
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.wait import wait_until
 
@@ -56,14 +55,7 @@ def expected(served: tuple[Stack, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]
 
 @pytest.fixture
 def runtime(stack: Stack) -> Any:
-    return boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=stack.url,
-        region_name="us-east-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="y",
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    return runtime_client(stack)
 
 
 def npy(array: np.ndarray[Any, Any]) -> bytes:

@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import grpc
 import httpx2
 import openai
 import pytest
 import tritonclient.grpc as tc_grpc
 import tritonclient.http as tc_http
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
@@ -21,6 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
+from tests.kit.sagemaker import runtime_client
 from tests.kit.stack import Stack, running_stack
 
 #: the smallest of them have one input; "image" is too large to be printed, "windowed" does not run at size 1
@@ -158,14 +157,7 @@ def test_a_stream_gets_the_example_too(stack: Stack) -> None:
 
 
 def test_boto3_users_find_the_example_in_the_original_message(stack: Stack) -> None:
-    runtime = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=stack.url,
-        region_name="eu-central-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-        config=Config(retries={"max_attempts": 0}, proxies={}),
-    )
+    runtime = runtime_client(stack)
     for model in MODELS:
         with pytest.raises(ClientError) as caught:
             runtime.invoke_endpoint(

@@ -26,6 +26,18 @@ from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 
 
+def loads_of(repository: FolderRepository, models: LoadedModels, folder: Path) -> VersionLoads:
+    """Return loads of a worker with the simulated backend, without a limit on its memory; `folder`: for its files."""
+    return VersionLoads(
+        repository,
+        LoadEnvironment(get_backend("simulated", folder), "simulated", "cpu", 1),
+        models,
+        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
+        LoadGuard(LoadMarks(folder / "run", "sim-0-1"), Limits(600.0, 600.0), lambda: None),
+        lambda: 5.0,
+    )
+
+
 def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_three_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,14 +130,7 @@ def test_a_trial_load_is_a_phase_before_the_load(tmp_path: Path, monkeypatch: py
     repository = FolderRepository(tmp_path / "repository")
     manifest = publish_simulated(repository, "m", {})
     models = LoadedModels()
-    loads = VersionLoads(
-        repository,
-        LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1),
-        models,
-        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
-        LoadGuard(LoadMarks(tmp_path / "run", "sim-0-1"), Limits(600.0, 600.0), lambda: None),
-        lambda: 5.0,
-    )
+    loads = loads_of(repository, models, tmp_path)
     phases = []
     for name, function in (("probe", probe), ("load", load)):
 
@@ -146,14 +151,7 @@ def test_the_record_of_a_ready_version_tells_of_no_load_that_others_come_after(t
     repository = FolderRepository(tmp_path / "repository")
     manifest = publish_simulated(repository, "m", {})
     models = LoadedModels()
-    loads = VersionLoads(
-        repository,
-        LoadEnvironment(get_backend("simulated", tmp_path), "simulated", "cpu", 1),
-        models,
-        WorkerMetrics(MetricsRegistry(None, "worker"), "sim", "sim-0", "cpu"),
-        LoadGuard(LoadMarks(tmp_path, "sim-0-1"), Limits(60.0, 60.0), lambda: None),
-        lambda: 0.0,
-    )
+    loads = loads_of(repository, models, tmp_path)
     published: dict[State, list[str]] = {}
 
     def publish() -> None:
