@@ -219,7 +219,7 @@ def test_an_order_does_not_wait_for_the_close_of_another_model(shop: Shop) -> No
     slow = shop.publish("closes-slowly", bytes=300 * MIB, close_s=600.0)
     shop.start()
     shop.until_ready(slow)
-    room = BUDGET_BYTES - shop.record.used_bytes
+    room = BUDGET_BYTES - _used_bytes(shop, at_least=300 * MIB)
     known = Measured(resident_bytes=room + 100 * MIB, load_s=0.01)
     waiting = shop.publish_known("waits", "simulated.cpu", known, bytes=known.resident_bytes)
     wait_until(lambda: shop.record.token == shop.repository.token(), what="the worker knows")
@@ -240,7 +240,7 @@ def test_orders_go_on_when_the_close_has_ended(shop: Shop) -> None:
     slow = shop.publish("closes-late", bytes=300 * MIB, close_s=1.0)
     shop.start()
     shop.until_ready(slow)
-    room = BUDGET_BYTES - shop.record.used_bytes
+    room = BUDGET_BYTES - _used_bytes(shop, at_least=300 * MIB)
     known = Measured(resident_bytes=room + 100 * MIB, load_s=0.01)
     waiting = shop.publish_known("follows", "simulated.cpu", known, bytes=known.resident_bytes)
     wait_until(lambda: shop.record.token == shop.repository.token(), what="the worker knows")
@@ -305,6 +305,16 @@ def test_what_exceeds_the_budget_goes_also_if_it_was_loaded_a_moment_ago(shop: S
     wait_until(lambda: "the worker uses more than its memory budget" in shop.log, what="one of them goes")
     wait_until(lambda: shop.record.used_bytes <= BUDGET_BYTES, what="within the budget")
     assert len(shop.settled()) == 1
+
+
+def _used_bytes(shop: Shop, at_least: int) -> int:
+    """Return what the worker uses. It publishes that an instance is ready before what the instance takes."""
+
+    def used_bytes() -> int:
+        used = shop.record.used_bytes
+        return used if used >= at_least else 0
+
+    return wait_until(used_bytes, what="the worker's record counts what is loaded")
 
 
 def most_bytes(pid: int) -> int:

@@ -232,6 +232,8 @@ async def test_a_client_that_requests_new_keys_without_end_has_to_read_the_answe
         transport = front.protocol.transport
         for end in (client._sock, transport.get_extra_info("socket")):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        # The kernel would let it grow to all that is sent.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         tls.update_keys(30_000)
         sent_bytes = client._outgoing.pending
         sending = asyncio.create_task(client._flush())
