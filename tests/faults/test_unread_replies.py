@@ -164,9 +164,10 @@ def test_memory_goes_back_after_a_burst(new_stack: Stack) -> None:
         assert len(stack.http.post("/v2/models/spread/infer", content=raw()).content) > REPLY
     peaks = {name: peak_bytes(pid) - before[name] for name, pid in processes.items()}
     assert peaks["gateway-0"] > 64 * MIB
+    # Slices of shared memory that the worker wrote stay mapped: on a busy machine more of them than elsewhere.
+    small = {"gateway-0": SMALL, "cpu-0": 2 * SMALL}
     for name, pid in processes.items():
-        most = before[name] + max(peaks[name] // 2, SMALL)
-        wait_until_resident(stack, pid, most)
+        wait_until_resident(stack, pid, before[name] + max(peaks[name] // 2, small[name]))
 
 
 def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
