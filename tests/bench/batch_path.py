@@ -12,97 +12,26 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import httpx2
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from millstream.services.queue.url import RedisAddress, client
 from tests.bench import servers
-from tests.bench.load import Load, Payload, json_payload, measure
-from tests.bench.processes import GATEWAY, PROC, WORKER, process_cpu_s, running_module, tree
+from tests.bench.batch_cost import Cost, Stack, cost
+from tests.bench.load import Load, json_payload, measure
 from tests.kit import models
-from tests.kit.metrics import Page
 
 CONNECTIONS = (1, 16, 64)
 PATH = "/v2/models/mlp/infer"
-_SERVERS = (b"valkey-server", b"redis-server")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Counters of one stack at an instant. `calls` are commands of Redis, those within scripts included."""
-
-    batches: float
-    requests: float
-    cpu_s: dict[str, float]
-    calls: int
-    script_us: float
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One measurement; CPU, calls and the time of scripts are per batch."""
-
-    load: Load
-    requests: float
-    cpu_us: dict[str, float]
-    calls: float
-    script_us: float
-
-
-class Stack:
-    """A running Millstream whose processes are told apart."""
-
-    def __init__(self, name: str, server: servers.Server, home: Path) -> None:
-        self.name = name
-        self.server = server
-        self._pids = {
-            "gateway": running_module(server.pid, GATEWAY),
-            "redis": [pid for pid in tree(server.pid) if _program(pid).endswith(_SERVERS)],
-            "worker": running_module(server.pid, WORKER),
-        }
-        self._redis = client(RedisAddress.parse(f"unix://{next(home.rglob('redis.sock'))}"))
-
-    def read(self) -> Reading:
-        page = Page(httpx2.get(self.server.url + "/metrics").text)
-        stats: dict[str, Any] = self._redis.info("commandstats")
-        return Reading(
-            page.value("millstream_batches_total"),
-            page.value("millstream_requests_total", outcome="ok"),
-            {name: sum(map(process_cpu_s, pids)) for name, pids in self._pids.items()},
-            sum(found["calls"] for found in stats.values()),
-            stats.get("cmdstat_evalsha", {}).get("usec", 0),
-        )
-
-
-def _program(pid: int) -> bytes:
-    return (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[0].split(b" ")[0]
 
 
 @contextmanager
 def _stack(folder: Path, name: str, root: Path, model: Path) -> Iterator[Stack]:
     with servers.millstream_up(folder, name, ["--preload", f"mlp={model}"], root=root) as server:
         yield Stack(name, server, folder / name)
-
-
-def _cost(stack: Stack, payload: Payload, connections: int, seconds: int) -> Cost:
-    before = stack.read()
-    load = measure(stack.server, PATH, payload, connections, seconds)
-    after = stack.read()
-    batches = after.batches - before.batches
-    return Cost(
-        load,
-        (after.requests - before.requests) / batches,
-        {name: (after.cpu_s[name] - before.cpu_s[name]) / batches * 1e6 for name in after.cpu_s},
-        (after.calls - before.calls) / batches,
-        (after.script_us - before.script_us) / batches,
-    )
 
 
 def _table(connections: int, bare: Sequence[Load], costs: dict[str, list[Cost]]) -> Table:
@@ -118,15 +47,15 @@ def _table(connections: int, bare: Sequence[Load], costs: dict[str, list[Cost]])
         pairs = list(zip(found, bare, strict=True))
         table.add_row(
             name,
-            f"{middle(lambda cost: cost.load.p50_us):.0f}",
-            f"{median(cost.load.p50_us / one.p50_us for cost, one in pairs):.2f}",
-            f"{middle(lambda cost: cost.load.rate):.0f}",
-            f"{median(cost.load.rate / one.rate for cost, one in pairs):.3f}",
-            f"{middle(lambda cost: cost.requests):.1f}",
-            *(f"{middle(lambda cost, of=of: cost.cpu_us[of]):.0f}" for of in ("gateway", "redis", "worker")),  # type: ignore[misc]
-            f"{middle(lambda cost: sum(cost.cpu_us.values())):.0f}",
-            f"{middle(lambda cost: cost.calls):.1f}",
-            f"{middle(lambda cost: cost.script_us):.1f}",
+            f"{middle(lambda one: one.load.p50_us):.0f}",
+            f"{median(ours.load.p50_us / one.p50_us for ours, one in pairs):.2f}",
+            f"{middle(lambda one: one.load.rate):.0f}",
+            f"{median(ours.load.rate / one.rate for ours, one in pairs):.3f}",
+            f"{middle(lambda one: one.requests):.1f}",
+            *(f"{middle(lambda one, of=of: one.cpu_us[of]):.0f}" for of in ("gateway", "redis", "worker")),  # type: ignore[misc]
+            f"{middle(lambda one: sum(one.cpu_us.values())):.0f}",
+            f"{middle(lambda one: one.calls):.1f}",
+            f"{middle(lambda one: one.script_us):.1f}",
         )
     return table
 
@@ -152,7 +81,7 @@ def main() -> None:
             for number in range(arguments.rounds):
                 ceilings.append(measure(bare, PATH, payload, connections, arguments.seconds))
                 for stack in stacks if number % 2 else reversed(stacks):
-                    costs[stack.name].append(_cost(stack, payload, connections, arguments.seconds))
+                    costs[stack.name].append(cost(stack, PATH, payload, connections, arguments.seconds))
             Console(width=140).print(_table(connections, ceilings, costs))
 
 

@@ -1,7 +1,7 @@
 """Measures the figures, each a ratio within one run: Millstream and its reference take turns, so that a machine that
 slows down slows both.
 
-small rows: C, Millstream, C, Millstream, … ── with keys, traces, TLS ── over gRPC: G, Millstream, …
+the hot path beside C (hot_path) ── with keys, traces, TLS ── over gRPC: G, Millstream, …
 ── a CNN: raw loop, Millstream, … ── memory of an idle stack ─> Figures
 """
 
@@ -23,14 +23,15 @@ from tests.bench.device_loop import ROWS as DEVICE_ROWS
 from tests.bench.device_loop import gpu_available
 from tests.bench.device_loop import measure as measure_device
 from tests.bench.errors import LoadError
-from tests.bench.load import Load, binary_payload, json_payload, measure
+from tests.bench.hot_path import hot_path
+from tests.bench.load import Load, binary_payload, measure
 from tests.bench.loads import LOADS_BACK, measure_loads
 from tests.bench.many import COLD_MODELS, HOT, THOUSAND, measure_cold, measure_thousand
 from tests.bench.operated import operated_rows
 from tests.bench.overflow import measure_overflow
 from tests.bench.processes import GATEWAY, WORKER, Memory, memory, pin, running_module
 from tests.bench.result import Figure, Measured, Result
-from tests.bench.rounds import Case, Say, measured, medians, ratio, rounds_of
+from tests.bench.rounds import Say, medians, ratio
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
 from tests.kit import models
@@ -40,71 +41,6 @@ DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 SQUEEZENET_CONNECTIONS = 8
 SETTLE_S = 3.0
 GRPC_CALLS = 64
-
-
-def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
-    """Measure the MLP with one row of 64 floats in each request, against C."""
-    row = np.round(np.random.default_rng(5).standard_normal(64), 4).astype(np.float32)
-    text, binary = json_payload(folder, "input", row), binary_payload(folder, "input", row)
-    path = "/v2/models/mlp/infer"
-    served = {"mlp": models.mlp(folder / "mlp.onnx")}
-    with servers.ceiling(folder) as bare, servers.millstream(folder, "mlp", served) as ours:
-        cases = [
-            Case("C, JSON", bare, path, text, 1),
-            Case("Millstream, JSON", ours, path, text, 1),
-            Case("Millstream, JSON", ours, path, text, 16),
-            Case("C, JSON", bare, path, text, 64),
-            Case("Millstream, JSON", ours, path, text, 64),
-            Case("Millstream, binary", ours, path, binary, 64),
-        ]
-        found = rounds_of(cases, rounds, seconds, say)
-    return Result(_small_figures(found), measured(cases, found))
-
-
-def _small_figures(found: Sequence[Sequence[Load]]) -> tuple[Figure, ...]:
-    """Return the ratios between the cases of `small_rows`, whose order `found` has."""
-    c1, m1, m16, c64, m64, b64 = found
-    rate = medians(m64).rate
-    bare = medians(c64)
-    return (
-        Figure(
-            name="rate at 64 connections",
-            measured=ratio(m64, c64, lambda load: load.rate),
-            bound=0.85,
-            unit="of C",
-            detail=f"{rate:,.0f}/s of {bare.rate:,.0f}/s",
-        ),
-        Figure(
-            name="CPU per request at 64 connections, all processes",
-            measured=ratio(m64, c64, lambda load: load.cpu_us),
-            bound=1.6,
-            unit="x C's",
-            detail=f"{medians(m64).cpu_us:.1f} us, C {bare.cpu_us:.1f} us",
-            at_most=True,
-        ),
-        Figure(
-            name="rate at 16 connections",
-            measured=ratio(m16, c64, lambda load: load.rate),
-            bound=0.42,
-            unit="of C's at 64",
-            detail=f"{medians(m16).rate:,.0f}/s of {bare.rate:,.0f}/s",
-        ),
-        Figure(
-            name="median latency at 1 connection",
-            measured=ratio(m1, c1, lambda load: load.p50_us),
-            bound=3.5,
-            unit="x C's",
-            detail=f"{medians(m1).p50_us:.0f} us, C {medians(c1).p50_us:.0f} us",
-            at_most=True,
-        ),
-        Figure(
-            name="binary tensors, rate at 64 connections",
-            measured=ratio(b64, m64, lambda load: load.rate),
-            bound=1.1,
-            unit="x JSON's",
-            detail=f"{medians(b64).rate:,.0f}/s, JSON {rate:,.0f}/s",
-        ),
-    )
 
 
 def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
@@ -151,6 +87,7 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
     payload = binary_payload(folder, "data_0", np.random.default_rng(6).standard_normal((3, 224, 224)))
     raw: list[float] = []
     ours: list[Load] = []
+    single: list[Load] = []
     with servers.millstream(folder, "squeezenet", {"squeezenet": model}) as server:
         pin(server.pid, {rest})
         for worker in running_module(server.pid, WORKER):
@@ -161,12 +98,28 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
             say(f"round {number + 1} of {rounds}: squeezenet, Millstream")
             path = "/v2/models/squeezenet/infer"
             ours.append(measure(server, path, payload, SQUEEZENET_CONNECTIONS, seconds, {rest}))
-    middle = medians(ours)
-    share = median(load.rate / alone for load, alone in zip(ours, raw, strict=True))
-    figure = Figure(
-        "squeezenet, 602 KB binary input", share, 0.95, "of a raw loop", f"{middle.rate:.0f}/s of {median(raw):.0f}/s"
+            single.append(measure(server, path, payload, 1, seconds, {rest}))
+    many, one = medians(ours), medians(single)
+    run_us = 1e6 / median(raw)
+    figures = (
+        Figure(
+            name="squeezenet, 602 KB binary input",
+            measured=median(load.rate / alone for load, alone in zip(ours, raw, strict=True)),
+            bound=0.97,
+            unit="of a raw loop",
+            detail=f"{many.rate:.0f}/s of {median(raw):.0f}/s",
+        ),
+        Figure(
+            name="squeezenet at 1 connection: median latency",
+            measured=median(load.p50_us * alone / 1e6 for load, alone in zip(single, raw, strict=True)),
+            bound=1.2,
+            unit="x a run of the raw loop",
+            detail=f"{one.p50_us / 1000:.2f} ms, a run {run_us / 1000:.2f} ms",
+            at_most=True,
+        ),
     )
-    return Result((figure,), (Measured("Millstream, squeezenet, binary", SQUEEZENET_CONNECTIONS, middle),))
+    name = "Millstream, squeezenet, binary"
+    return Result(figures, (Measured(name, SQUEEZENET_CONNECTIONS, many), Measured(name, 1, one)))
 
 
 def idle_memory(folder: Path, say: Say) -> Result:
@@ -370,11 +323,11 @@ def gpu(folder: Path, seconds: int, say: Say) -> Result:
 
 
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Measure everything in about `rounds` x 17 x `seconds` plus ten minutes. Raises LoadError or StartError."""
+    """Measure everything in about `rounds` x 30 x `seconds` plus ten minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         folder = Path(name)
         parts = [
-            small_rows(folder, rounds, seconds, say),
+            hot_path(folder, rounds, seconds, say),
             operated_rows(folder, rounds, seconds, say),
             grpc_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
@@ -387,5 +340,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             gpu(folder, seconds, say),
         ]
     return Result(
-        tuple(figure for part in parts for figure in part.figures), tuple(load for part in parts for load in part.loads)
+        tuple(figure for part in parts for figure in part.figures),
+        tuple(load for part in parts for load in part.loads),
+        tuple(cost for part in parts for cost in part.costs),
     )

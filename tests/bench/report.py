@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tests.bench.batch_cost import PROCESSES
 from tests.bench.result import Figure, Result
 
 PACKAGES = (
@@ -120,6 +121,16 @@ def page(result: Result, machine: Machine, rounds: int, seconds: int) -> str:
         )
         for measured in result.loads
     ]
+    costs = [
+        (
+            str(cost.connections),
+            f"{cost.rows:.1f}",
+            *(f"{cost.cpu_us[process]:.0f} us" for process in PROCESSES),
+            f"{sum(cost.cpu_us.values()):.0f} us",
+            f"{cost.redis_calls:.1f}",
+        )
+        for cost in result.costs
+    ]
     packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
     return f"""# Benchmarks
 
@@ -134,11 +145,13 @@ A figure is the median of the rounds' ratios.
 - **C**, the ceiling: a bare uvicorn (uvloop, httptools) that reads the same body and answers `{{}}`.
 - **Millstream**: one gateway process, one worker with one thread, the embedded Redis, default settings. The small
   model is an MLP (64-256-256-10), one row of 64 floats for each request.
+- **gRPC beside C**: ModelInfer with raw contents, with `MILLSTREAM_GRPC=fast`, against C's REST in the same round.
+- **602 KB**: one image for each request, and a model that returns its three means.
 - **Keys**: each request has the bearer key of a scope for this model. **Traces**: exported to a collector that drops
   them, those of all requests or of 1 % of them. **TLS**: 1.3, over connections that stay open. Each in an installation
   of its own, in turn with one of default settings.
 - **G**, the ceiling of gRPC: a bare `grpc.aio` server (uvloop) that reads the same message and echoes the bytes of its
-  tensor. `h2load` keeps 64 calls in flight over 8 connections, with one thread; its latency is the mean.
+  tensor. `h2load` keeps 64 calls in flight over 8 connections, with one thread.
 - **squeezenet**: the architecture with random weights, one image of 602 KB for each request. One core is reserved for
   the worker, or for the plain loop around an ONNX Runtime session that it is compared with. The gateway, Redis and the
   load generator use the other core.
@@ -153,6 +166,13 @@ A figure is the median of the rounds' ratios.
   all server processes, Redis and the supervisor included, without wrk.
 
 {_rows(("load", "connections", "rate", "p50", "p99", "CPU per request"), loads)}
+
+## What a batch costs
+
+The CPU of one batch by process, over REST with JSON, and the commands that Redis runs for it, those in scripts
+included. The gateway's part grows with the rows: it reads and answers a request for each.
+
+{_rows(("connections", "rows", *PROCESSES, "all", "commands of Redis"), costs)}
 
 ## Where
 

@@ -33,8 +33,22 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class BatchCost:
+    """What a batch costs at so many connections.
+
+    `cpu_us` is by process, `redis_calls` are commands of Redis, those within scripts included.
+    """
+
+    connections: int
+    rows: float
+    cpu_us: dict[str, float]
+    redis_calls: float
+
+
+@dataclass(frozen=True)
 class Result:
     """The results of one run of the benchmarks."""
 
     figures: tuple[Figure, ...]
     loads: tuple[Measured, ...]
+    costs: tuple[BatchCost, ...] = ()

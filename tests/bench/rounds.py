@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from tests.bench import servers
@@ -24,6 +25,15 @@ class Case:
     connections: int
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One measurement of a round, of whatever kind."""
+
+    name: str
+    connections: int
+    measure: Callable[[], Load]
+
+
 def medians(loads: Sequence[Load]) -> Load:
     """Return the median of each number."""
     return Load(
@@ -36,11 +46,20 @@ def medians(loads: Sequence[Load]) -> Load:
 
 def rounds_of(cases: Sequence[Case], rounds: int, seconds: int, say: Say) -> list[list[Load]]:
     """Measure every case once in each round; return the measurements of each case."""
-    loads: list[list[Load]] = [[] for _ in cases]
+    turns = [
+        Turn(one.name, one.connections, partial(measure, one.server, one.path, one.payload, one.connections, seconds))
+        for one in cases
+    ]
+    return turns_of(turns, rounds, say)
+
+
+def turns_of(turns: Sequence[Turn], rounds: int, say: Say) -> list[list[Load]]:
+    """Take every turn once in each round; return the measurements of each turn."""
+    loads: list[list[Load]] = [[] for _ in turns]
     for number in range(rounds):
-        for case, found in zip(cases, loads, strict=True):
-            say(f"round {number + 1} of {rounds}: {case.name}, {case.connections} connections")
-            found.append(measure(case.server, case.path, case.payload, case.connections, seconds))
+        for turn, found in zip(turns, loads, strict=True):
+            say(f"round {number + 1} of {rounds}: {turn.name}, {turn.connections} connections")
+            found.append(turn.measure())
     return loads
 
 
@@ -49,7 +68,7 @@ def ratio(ours: Sequence[Load], theirs: Sequence[Load], what: Callable[[Load], f
     return median(what(mine) / what(other) for mine, other in zip(ours, theirs, strict=True))
 
 
-def measured(cases: Sequence[Case], found: Sequence[Sequence[Load]]) -> tuple[Measured, ...]:
+def measured(cases: Sequence[Case | Turn], found: Sequence[Sequence[Load]]) -> tuple[Measured, ...]:
     """Return the medians of each case, for the table of raw numbers."""
     pairs = zip(cases, found, strict=True)
     return tuple(Measured(case.name, case.connections, medians(loads)) for case, loads in pairs)

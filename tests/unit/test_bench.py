@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.bench import device_loop, figures, processes, report
+from tests.bench import device_loop, figures, hot_path, processes, report
 from tests.bench.errors import LoadError
 from tests.bench.load import Load
-from tests.bench.result import Figure, Measured, Result
+from tests.bench.result import BatchCost, Figure, Measured, Result
 from tests.kit import models
 
 BUSY = """
@@ -37,6 +37,7 @@ RESULT = Result(
         Figure("latency", 4.0, 3.5, "x C's", "4 us, C 1 us", at_most=True),
     ),
     (Measured("C, JSON", 64, Load(rate=40_000, p50_us=1500, p99_us=3000, cpu_us=20.5)),),
+    (BatchCost(16, 7.5, {"gateway": 160.4, "redis": 60.0, "worker": 79.6}, 12.25),),
 )
 MACHINE = report.Machine("Mill", 2, 16.0, "Debian", "3.11.7", "4.1.0", {"uvicorn": "1.0"}, date(2026, 11, 20))
 
@@ -95,6 +96,7 @@ def test_the_page_holds_figures_loads_machine_and_date() -> None:
         "| rate | **0.90** | at least 0.85 of C | yes | 9/s of 10/s |",
         "| latency | **4.00** | at most 3.5 x C's | **no** | 4 us, C 1 us |",
         "| C, JSON | 64 | 40,000/s | 1.50 ms | 3.00 ms | 20.5 us |",
+        "| 16 | 7.5 | 160 us | 60 us | 80 us | 300 us | 12.2 |",
         "| processor | Mill, 2 cores |",
     ):
         assert line in page
@@ -104,6 +106,21 @@ def test_the_result_is_json() -> None:
     document = json.loads(json.dumps(report.as_json(RESULT, MACHINE)))
     assert [figure["met"] for figure in document["figures"]] == [True, False]
     assert document["machine"]["day"] == "2026-11-20"
+
+
+def test_the_hot_path_is_compared_with_c_in_the_same_round() -> None:
+    """In the second of three rounds the machine is half as fast: ratios stay, and the bounds are those of the issue."""
+
+    def rounds(rate: float, latency_us: float, cpu_us: float) -> list[Load]:
+        return [Load(rate / slow, latency_us * slow, 0, cpu_us * slow) for slow in (1, 2, 1)]
+
+    bare, ours = rounds(1000, 100, 20), rounds(1100, 150, 24)
+    c, m = [bare] * 3, [ours] * 3
+    found = hot_path.hot_path_figures([*c, *m, rounds(1300, 140, 20), *m, bare, rounds(1400, 0, 0), ours])
+    assert [one.measured for one in found] == pytest.approx(
+        [1.1, 1.2, 1.1, 1.5, 1.3 / 1.1, 1.5, 1.1, 1.1, 1.2, 1.4, 1.1]
+    )
+    assert [one.met for one in found] == [True] * 10 + [False]
 
 
 def test_an_instance_is_compared_with_a_bare_loop_on_its_device(tmp_path: Path) -> None:
