@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from millstream.gateway.connection.http2.header_blocks import Headers
 from millstream.gateway.connection.http2.request_headers import check_request
+from millstream.services.tracing.traceparent import HEADER, usable_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -21,7 +22,7 @@ _CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?")
 #: fields of the protocol itself, which are not metadata
 _RESERVED = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
 #: metadata that changes how a call is answered, where no key is needed
-_CHANGING = frozenset({b"accept-encoding", b"x-request-id", b"traceparent"})
+_CHANGING = frozenset({b"accept-encoding", b"x-request-id"})
 #: encodings that messages may have
 ENCODINGS = (b"identity", b"deflate", b"gzip")
 
@@ -37,6 +38,7 @@ class CallHead(NamedTuple):
     http_status: int = 200  # another: this is not a call of gRPC
     fault: str = ""  # what is wrong with the fields, for INTERNAL
     plain: bool = True  # whether no metadata changes how the call is answered
+    traceparent: bytes | None = None  # if usable: the caller's trace
 
 
 def read_head(headers: Headers) -> CallHead:
@@ -67,6 +69,7 @@ def read_head(headers: Headers) -> CallHead:
         _http_status(fields),
         fault,
         _CHANGING.isdisjoint(fields),
+        usable_traceparent(fields[HEADER]) if HEADER in fields else None,
     )
 
 

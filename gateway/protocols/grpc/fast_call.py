@@ -73,6 +73,16 @@ class FastCall:
         """Return the client's address as the library writes it."""
         return self._connection.peer
 
+    @property
+    def address(self) -> str:
+        """The client's address, without its port."""
+        return self._connection.address
+
+    @property
+    def age_s(self) -> float:
+        """The seconds since the call began."""
+        return self._connection.loop.time() - self.began
+
     def invocation_metadata(self) -> Metadata:
         return self.head.metadata
 
@@ -309,6 +319,8 @@ class FastCall:
     def _end(self) -> None:
         self.over = True
         self._reserve()
+        if self.pending is not None:
+            self._connection.parts.gave_up(self)
         self._connection.forget(self._number)
         for callback in self._callbacks:
             callback(self)

@@ -26,6 +26,7 @@ from millstream.gateway.connection.slow_reader import WriteStallGuard
 from millstream.gateway.protocols.grpc import reply_blocks
 from millstream.gateway.protocols.grpc.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.protocols.grpc.fast_call import FastCall
+from millstream.gateway.protocols.grpc.observed_calls import address_of
 
 _Code = grpc.StatusCode
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -45,8 +46,9 @@ class Parts:
         stall_s_max: seconds that a client may be late when it sends a request or reads a reply.
         age_s_max: seconds after which a connection is drained.
         age_grace_s: seconds after that until it is closed with its calls.
-        infer: submits a call of ModelInfer whose message is complete, and returns whether it could; None: the handler
-            of the method takes all calls.
+        infer: submits a call of ModelInfer whose message is complete, and returns whether it could: else the handler
+            of the method takes the call.
+        gave_up: notes that a call that `infer` would take ended before its message was complete.
     """
 
     find: Callable[[str], Any]
@@ -58,7 +60,8 @@ class Parts:
     stall_s_max: float
     age_s_max: Callable[[], float]
     age_grace_s: float
-    infer: Callable[[FastCall], bool] | None = None
+    infer: Callable[[FastCall], bool]
+    gave_up: Callable[[FastCall], None]
     connections: set[FastConnection] = field(default_factory=set)
     calls: int = 0
     draining: bool = False  # the server drains: new connections, too
@@ -71,7 +74,7 @@ class FastConnection(asyncio.Protocol):
         self.parts = parts
         self.loop = asyncio.get_running_loop()
         self.reservation = BodyReservation(parts.receive_budget)
-        self.peer = ""
+        self.peer = self.address = ""  # of the client: as the library writes it, and the address alone
         self.calls: dict[int, FastCall] = {}
         now = self.loop.time()
         self.h2: Connection[CallHead] = Connection(read_head, parts.limits, now)
@@ -87,6 +90,7 @@ class FastConnection(asyncio.Protocol):
         self._transport = transport
         self._stall = WriteStallGuard(self.loop, transport, self.parts.stall_s_max)
         self.peer = _peer(transport.get_extra_info("peername"))
+        self.address = address_of(self.peer)
         if len(self.parts.connections) >= self.parts.connections_max:
             transport.abort()
             return
@@ -184,18 +188,16 @@ class FastConnection(asyncio.Protocol):
         self.parts.calls += 1
         if ended:
             call.received(b"", now, ended=True)
-        elif head.plain and head.method == INFER and self.parts.infer is not None:
+        elif head.plain and head.method == INFER:
             call.pending = handler
             return
         call.start(handler)
 
     def _submit(self, call: FastCall) -> None:
         """Submit a call whose message is complete; if only the handler can answer it, start the handler."""
-        submit = self.parts.infer
-        if submit is None or not call.has_message or not submit(call):
-            call.start(call.pending)
-        else:
-            call.pending = None
+        handler, call.pending = call.pending, None
+        if not call.has_message or not self.parts.infer(call):
+            call.start(handler)
 
     def _refusal(self, head: CallHead | None) -> bytes | None:
         """Return the reply to a request that starts no call; None: it starts one."""

@@ -27,22 +27,27 @@ from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.request_id import new_request_id, request_context
+from millstream.services.tracing.traceparent import Trace
 
 log = logging.getLogger("millstream.grpc")
 
 
-class _InferRequest(Request):
+class InferRequest(Request):
+    """The request of a call."""
+
     call: FastCall
+    trace: Trace | None
     encoder: GrpcEncoder
     outputs: tuple[int, ...] | None
     permit: ReplyPermit
     answered = False
 
-    def over(self, _: FastCall) -> None:
+    def over(self, call: FastCall) -> None:
         """Give the reply's bytes back, and drop the request if its caller is gone."""
         self.permit.release()
         if not self.answered:
             self.lane.cancel(self)
+            cast("FastInfer", self.responder).gave_up(call, self)
 
 
 class FastInfer:
@@ -86,9 +91,10 @@ class FastInfer:
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
         now = time.monotonic()
-        request = _InferRequest(inputs_of(body, envelope), envelope.rows, 0, now, now + timeout_s, self)
+        request = InferRequest(inputs_of(body, envelope), envelope.rows, 0, now, now + timeout_s, self)
         request.request_id = new_request_id()
         request.call = call
+        request.trace = self.trace_of(call)
         request.encoder = encoder
         request.outputs = envelope.outputs
         request.permit = ReplyPermit(self._reply_budget)
@@ -101,6 +107,18 @@ class FastInfer:
             self.fail(request, failure)
         return True
 
+    def trace_of(self, call: FastCall) -> Trace | None:
+        """Return the trace that a call belongs to."""
+        return call.head.traceparent
+
+    def ended(self, _request: InferRequest, status: grpc.StatusCode, _reply_bytes: int) -> None:
+        """Note that a request was answered."""
+        self._count(status)
+
+    def gave_up(self, _call: FastCall, _request: InferRequest | None = None) -> None:
+        """Note that a call ended without an answer; the request is None if its message was not complete."""
+        self._count(grpc.StatusCode.CANCELLED)
+
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         """Answer the requests of a batch."""
         for request, reply in zip(requests, outputs.replies([request.rows for request in requests]), strict=True):
@@ -108,7 +126,7 @@ class FastInfer:
 
     def answer_one(self, request: Request, reply: Reply) -> None:
         """Answer a request. Its reply is written at once, since the tensors are views valid only now."""
-        mine = cast("_InferRequest", request)
+        mine = cast("InferRequest", request)
         if mine.call.over:
             return
         try:
@@ -117,18 +135,18 @@ class FastInfer:
         except Failure as failure:
             self.fail(mine, failure)
         except Exception as error:
-            with request_context(mine.request_id):
+            with request_context(mine.request_id, mine.trace):
                 self.fail(mine, internal_failure("a reply could not be written", error))
         else:
             mine.answered = True
             mine.call.answer(body, reply_blocks.ok_trailers(mine.request_id))
-            self._count(grpc.StatusCode.OK)
+            self.ended(mine, grpc.StatusCode.OK, len(body))
 
     def fail(self, request: Request, failure: Failure) -> None:
         """End a call with the status of `failure`."""
-        mine = cast("_InferRequest", request)
+        mine = cast("InferRequest", request)
         mine.answered = True
         status, details, metadata = refusal(failure, mine.request_id.decode("ascii"))
         if not mine.call.over:
             mine.call.end(status, details, metadata)
-            self._count(status)
+            self.ended(mine, status, 0)

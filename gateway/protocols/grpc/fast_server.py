@@ -20,6 +20,7 @@ from millstream.gateway.protocols.grpc.fast_connection import FastConnection, Pa
 from millstream.gateway.protocols.grpc.fast_infer import FastInfer
 from millstream.gateway.protocols.grpc.handlers import MethodTable
 from millstream.gateway.protocols.grpc.messages import Messages
+from millstream.gateway.protocols.grpc.observed_infer import ObservedInfer
 from millstream.gateway.protocols.grpc.receiver import CROWDED_S_MIN, crowded, no_message
 from millstream.gateway.protocols.grpc.server import (
     DRAIN_POLL_S,
@@ -87,6 +88,7 @@ class FastGrpcServer:
         self._connection = FastConnection if tls is None else tls_protocol(FastConnection, tls)
         messages = Messages(deps.receive_budget, deps.reply_budget, _Reader(), _Unwatched(), settings.request_bytes_max)
         self._table = MethodTable(deps, drain, messages)
+        infer = self._fast_infer(deps)
         self._parts = Parts(
             self._table.find,
             deps.receive_budget,
@@ -104,7 +106,8 @@ class FastGrpcServer:
             settings.client_stall_s_max,
             lambda: max_age_s(settings) * (1 + JITTER * random.random()),
             settings.grpc_age_grace_s,
-            None if deps.observer is not None else self._fast_infer(deps),
+            infer.submit,
+            infer.gave_up,
         )
         self.reads_max = calls_max(settings) // 2
         self.http2: Callable[[], asyncio.Protocol] = lambda: FastConnection(parts=self._parts)
@@ -112,10 +115,10 @@ class FastGrpcServer:
         self._checking: asyncio.Task[None] | None = None
         self.port = 0
 
-    def _fast_infer(self, deps: Deps) -> Callable[[FastCall], bool]:
+    def _fast_infer(self, deps: Deps) -> FastInfer:
         table = self._table
-        timeout_s_max = deps.settings.request_timeout_s_max
-        return FastInfer(table.infer, deps.gate, deps.reply_budget, timeout_s_max, table.count_infer).submit
+        parts = table.infer, deps.gate, deps.reply_budget, deps.settings.request_timeout_s_max, table.count_infer
+        return FastInfer(*parts) if deps.observer is None else ObservedInfer(deps.observer, *parts)
 
     @property
     def connections(self) -> int:
