@@ -1,11 +1,10 @@
-"""Traces of requests over REST and gRPC, as a collector receives them from a running product."""
+"""Traces of requests, as a collector receives them from a running product. Calls over gRPC: test_grpc_tracing.py."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -25,12 +24,11 @@ from tests.kit.command_line import Millstream
 from tests.kit.otlp import Collector, Seen, http_collector
 from tests.kit.prometheus import LivePrometheus
 from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.traces import SERVER, access_lines, assert_whole, new_trace
 from tests.kit.wait import wait_until
 
 X = np.arange(4, dtype=np.float32).reshape(2, 2)
 INFER = "/v2/models/m/infer"
-PARTS = ["decode", "lane", "queue", "worker", "run", "reply"]
-SERVER = 2
 KEY = "the-admin-key-of-this-test"
 SECRETS = (
     KEY,
@@ -71,12 +69,6 @@ def traced(served: Traced) -> Iterator[Traced]:
     assert_quiet(served.stack)
 
 
-def new_trace() -> tuple[str, str, str]:
-    """A trace id, the id of the caller's span, and the header that has both."""
-    trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
-    return trace_id, span_id, f"00-{trace_id}-{span_id}-01"
-
-
 def infer(stack: Stack, traceparent: str, path: str = INFER, *, status: int = 200) -> None:
     body, headers = v2.request({"x": X}, binary=False)
     reply = stack.http.post(path, content=body, headers=headers | {"traceparent": traceparent})
@@ -87,22 +79,6 @@ def grpc_request() -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name="m", raw_input_contents=[X.tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=X.shape)
     return request
-
-
-def assert_whole(spans: dict[str, Seen], server: Seen, parent: str) -> None:
-    """The parts of a request are in its trace, in the order of time and within the server's span."""
-    assert set(PARTS) <= spans.keys(), spans.keys()
-    assert (server.parent_id, server.failed) == (parent, False)
-    parts = [spans[name] for name in PARTS]
-    assert [part.parent_id for part in parts if part.name != "run"] == [server.span_id] * 5
-    assert spans["run"].parent_id == spans["worker"].span_id
-    assert [part.start_ns for part in parts] == sorted(part.start_ns for part in parts)
-    assert all(server.start_ns <= part.start_ns <= part.end_ns <= server.end_ns for part in parts)
-    assert server.resource["service.name"] == "millstream-gateway"
-    assert server.resource["deployment.environment.name"] == "test"
-    assert spans["run"].resource["service.name"] == "millstream-worker"
-    assert spans["worker"].attributes["millstream.model"] == "m"
-    assert spans["worker"].attributes["millstream.rows"] == 2
 
 
 def test_rest_request_is_one_trace_from_its_caller_to_the_run(traced: Traced) -> None:
@@ -127,18 +103,6 @@ def test_requests_of_other_protocols_are_traced_through_the_lane(traced: Traced)
     server = next(span for span in spans.values() if span.kind == SERVER)
     assert_whole(spans, server, parent)
     assert server.attributes["http.route"].startswith("/v1/models/")
-
-
-def test_grpc_call_is_one_trace(traced: Traced) -> None:
-    stack, collector = traced
-    trace_id, parent, header = new_trace()
-    with grpc.insecure_channel(stack.grpc) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        stub.ModelInfer(grpc_request(), metadata=(("traceparent", header),), timeout=120)
-    spans = collector.of(trace_id)
-    server = spans["inference.GRPCInferenceService/ModelInfer"]
-    assert_whole(spans, server, parent)
-    assert server.attributes["rpc.grpc.status_code"] == 0
 
 
 def test_each_request_of_a_grpc_stream_has_its_spans(traced: Traced) -> None:
@@ -199,16 +163,6 @@ def test_caller_that_goes_away_is_a_trace_of_its_own(traced: Traced) -> None:
     connection.close()
     server = next(span for span in collector.of(trace_id).values() if span.kind == SERVER)
     assert server.attributes["http.response.status_code"] in {200, 499}
-
-
-def access_lines(stack: Stack, text: str, count: int = 1) -> list[str]:
-    """Wait for lines of the access log that contain `text`."""
-
-    def find() -> list[str]:
-        found = (stack.home / "logs" / "gateway-0-access.log").read_text().splitlines()
-        return [line for line in found if text in line]
-
-    return wait_until(lambda: lines if len(lines := find()) >= count else [], what=f"{text} in the access log")
 
 
 def test_each_request_is_a_line_of_the_access_log(traced: Traced) -> None:
