@@ -128,6 +128,10 @@ class Caller:
         self._check(model)
         return self._find(model, version)
 
+    def find_checked(self, model: str, version: str | None) -> ModelRoute:
+        """Return the route of a model that the caller may run: the adapter has checked it. Raises Failure."""
+        return self._find(model, version)
+
     @contextmanager
     def count_rejections(self, route: ModelRoute, write: BodyWriter | None = None) -> Iterator[None]:
         """Count a Failure raised in the block as a refused request of the route's version.

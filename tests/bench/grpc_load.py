@@ -24,6 +24,7 @@ from tests.bench.servers import Server
 CONNECTIONS = 8
 #: a gateway closes connections at their maximum age and h2load does not reconnect, so measurements are shorter
 SECONDS_MAX = 5
+Metadata = tuple[tuple[str, str], ...]
 
 
 def require_h2load() -> None:
@@ -47,21 +48,22 @@ def measure(
     seconds: int,
     *,
     connections: int = CONNECTIONS,
+    metadata: Metadata = (),
 ) -> Load:
     """Keep `calls` calls in flight for `seconds` after a second of warm-up. Raises LoadError."""
     with grpc.insecure_channel(server.grpc) as channel:
         try:
-            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=10)
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=metadata, timeout=10)
         except grpc.RpcError as error:
             raise LoadError(f"{server.grpc} does not answer: {error}") from error
     body = request.SerializeToString()
     path = folder / "message.bin"
     path.write_bytes(struct.pack(">BI", 0, len(body)) + body)
-    _h2load(server, path, calls, WARM_UP_S, connections)
+    _h2load(server, path, calls, WARM_UP_S, connections, metadata)
     log = folder / "h2load.log"
     log.unlink(missing_ok=True)  # h2load appends
     before = cpu_s(server.pid)
-    output = _h2load(server, path, calls, min(seconds, SECONDS_MAX), connections, log)
+    output = _h2load(server, path, calls, min(seconds, SECONDS_MAX), connections, metadata, log)
     spent = cpu_s(server.pid) - before
     latencies_us = np.loadtxt(log, usecols=2, ndmin=1)
     done = int(_match(r"(\d+) succeeded", output))
@@ -75,11 +77,20 @@ def measure(
     )
 
 
-def _h2load(server: Server, path: Path, calls: int, seconds: int, connections: int, log: Path | None = None) -> str:
+def _h2load(
+    server: Server,
+    path: Path,
+    calls: int,
+    seconds: int,
+    connections: int,
+    metadata: Metadata,
+    log: Path | None = None,
+) -> str:
     """Return its output. `log`: gets a line for each call, of which the third column is the latency in microseconds."""
     command = ["h2load", "-t1", f"-c{connections}", f"-m{calls // connections}", f"-D{seconds}", "-d", str(path)]
     command += [f"--log-file={log}"] if log else []
-    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    fields = (("content-type", "application/grpc"), ("te", "trailers"), *metadata)
+    headers = [word for name, value in fields for word in ("-H", f"{name}: {value}")]
     url = f"http://{server.grpc}/inference.GRPCInferenceService/ModelInfer"
     done = subprocess.run([*command, *headers, url], capture_output=True, text=True, check=False)
     if done.returncode:

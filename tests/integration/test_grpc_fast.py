@@ -133,12 +133,19 @@ class Client:
             if kind == frames.GOAWAY
         ]
 
+    def reset(self, stream: int) -> None:
+        self.send(frame(frames.RST_STREAM, 0, stream, int(ErrorCode.CANCEL).to_bytes(4)))
+
+    def abort(self) -> None:
+        """Close without another word, and forget what was not sent."""
+        self._writer.transport.abort()
+
     def close(self) -> None:
         self._writer.close()
 
 
 @asynccontextmanager
-async def connected(server: FastGrpcServer) -> AsyncIterator[Client]:
+async def connected(server: FastGrpcServer | GrpcServer) -> AsyncIterator[Client]:
     client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
     client.send(GREETING)
     try:

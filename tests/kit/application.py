@@ -140,9 +140,12 @@ class Inbox:
 
 
 class Application:
-    """The application and its parts, which tests may access. Create it inside a running event loop."""
+    """The application and its parts, which tests may access. Create it inside a running event loop.
 
-    def __init__(self, home: Path, **settings: object) -> None:
+    `gate`: its check of keys; None: one without keys.
+    """
+
+    def __init__(self, home: Path, gate: Gate | None = None, /, **settings: object) -> None:
         self.settings = Settings.model_validate({"home": home, **settings})
         self.repository = FolderRepository(self.settings.repository_dir)
         self.catalog = RepositoryCatalog(self.repository)
@@ -156,7 +159,7 @@ class Application:
         self.accepts: list[str | None] = []
         self.events: list[str] = []
         key = self.settings.admin_key
-        self.gate = Gate(None if key is None else key.get_secret_value())
+        self.gate = gate or Gate(None if key is None else key.get_secret_value())
         self.browser_guard = BrowserGuard(self.settings.cors_origin_list, AllowedHosts(self.settings.allowed_host_list))
         cluster_state = ClusterState(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test"))
         callers = Callers(self._find, 600, self.gate.check_model)

@@ -21,7 +21,7 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 _CONTENT_TYPE = re.compile(rb"application/grpc([+;].*)?")
 #: fields of the protocol itself, which are not metadata
 _RESERVED = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"})
-#: metadata that changes how a call is answered, where no key is needed
+#: metadata that changes how a call is answered, apart from keys
 _CHANGING = frozenset({b"accept-encoding", b"x-request-id"})
 #: encodings that messages may have
 ENCODINGS = (b"identity", b"deflate", b"gzip")
@@ -39,6 +39,7 @@ class CallHead(NamedTuple):
     fault: str = ""  # what is wrong with the fields, for INTERNAL
     plain: bool = True  # whether no metadata changes how the call is answered
     traceparent: bytes | None = None  # if usable: the caller's trace
+    credential: bytes | None = None  # authorization; without it, x-api-key
 
 
 def read_head(headers: Headers) -> CallHead:
@@ -70,6 +71,7 @@ def read_head(headers: Headers) -> CallHead:
         fault,
         _CHANGING.isdisjoint(fields),
         usable_traceparent(fields[HEADER]) if HEADER in fields else None,
+        fields.get(b"authorization", fields.get(b"x-api-key")),
     )
 
 

@@ -46,6 +46,8 @@ class Parts:
         stall_s_max: seconds that a client may be late when it sends a request or reads a reply.
         age_s_max: seconds after which a connection is drained.
         age_grace_s: seconds after that until it is closed with its calls.
+        may_infer: whether `infer` may take a call of ModelInfer with this head; else its handler starts at once, and
+            refuses a caller without a right key before the message comes.
         infer: submits a call of ModelInfer whose message is complete, and returns whether it could: else the handler
             of the method takes the call.
         gave_up: notes that a call that `infer` would take ended before its message was complete.
@@ -60,6 +62,7 @@ class Parts:
     stall_s_max: float
     age_s_max: Callable[[], float]
     age_grace_s: float
+    may_infer: Callable[[CallHead], bool]
     infer: Callable[[FastCall], bool]
     gave_up: Callable[[FastCall], None]
     connections: set[FastConnection] = field(default_factory=set)
@@ -188,7 +191,7 @@ class FastConnection(asyncio.Protocol):
         self.parts.calls += 1
         if ended:
             call.received(b"", now, ended=True)
-        elif head.plain and head.method == INFER:
+        elif head.plain and head.method == INFER and self.parts.may_infer(head):
             call.pending = handler
             return
         call.start(handler)

@@ -1,7 +1,7 @@
 """fast_infer: answers ModelInfer calls whose envelope is cached, without a task, coroutine or future.
 
-message ─> envelope ─> lane ……… encode ─> FastCall.answer
-Every other message goes to the handler of the method.
+head ─> key known? ─> message ─> envelope ─> limits of the key ─> lane ……… encode ─> FastCall.answer
+Every other call goes to the handler of the method, which also refuses keys and learns them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import cast
 
 import grpc
 
-from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.gate import Gate, Pass
+from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.protocols.grpc import reply_blocks
+from millstream.gateway.protocols.grpc.call_head import CallHead
 from millstream.gateway.protocols.grpc.encode import GrpcEncoder
 from millstream.gateway.protocols.grpc.envelopes import inputs_of
 from millstream.gateway.protocols.grpc.fast_call import FastCall
 from millstream.gateway.protocols.grpc.infer import InferCalls
 from millstream.gateway.protocols.grpc.status import refusal
-from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.request import Request, bill
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -40,6 +42,7 @@ class InferRequest(Request):
     encoder: GrpcEncoder
     outputs: tuple[int, ...] | None
     permit: ReplyPermit
+    passed: Pass | None = None  # of a call whose key was checked, until it is answered
     answered = False
 
     def over(self, call: FastCall) -> None:
@@ -47,7 +50,14 @@ class InferRequest(Request):
         self.permit.release()
         if not self.answered:
             self.lane.cancel(self)
+            self.leave()
             cast("FastInfer", self.responder).gave_up(call, self)
+
+    def leave(self) -> None:
+        """End the call for the limits of its key."""
+        passed, self.passed = self.passed, None
+        if passed is not None:
+            passed.leave()
 
 
 class FastInfer:
@@ -55,7 +65,7 @@ class FastInfer:
 
     Args:
         infer: the handler of all other messages; its caches are used.
-        gate: while it checks keys, all calls go to the handler.
+        gate: checks keys.
         reply_budget: the gateway's reply budget.
         timeout_s_max: the longest timeout.
         count: counts a call that ended with a status.
@@ -77,12 +87,19 @@ class FastInfer:
         self._timeout_s_max = timeout_s_max
         self._count = count
 
+    def may_submit(self, head: CallHead) -> bool:
+        """Whether `submit` may take a call with this head: no key is needed, or its key was verified before."""
+        return not self._gate.enforced or self._gate.recognise(head.credential) is not None
+
     def submit(self, call: FastCall) -> bool:
         """Submit the call's message. Returns False if the handler has to take it: then nothing was done."""
+        principal = None
         if self._gate.enforced:
-            return False
+            principal = self._gate.recognise(call.head.credential)
+            if principal is None:  # it ended while the message came, or keys are needed only since then
+                return False
         body = call.first_message()
-        prepared = self._infer.prepared(body)
+        prepared = self._infer.prepared(body, principal)
         if prepared is None:
             return False
         route, envelope, encoder = prepared
@@ -100,11 +117,23 @@ class FastInfer:
         request.permit = ReplyPermit(self._reply_budget)
         call.take_message()
         call.add_done_callback(request.over)
+        if principal is not None and not self._charge(request, principal):
+            return True
         try:
             route.lane.add(request, len(body), single=True)
         except Failure as failure:
             route.lane.record_rejection(self.protocol, failure.code)
             self.fail(request, failure)
+        return True
+
+    def _charge(self, request: InferRequest, principal: Principal) -> bool:
+        """Let in a request that the scopes of its key allow; returns False if a limit refused it."""
+        try:
+            request.passed = self._gate.let_in(principal)
+            bill(request, principal)
+        except Failure as failure:
+            self.fail(request, failure)
+            return False
         return True
 
     def trace_of(self, call: FastCall) -> Trace | None:
@@ -139,6 +168,7 @@ class FastInfer:
                 self.fail(mine, internal_failure("a reply could not be written", error))
         else:
             mine.answered = True
+            mine.leave()
             mine.call.answer(body, reply_blocks.ok_trailers(mine.request_id))
             self.ended(mine, grpc.StatusCode.OK, len(body))
 
@@ -146,6 +176,7 @@ class FastInfer:
         """End a call with the status of `failure`."""
         mine = cast("InferRequest", request)
         mine.answered = True
+        mine.leave()
         status, details, metadata = refusal(failure, mine.request_id.decode("ascii"))
         if not mine.call.over:
             mine.call.end(status, details, metadata)

@@ -106,6 +106,7 @@ class FastGrpcServer:
             settings.client_stall_s_max,
             lambda: max_age_s(settings) * (1 + JITTER * random.random()),
             settings.grpc_age_grace_s,
+            infer.may_submit,
             infer.submit,
             infer.gave_up,
         )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
@@ -106,13 +107,16 @@ class InferCalls:
                 self._envelopes.learn(body, request, route.plans, call)
         return await self._run(route, call, size_bytes, remaining_s, permit, extra)
 
-    def prepared(self, body: bytes) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
-        """Return the route, envelope and encoder of a message whose envelope is cached; None: it needs `reply`."""
+    def prepared(self, body: bytes, principal: Principal | None) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
+        """Return the route, envelope and encoder of a message whose envelope is cached; None: it needs `reply`.
+
+        `principal`: who sent it; None: no key is needed.
+        """
         envelope = self._envelopes.find(body)
-        if envelope is None:
+        if envelope is None or (principal is not None and not principal.infers(envelope.model)):
             return None
         try:
-            route = self._caller.find(envelope.model, envelope.version or None)
+            route = self._caller.find_checked(envelope.model, envelope.version or None)
         except Failure:
             return None
         if route.plans is not envelope.plans:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.gateway.protocols.grpc.handlers import MethodTable
+from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.gateway.protocols.grpc.tfserving import schema
 from millstream.gateway.protocols.vertex.adapter import vertex_adapter
 from millstream.services.access.scopes import Grants, Need, grants_of
@@ -36,6 +41,13 @@ ALLOWED: dict[str, set[Need]] = {
     "shared-memory": {Need.OPEN, Need.MEMORY},
     "admin": set(Need),
 }
+
+
+FILES = (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, schema.FILE)
+SERVICES: list[ServiceDescriptor] = [one for file in FILES for one in file.services_by_name.values()]
+#: descriptions of the methods of these services, by `package.Service/Method`
+METHODS = {f"{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods}
+WAIT_S = 120.0
 
 
 def routes(app: Any) -> list[Any]:
@@ -70,9 +82,7 @@ async def test_a_route_without_a_row_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_every_grpc_method_is_in_the_table() -> None:
-    files = (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, schema.FILE)
-    services: list[ServiceDescriptor] = [one for file in files for one in file.services_by_name.values()]
-    methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    methods = {f"/{name}" for name in METHODS}
     served = {name for name in methods if "CudaSharedMemory" in name or name in GRPC}
     assert GRPC.keys() - methods == {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"}
     assert served <= GRPC.keys()
@@ -94,8 +104,8 @@ def test_every_row_and_every_scope(scope: str) -> None:
         assert grants.allows(row.need, model) == (row.need in ALLOWED[scope]), (row, scope)
 
 
-async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None:
-    application = Application(tmp_path)
+async def _keys(application: Application) -> dict[str, str]:
+    """Make a key for each scope; return them by scope."""
     keys: dict[str, str] = {}
     async with application.client() as client:
         for scope in SCOPES:
@@ -104,6 +114,12 @@ async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None
             created = await client.post("/admin/v1/keys", json={"name": name, "scopes": [scope]}, headers=admin)
             assert created.status_code == 201, created.text
             keys[scope] = created.json()["key"]
+    return keys
+
+
+async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None:
+    application = Application(tmp_path)
+    keys = await _keys(application)
     async with application.client(address="192.0.2.1") as client:
         for ((method, path), row), scope in product(HTTP.items(), (*SCOPES, "")):
             url = path
@@ -121,6 +137,49 @@ async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None
             allowed = row.need is Need.OPEN or (bool(scope) and _allowed(row, path, scope))
             assert refused is not allowed, (method, url, scope, reply.status_code, reply.text)
     assert not any(key in str(application.audit_text()) for key in keys.values())
+
+
+@pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])
+async def test_every_method_answers_every_scope_over_grpc(
+    tmp_path: Path, server: type[GrpcServer | FastGrpcServer]
+) -> None:
+    application = Application(tmp_path, grpc_port=0)
+    keys = await _keys(application)
+    async with application.grpc_channel(server) as channel:
+        for (method, row), scope in product(GRPC.items(), (*SCOPES, "")):
+            metadata = (("authorization", f"Bearer {keys[scope]}"),) if scope else ()
+            allowed = row.need is Need.OPEN or (bool(scope) and row.need in ALLOWED[scope])
+            assert await _refused(channel, method, metadata) is not allowed, (method, scope)
+
+
+async def _refused(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...]) -> bool:
+    """Call a method about the model "m"; return whether the key was refused. On the wire each call is a stream."""
+    call = channel.unary_stream(method)(_about_m(method), metadata=metadata, timeout=WAIT_S)
+    try:
+        reply = await call.read()
+    except grpc.aio.AioRpcError as error:
+        return error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+    call.cancel()  # a health watch has no end
+    if not method.endswith("/ModelStreamInfer"):
+        return False
+    return "lacks the scope" in pb.ModelStreamInferResponse.FromString(reply).error_message
+
+
+def _about_m(method: str) -> bytes:
+    """Return a message of the method that names the model "m", if it has a field for that."""
+    service, _, name = method[1:].rpartition("/")
+    found = METHODS.get(f"{service.replace('.v1.S', '.v1alpha.S')}/{name}")
+    assert found is not None, method
+    message = GetMessageClass(found.input_type)()
+    if name == "MultiInference":
+        message.tasks.add(method_name="tensorflow/serving/classify").model_spec.name = "m"
+    elif name.startswith("ModelInfer") or name == "ModelStreamInfer":
+        message.model_name = "m"
+    elif (field := GRPC[method].model) is not None:
+        path = field.split(".")
+        setattr(attrgetter(*path[:-1])(message) if path[:-1] else message, path[-1], "m")
+    encoded: bytes = message.SerializeToString()
+    return encoded
 
 
 def _allowed(row: Row, path: str, scope: str) -> bool:
