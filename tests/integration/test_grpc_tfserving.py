@@ -15,7 +15,8 @@ from tests.kit.stack import CALL_S_MAX, Stack, running_stack
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = A * 10 + 1
-FLOAT = 1
+FLOAT, STRING = 1, 7
+WORDS = [b"one", "zw\u00f6lf".encode(), b"", "\u5343".encode() * 20_000, b"a\nb", b"a\0b"]
 
 
 @pytest.fixture(scope="module", params=["library", "fast"])
@@ -26,6 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         stack.push("tf-add", models.add_sub(folder / "add.onnx"))
         stack.push("tf-scores", models.scale(folder / "scores.onnx", columns=2))
         stack.push("tf-value", models.scale(folder / "value.onnx", columns=1))
+        stack.push("tf-words", models.identities(folder / "words.onnx", datatypes=("BYTES", "FP32")))
         yield stack
 
 
@@ -74,6 +76,13 @@ def array_of(made: Any) -> Any:
     return np.array(made.float_val, np.float32).reshape([dim.size for dim in made.tensor_shape.dim])
 
 
+def strings(values: list[bytes], *shape: int) -> Any:
+    made = schema.message("tensorflow.TensorProto")(dtype=STRING, string_val=values)
+    for size in shape:
+        made.tensor_shape.dim.add(size=size)
+    return made
+
+
 def pair() -> dict[str, Any]:
     return {"a": tensor(A), "b": tensor(B)}
 
@@ -109,6 +118,36 @@ def test_predict_returns_the_outputs_that_are_wanted(client: Client) -> None:
     code, details = refused(client, "Predict", model_spec=spec(), inputs=pair(), output_filter=["other"])
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "output tensor alias not found in signature: other" in details
+
+
+def test_predict_with_strings(client: Client) -> None:
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    reply = client("Predict", model_spec=spec("tf-words"), inputs={"x0": strings(WORDS, 2, 3), "x1": tensor(numbers)})
+    words = reply.outputs["y0"]
+    assert (words.dtype, [dim.size for dim in words.tensor_shape.dim]) == (STRING, [2, 3])
+    assert (list(words.string_val), words.tensor_content) == (WORDS, b"")
+    np.testing.assert_array_equal(array_of(reply.outputs["y1"]), numbers)
+
+
+def test_predict_repeats_the_last_string_that_is_given(client: Client) -> None:
+    numbers = tensor(np.zeros((2, 3), np.float32))
+    reply = client("Predict", model_spec=spec("tf-words"), inputs={"x0": strings([b"a", b"b"], 2, 3), "x1": numbers})
+    assert list(reply.outputs["y0"].string_val) == [b"a", b"b", b"b", b"b", b"b", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (strings([b"a"] * 7, 2, 3), "7 elements in 'string_val' for a tensor_shape with 6"),
+        (strings([b"a"], 2, 4), "unexpected shape"),
+        (strings([b"\xff"], 2, 3), "UTF-8"),
+        (tensor(np.zeros((2, 3), np.float32)), "expects 'BYTES'"),
+    ],
+)
+def test_strings_that_are_wrong(client: Client, words: Any, says: str) -> None:
+    inputs = {"x0": words, "x1": tensor(np.zeros((2, 3), np.float32))}
+    code, details = refused(client, "Predict", model_spec=spec("tf-words"), inputs=inputs)
+    assert (code.name, says in details) == ("INVALID_ARGUMENT", True), details
 
 
 @pytest.mark.parametrize(
