@@ -27,12 +27,13 @@ from tests.bench.errors import LoadError
 from tests.bench.processes import GATEWAY, WORKER, cpu_s, memory, running_module
 from tests.bench.servers import Server, millstream_up
 from tests.kit.many_models import many_heavy, many_mlps, many_scales, write_repository
+from tests.kit.metrics import Page
 
 IDLE_S = 10.0
 THOUSAND = 1000
 HOT = 50
 CALLS = 2000
-COLD_CALLS = 20
+COLD_CALLS = 100
 READY_S_MAX = 600.0
 HOT_ROUNDS = 3  # each of calls of one model alone and of HOT among many, in turn
 _BODY = orjson.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]})
@@ -231,14 +232,17 @@ class ColdModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Cold:
-    """First calls of models that no worker holds, one after the other."""
+    """First calls of models that a full worker does not hold, one after the other."""
 
     kind: str
     models: int
+    calls: int
+    unloaded: int  # models that the worker unloaded meanwhile
     cold_ms: float  # median of the calls
     load_ms: float  # median of what the worker says that their loads took
     run_ms: float  # median of the next call of each
     ratio: float  # median of call / (load + next call)
+    ratio_p90: float  # 90th percentile of that
 
 
 def measure_cold(folder: Path, kind: str) -> Cold:
@@ -246,20 +250,37 @@ def measure_cold(folder: Path, kind: str) -> Cold:
     model = COLD_MODELS[kind]
     repository = write_repository(folder / f"repository-cold-{kind}", model.make(model.models))
     arguments = ["--triton-repository", str(repository), "--memory", model.memory]
-    spans: dict[str, tuple[float, float]] = {}
+    spans: list[tuple[float, float, float]] = []  # of a first call, the next one, and the load, in seconds
     with millstream_up(folder, f"cold-{kind}", arguments) as server, _connection(server) as connection:
         _wait_until_served(connection, model.models)
-        standby = _on_standby(connection)[:COLD_CALLS]
-        if not standby:
-            raise LoadError(f"{model.memory} hold all {model.models} models: none is on standby")
-        loads: dict[str, float] = {}
-        for name in standby:
-            spans[name] = _call_twice(connection, name, model)
-            loads[name] = _load_s(connection, name)
-    ratios = [first / (loads[name] + second) for name, (first, second) in spans.items()]
-    firsts, seconds = zip(*spans.values(), strict=True)
-    cold_ms, load_ms, run_ms = (statistics.median(found) * 1e3 for found in (firsts, loads.values(), seconds))
-    return Cold(kind, model.models, cold_ms, load_ms, run_ms, statistics.median(ratios))
+        _fill(connection, model)
+        before = _unloaded(connection)
+        while len(spans) < COLD_CALLS:
+            standby = _on_standby(connection)[: COLD_CALLS - len(spans)]
+            spans.extend((*_call_twice(connection, name, model), _load_s(connection, name)) for name in standby)
+        unloaded = _unloaded(connection) - before
+    ratios = sorted(first / (load + second) for first, second, load in spans)
+    median, p90 = (ratios[len(ratios) * percent // 100] for percent in (50, 90))
+    cold_ms, run_ms, load_ms = (statistics.median(found) * 1e3 for found in zip(*spans, strict=True))
+    return Cold(kind, model.models, len(spans), unloaded, cold_ms, load_ms, run_ms, median, p90)
+
+
+def _fill(connection: HTTPConnection, model: ColdModel) -> None:
+    """Call models until the worker has unloaded one: a worker fills only a part of its memory without calls.
+
+    Raises LoadError if all models fit.
+    """
+    for name in _on_standby(connection):
+        _get(connection, "POST", f"/v2/models/{name}/infer", model.body)
+        if _unloaded(connection):
+            return
+    raise LoadError(f"{model.memory} hold all {model.models} models: none was unloaded")
+
+
+def _unloaded(connection: HTTPConnection) -> int:
+    """Return how many models were unloaded to make room."""
+    page = Page(_get(connection, "GET", "/metrics").decode())
+    return round(page.value("millstream_evictions_total"))
 
 
 def _call_twice(connection: HTTPConnection, name: str, model: ColdModel) -> tuple[float, float]:
