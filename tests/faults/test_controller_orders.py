@@ -5,6 +5,7 @@ Models are those of the simulated backend, which claim their bytes.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.orders import Order
 from tests.kit import v2
 from tests.kit.stack import Stack, running_stack, sigstopped
-from tests.kit.versions import publish_simulated
+from tests.kit.versions import COPYING, publish_content, publish_simulated
 from tests.kit.wait import wait_until
 
 MIB = 1 << 20
@@ -49,10 +50,11 @@ class Fleet:
         behaviour.setdefault("bytes", MODEL_BYTES)
         config = ModelConfig(pools=("sim",), instances_max=instances_max)
         manifest = publish_simulated(self.repository, name, behaviour, config=config)
-        wait_until(lambda: self._is_known(name), what=f"{name} is known")
+        wait_until(lambda: self.is_known(name), what=f"{name} is known")
         return manifest
 
-    def _is_known(self, name: str) -> bool:
+    def is_known(self, name: str) -> bool:
+        """Whether a model is ready or on standby."""
         reply = self.stack.http.get(f"/admin/v1/models/{name}/versions/1")
         return reply.status_code == 200 and reply.json()["state"] in {"ready", "standby"}
 
@@ -154,6 +156,25 @@ def test_the_minimum_is_loaded_and_held_after_the_death_of_a_worker(fleet):
     wait_until(lambda: worker not in [one["id"] for one in fleet.placement()["workers"]], what="gone")
     wait_until(lambda: fleet.holders("a"), WAIT_S, "held")
     wait_until(lambda: len(fleet.placement()["workers"]) == 2, what="both are back")
+    fleet.configure("a", instances_min=0)
+
+
+def test_the_minimum_of_a_version_that_was_never_measured_is_tried_with_the_memory_that_others_leave(fleet):
+    fleet.configure("a", instances_min=2)
+    fleet.until_held("a", 2)
+    # Its prediction is all memory for models, because its file is large; it takes what the others leave.
+    content = json.dumps({"bytes": MIB}).encode() + b" " * (100 * MIB)
+    config = ModelConfig(pools=("sim",))
+    publish_content(fleet.repository, "large-file", content, "simulated", COPYING, config)
+    wait_until(lambda: fleet.is_known("large-file"), what="it is known")
+    before = fleet.orders_of("load", "minimum")
+    assert fleet.placement("large-file")["models"][0]["standby"], "no worker loads it by itself"
+    fleet.configure("large-file", instances_min=1)
+    [one] = fleet.until_held("large-file", 1)
+    assert one["why"] == "instance 1 of the 1 that are always loaded"
+    assert fleet.orders_of("load", "minimum") > before
+    assert len(fleet.holders("a")) == 2
+    fleet.repository.delete_model("large-file")
     fleet.configure("a", instances_min=0)
 
 
