@@ -154,6 +154,11 @@ class MemoryBudget:
         with self._lock:
             return self._settled.get(content_id) or self._reserved.get(content_id)
 
+    def footprints(self) -> dict[str, Footprint]:
+        """Return the same as `footprint` for all instances and loads."""
+        with self._lock:
+            return self._reserved | self._settled
+
     def base_grew(self) -> bool:
         """Count what the process has now as its base: the library was imported. False, and no effect, later on.
 

@@ -24,6 +24,9 @@ from millstream.workers.unloads import EvictionReason
 log = logging.getLogger("millstream.orders")
 
 ORDER_WAIT_S = 0.25  # interval at which orders of the worker itself are noticed
+#: Likewise after an order to load, for SHORT_LOAD_S: memory is made free again as soon as its load has ended.
+LOAD_WAIT_S = 0.01
+SHORT_LOAD_S = 0.25
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 
@@ -37,6 +40,7 @@ class OrderThread:
         self._stopping = threading.Event()
         self._token = 0  # the highest fencing token so far
         self._current: Order | None = None  # taken, and not carried out yet
+        self._loads_until = 0.0  # monotonic: a load may be in progress that soon ends
         self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
     def start(self) -> None:
@@ -82,8 +86,9 @@ class OrderThread:
         residency.repay(consumer)
         residency.recall(consumer)
         residency.unload_idle(consumer)
+        residency.unload_ahead(consumer)
         if not residency.again:
-            data = consumer.take_order(ORDER_WAIT_S)
+            data = consumer.take_order(LOAD_WAIT_S if time.monotonic() < self._loads_until else ORDER_WAIT_S)
             self._current = None if data is None else self._read(data)
 
     def _read(self, data: bytes) -> Order | None:
@@ -102,6 +107,7 @@ class OrderThread:
     def _obey(self, order: Order, consumer: Consumer) -> None:
         if order.do == "load":
             self._residency.load(order, consumer)
+            self._loads_until = time.monotonic() + SHORT_LOAD_S
         elif not self._residency.unload(order.content_id, _reason_of(order), order.why, consumer):
             log.info("not unloaded: %s: it is in use, pinned, not loaded or needed", order.content_id)
 

@@ -18,6 +18,7 @@ from enum import Enum
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.eviction import make_room
+from millstream.services.placement.headroom import headroom_of, unloaded_ahead
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.room import OTHERS_BUSY_RETRY_S, Room
 from millstream.services.placement.usage import Usage
@@ -30,6 +31,7 @@ from millstream.workers.consumer import Consumer
 from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
+from millstream.workers.ordered_loads import OrderedLoads
 from millstream.workers.refusals import Refusals
 from millstream.workers.unloads import EvictionReason, Unloads
 from millstream.workers.version_loads import VersionLoads
@@ -101,6 +103,8 @@ class Residency:
         #: content id -> its order, and what was unloaded for it and is not closed yet
         self._waiting: dict[str, tuple[Order, Sequence[str]]] = {}
         self._unpaid = ""  # why nothing is unloaded although the budget is exceeded
+        self._ordered = OrderedLoads()
+        self._ahead: Sequence[str] = ()  # content ids that were unloaded last to keep memory free
         loads.follow(self._admit, self._on_end, self._on_out_of_memory)
         unloads.on_closed = self._on_closed
 
@@ -295,6 +299,7 @@ class Residency:
             self._put_away.discard(content_id)
             self._by_verdict.discard(content_id)
             self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=not one.staged))
+            self._ordered.begin(self._need(one.manifest))
             suspect = one.verdict.on(self._kind).deaths > 0
             self._loads.demand(LoadRequest(one.manifest, suspect, True, one.staged, order.why, until))
 
@@ -349,6 +354,25 @@ class Residency:
                 why = "the worker uses more than its memory budget"
                 self.unload(victim, EvictionReason.BUDGET, why, consumer)
 
+    def unload_ahead(self, consumer: Consumer) -> None:
+        """Unload what is hardly called, after a load that a call waited for, so that the next one finds memory free.
+
+        Not while another load runs, which could not be measured beside it. Raises Failure(UNAVAILABLE) without Redis.
+        """
+        if not self._ordered.any_new or self._loads.pending or self._unloads.closing:
+            return
+        with self._changed:
+            expected = self._ordered.take()
+            if expected is None:
+                return
+            headroom = headroom_of(expected.footprint, self._budget.room_bytes, self._budget.device_room_bytes)
+            if headroom is None or self._budget.within(headroom.low, 1.0):
+                return
+            view, protected = self._view_now(consumer)
+            victims = unloaded_ahead(view, headroom, expected.gap_s, self._now(), protected)
+            why = "to keep memory free for the next model that is called"
+            self._ahead = [one for one in victims if self.unload(one, EvictionReason.ROOM, why, consumer)]
+
     def recall(self, consumer: Consumer) -> None:
         """Order the load of unloaded versions whose lanes have calls: their gateways did not know of the unload.
 
@@ -400,6 +424,7 @@ class Residency:
         ended, other orders come first: LATER.
         """
         content_id = one.content_id
+        self._wait_for_headroom()
         for _ in range(ROOM_TRIES):
             need = self._need(one.manifest)
             if self._budget.too_large(need):
@@ -423,6 +448,11 @@ class Residency:
                 self.again.append(order)
                 return _Room.LATER
         return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
+
+    def _wait_for_headroom(self) -> None:
+        """Wait until what was unloaded ahead is closed: only then is its memory free, and a load measured alone."""
+        ahead, self._ahead = self._ahead, ()
+        self._closed(ahead)
 
     def _unload_for(self, content_id: str, victims: Sequence[str], consumer: Consumer) -> None:
         """Unload instances for a version, up to the first that is in use again."""
@@ -493,6 +523,8 @@ class Residency:
         elif model is not None and model.state is State.READY:
             self._retried.discard(content_id)
             self.refusals.remove(content_id)
+            if model.demanded and model.footprint is not None:
+                self._ordered.end(model.footprint.load_s, self._now())
         else:
             self.ended.append(content_id)
 
@@ -551,10 +583,12 @@ class Residency:
 
     def _view(self, active: Collection[str], in_use: Collection[str] = ()) -> WorkerView:
         instances: dict[str, PlacedInstance] = {}
+        budget = self._budget
+        footprints = budget.footprints()
         for content_id, model in self._models.all().items():
             if model.state in {State.READY, State.DRAINING} or content_id in active:
-                instances[content_id] = self._placed(model, content_id in in_use)
-        budget = self._budget
+                footprint = footprints.get(content_id) or self._memory.need(model.manifest)
+                instances[content_id] = self._placed(model, footprint, content_id in in_use)
         return WorkerView(
             self._worker,
             self._pool,
@@ -567,7 +601,7 @@ class Residency:
             device_room_bytes=budget.device_room_bytes,
         )
 
-    def _placed(self, model: LoadedModel, in_use: bool) -> PlacedInstance:
+    def _placed(self, model: LoadedModel, footprint: Footprint, in_use: bool) -> PlacedInstance:
         content_id = model.manifest.content_id
         known = self._models.usage.fold(content_id, model.calls)
         last_used = self._last_used(model)
@@ -585,7 +619,7 @@ class Residency:
         pinned = wanted is not None and wanted.placement.pin
         staged = wanted is not None and wanted.staged  # its activation waits until it is ready
         in_use = in_use or draining or staged
-        return PlacedInstance(content_id, self._need(model.manifest), loaded_at, last_used, in_use, pinned, known.usage)
+        return PlacedInstance(content_id, footprint, loaded_at, last_used, in_use, pinned, known.usage)
 
 
 def _settled(worker: WorkerView) -> WorkerView:

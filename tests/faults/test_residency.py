@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,27 @@ def test_orders_to_unload(shop: Shop) -> None:
     wait_until(lambda: shop.evictions("idle", "idle") == shop.evictions("plain", "moved") == 1, what="they are counted")
     assert shop.evictions("idle", "room") == shop.evictions("plain", "room") == 0, "memory was not short"
     shop.until_answers("plain")
+
+
+def test_a_full_worker_unloads_small_models_ahead_of_the_next_call(shop: Shop) -> None:
+    small = Measured(resident_bytes=10 * MIB, load_s=0.01)
+    names = [f"small-{number}" for number in range(24)]
+    for name in names:
+        shop.publish_known(name, "simulated.cpu", small, bytes=small.resident_bytes)
+    large = shop.publish("large", bytes=500 * MIB)
+    shop.start()
+    shop.load(large)
+    shop.place(large, pin=True)
+    called = cycle(names)
+
+    def made_room() -> bool:
+        shop.until_answers(next(called))
+        return "to keep memory free for the next model that is called" in shop.log
+
+    wait_until(made_room, what="a model is unloaded after a call")
+    wait_until(lambda: shop.record.used_bytes <= BUDGET_BYTES, what="within the budget")
+    assert shop.is_ready(large), "it is pinned"
+    wait_until(shop.no_demands, what="all demands are met")
 
 
 def test_an_order_does_not_wait_for_the_close_of_another_model(shop: Shop) -> None:

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.placement import headroom
 from millstream.services.placement.prediction import reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
-from millstream.workers import residency
+from millstream.workers import ordered_loads, residency
 from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
@@ -197,6 +198,7 @@ class WorkerMachine(RuleBasedStateMachine):
         while self.residency.again:
             self.residency.load(self.residency.again.popleft(), consumer)
         self.residency.repay(consumer)
+        self.residency.unload_ahead(consumer)
         while self.residency.ended:
             self.open.discard(self.residency.ended.popleft())
         for content_id in list(self.open):
@@ -374,6 +376,43 @@ def test_a_worker_whatever_happens() -> None:
             max_examples=100, stateful_step_count=50, suppress_health_check=[HealthCheck.too_slow]
         ),
     )
+
+
+def test_a_worker_that_keeps_memory_free_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It unloads ahead of calls after each load, for models of every size."""
+    monkeypatch.setattr(headroom, "SHARE_MAX", 0.7)
+    monkeypatch.setattr(headroom, "USE_MAX", 1.0)
+    monkeypatch.setattr(ordered_loads, "LOADS_KNOWN", 2)
+    test_a_worker_whatever_happens()
+
+
+def test_a_full_worker_unloads_after_a_first_call_and_not_for_the_next_one() -> None:
+    worker = WorkerMachine()
+    worker.begin([0] * 6)
+    for number in range(40):
+        one = Wanted(manifest(f"small-{number}", 1), NO_VERDICT, EndpointPlacement())
+        worker.needs[one.content_id] = Footprint(25, 0, 0.01, measured=True)
+        worker.wanted[one.content_id] = one
+    worker.update()
+    while worker.loads.pending:
+        worker.begin_load()
+        for content_id in list(worker.loads.running):
+            worker.finish(content_id)
+    ahead, for_calls = 0, 0
+    cold = [one for one in worker.wanted.values() if worker.models.get(one.content_id) is None]
+    for one in cold:
+        worker.clock.seconds += 1
+        held = len(worker.models.all())
+        order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
+        worker.residency.load(order, cast("Any", worker.redis))
+        for_calls += held + 1 - len(worker.models.all())
+        worker.begin_load()
+        held = len(worker.models.all())
+        worker.finish(one.content_id)
+        ahead += held - len(worker.models.all())
+        assert worker.models.get(one.content_id) is not None
+    assert for_calls == 0
+    assert ahead > 0, "the worker is full after a few of them"
 
 
 def test_a_staged_version_is_ordered_once_however_often_the_repository_changes() -> None:

@@ -272,6 +272,7 @@ class OnnxRuntimeInstance:
 
     def rebuild(self) -> None:
         self.close()
+        return_freed()  # memory was short
         self._start()
 
     def close(self) -> None:
@@ -280,7 +281,6 @@ class OnnxRuntimeInstance:
         self._session = None
         if self._buffers is not None:
             self._buffers.close()
-        return_freed()
 
 
 class OnnxRuntime:

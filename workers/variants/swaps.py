@@ -190,6 +190,7 @@ class VariantSwaps:
         except Exception as error:
             for one in opened.values():
                 one.close()
+            return_freed()
             self._free(account)
             self._trials.end(trial)
             if isinstance(error, OutOfMemory | MemoryError):
