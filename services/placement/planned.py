@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -92,10 +92,13 @@ class Plan:
     Args:
         ordered: orders of this and earlier rounds with their instants; `plan` drops the old ones. Kept in the leader's
             memory alone: a new leader begins without, and at worst repeats an order, which a worker ignores.
+        unmet_after: content id of the last version that this round tried of those that no worker could load although
+            they must be; the next round goes on after it. Empty: all were tried.
     """
 
     orders: tuple[PlannedOrder, ...] = ()
     ordered: tuple[tuple[float, PlannedOrder], ...] = ()
+    unmet_after: str = ""
 
     def without(self, left: Collection[tuple[str, str]]) -> Plan:
         """Return the plan without orders that were not given: the next round may order them again.
@@ -104,4 +107,4 @@ class Plan:
             left: workers and content ids of the orders of this round that were not given.
         """
         ungiven = {order for order in self.orders if (order.worker, order.content_id) in left}
-        return Plan(self.orders, tuple((at, order) for at, order in self.ordered if order not in ungiven))
+        return replace(self, ordered=tuple((at, order) for at, order in self.ordered if order not in ungiven))

@@ -69,6 +69,11 @@ class PlanningRound:
         self._fleets = self._make_fleets()
         self._count_waiting_loads()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the round has as many orders as it may have."""
+        return len(self.orders) >= ORDERS_MAX
+
     def version(self, content_id: str) -> ServedVersion | None:
         return self._versions.get(content_id)
 
@@ -154,7 +159,7 @@ class PlanningRound:
             free_only: whether it must leave SPARE_SHARE of the worker's budget free.
             utilisation_max: share of the time in which the worker may be busy.
         """
-        if len(self.orders) >= ORDERS_MAX or version.content_id in self._victims:
+        if self.is_full or version.content_id in self._victims:
             return False  # what is unloaded in a round is not loaded elsewhere in the same round
         exclude = {worker for worker, loads in self._loads.items() if loads >= WORKER_LOADS_MAX}
         exclude |= {worker for worker, _ in self.holders(version)}
@@ -173,7 +178,7 @@ class PlanningRound:
 
     def unload(self, worker: str, version: ServedVersion, reason: OrderReason, why: str) -> None:
         """Order a worker to unload a version that is neither in use nor pinned."""
-        if self.was_asked(worker, version.content_id) or len(self.orders) >= ORDERS_MAX:
+        if self.was_asked(worker, version.content_id) or self.is_full:
             return
         self._order(PlannedOrder("unload", worker, version.content_id, reason, why))
         self._victims.add(version.content_id)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from millstream.services.placement.eviction import make_room
 from millstream.services.placement.planned import OrderReason, Plan, ServedVersion, Unmeasured
-from millstream.services.placement.planner import REST_S, UTILISATION_HIGH, plan
+from millstream.services.placement.planner import REST_S, UNMET_MAX, UTILISATION_HIGH, plan
 from millstream.services.placement.planning_round import ORDER_LIFE_S, ORDERS_MAX, WORKER_LOADS_MAX
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
 from tests.kit.fleets import NOW, accounted, counted, situations, usage_of
@@ -211,6 +211,30 @@ def test_a_version_that_was_never_measured_is_placed_with_the_memory_that_others
     second = _version("n", size=10, instances_min=1)
     assert [one[2] for one in _orders([holder], [version, second])] == ["m"]
     assert _orders([holder], [version, second], decided, NOW + 1) == []
+
+
+def test_a_round_looks_for_workers_for_a_part_of_the_minima_that_none_can_meet():
+    """Each look takes milliseconds among many workers; in some rounds all have had their turn."""
+    workers = _workers(2, 100)
+    unmet = [_version(f"m{number:04}", size=1000, instances_min=1) for number in range(3 * UNMET_MAX - 10)]
+    last = _version("n", size=10, instances_min=1)
+    rounds = [Plan()]
+    for number in range(4):
+        rounds.append(plan(workers, [*unmet, last], rounds[-1], NOW + number))
+    assert [[one.content_id for one in one.orders] for one in rounds[1:]] == [[], [], ["n"], []]
+    # The third round begins anew after the last one: 10 of its number are left.
+    expected = [unmet[UNMET_MAX - 1], unmet[2 * UNMET_MAX - 1], unmet[9]]
+    assert [one.unmet_after for one in rounds[1:4]] == [one.content_id for one in expected]
+    few = unmet[: UNMET_MAX - 1]
+    assert plan(workers, few, rounds[1], NOW).unmet_after == "", "all had their turn"
+
+
+def test_minima_that_find_no_place_among_the_orders_of_a_round_come_first_in_the_next():
+    workers = _workers(ORDERS_MAX, 1000)
+    versions = [_version(f"m{number:04}", instances_min=1) for number in range(ORDERS_MAX + 30)]
+    first = plan(workers, versions, Plan(), NOW)
+    second = plan(workers, versions, first, NOW + 1)
+    assert [one.content_id for one in first.orders + second.orders] == [one.content_id for one in versions]
 
 
 def test_a_version_is_not_placed_with_memory_that_a_load_found_too_little():
