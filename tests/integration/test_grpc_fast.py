@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.connection import TURN_WORK_MAX, Connection
 from millstream.gateway.connection.http2.faults import ErrorCode
 from millstream.gateway.connection.http2.frames import Frame, FrameReader, Setting, frame
-from millstream.gateway.protocols.grpc import fast_server, reply_blocks
+from millstream.gateway.protocols.grpc import fast_connection, fast_server, reply_blocks
 from millstream.gateway.protocols.grpc.fast_call import FastCall
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.gateway.protocols.grpc.message_framing import prefix
@@ -99,9 +100,10 @@ class Client:
         async with asyncio.timeout(WAIT_S):
             while not condition() and not self.closed:
                 found: list[Frame] = []
+                data = b""
                 with suppress(ConnectionError):
                     self._frames.read(data := await self._reader.read(1 << 16), found)
-                    self.closed = not data
+                self.closed = not data
                 for one in found:
                     self._note(*one)
         assert condition()
@@ -490,7 +492,11 @@ async def test_a_connection_is_drained_at_its_age_and_its_calls_are_answered(tmp
 
 
 @pytest.mark.anyio
-async def test_a_drain_closes_idle_connections_and_waits_for_calls(tmp_path: Path) -> None:
+async def test_a_drain_closes_idle_connections_and_waits_for_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These clients never close."""
+    monkeypatch.setattr(fast_connection, "LINGER_S", 0.05)
     async with served(tmp_path) as (_, server, _), connected(server) as idle, connected(server) as busy:
         busy.begin(1)
         busy.begin(3)
@@ -504,6 +510,47 @@ async def test_a_drain_closes_idle_connections_and_waits_for_calls(tmp_path: Pat
         busy.give(1, EMPTY)
         assert (await busy.reply(1))["grpc-status"] == "0"
         await busy.until(lambda: busy.closed)
+        await draining
+
+
+@pytest.mark.anyio
+async def test_a_drain_does_not_cut_a_reply_that_its_client_is_reading(tmp_path: Path) -> None:
+    """While it reads it gives window: a socket that is closed for reading would answer with a reset."""
+    body, wide = bytes(300_000), (1 << 24).to_bytes(4)
+    async with served(tmp_path) as (_, server, _):
+        calls: list[FastCall] = []
+
+        def submit(call: FastCall) -> bool:
+            call.take_message()
+            calls.append(call)
+            return True
+
+        server._parts.infer = submit
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", server.port))
+        client = Client(*await asyncio.open_connection(sock=sock))
+        window = int(Setting.INITIAL_WINDOW_SIZE).to_bytes(2) + wide
+        client.send(GREETING, frame(frames.SETTINGS, 0, 0, window), frame(frames.WINDOW_UPDATE, 0, 0, wide))
+        client.begin(1, to("ModelInfer"))
+        client.give(1, prefix(1) + b"x")
+        await until(lambda: bool(calls))
+        draining = asyncio.create_task(server.drain(loop.time() + WAIT_S))
+        await client.until(lambda: len(client.goaways()) == 2)
+        [connection] = server._parts.connections
+        # All of the reply fits into the kernel, so that nothing but the client keeps the connection.
+        connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        calls[0].answer(body, reply_blocks.ok_trailers(b"id"))
+        await until(lambda: connection.h2.drained)
+        for _ in range(100):  # turns of the event loop, in which a connection that is not kept is closed
+            await asyncio.sleep(0)
+        client.send(frame(frames.WINDOW_UPDATE, 0, 0, (1).to_bytes(4)))
+        assert (await client.reply(1))["grpc-status"] == "0"
+        assert client.data[1] == prefix(len(body)) + body
+        await client.until(lambda: client.closed)
+        client.close()
         await draining
 
 

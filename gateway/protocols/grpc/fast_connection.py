@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from millstream.gateway.connection.bounded_protocol import LINGER_S
 from millstream.gateway.connection.http2.connection import Connection
 from millstream.gateway.connection.http2.events import (
     ConnectionEnded,
@@ -86,6 +87,7 @@ class FastConnection(asyncio.Protocol):
         self._writing = False  # a write is due in this turn of the loop
         self._paused = False
         self._behind = False  # received frames wait for the next turn of the loop
+        self._lingering: asyncio.TimerHandle | None = None  # of a connection whose output has ended
         self._transport: asyncio.Transport
         self._stall: WriteStallGuard
 
@@ -105,6 +107,8 @@ class FastConnection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.parts.connections.discard(self)
         self._stall.end()
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._lose_calls()
         self.h2.abandon()
 
@@ -138,6 +142,8 @@ class FastConnection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            return
         now = self.loop.time()
         self._on_events(self.h2.receive(data, now), now)
         self._note_rest()
@@ -155,6 +161,9 @@ class FastConnection(asyncio.Protocol):
         if not self._behind or self._paused or self._transport.is_closing():
             return
         self._behind = False
+        if self._lingering is not None:
+            self._may_read()
+            return
         now = self.loop.time()
         self._on_events(self.h2.receive_rest(now), now)
         self._note_rest()
@@ -233,7 +242,7 @@ class FastConnection(asyncio.Protocol):
 
     def _write(self) -> None:
         self._writing = False
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._lingering is not None:
             return
         while pieces := self.h2.take_output():
             self._transport.write(b"".join(pieces))
@@ -243,11 +252,24 @@ class FastConnection(asyncio.Protocol):
             call = self.calls.get(stream)
             if call is not None:
                 call.sent(ended=ended)
-        if self.h2.closed or self.h2.drained:
+        if self.h2.closed:
             self._transport.close()
+        elif self.h2.drained:
+            self._linger()
+
+    def _linger(self) -> None:
+        """End the output, and discard input until the client closes.
+
+        A client that reads its last replies sends window meanwhile. A socket that is closed would answer with a reset,
+        which cuts the replies that are on their way.
+        """
+        self._transport.write_eof()
+        self._lingering = self.loop.call_later(LINGER_S, self._transport.close)
 
     def check(self, now: float) -> None:
         """Do what the passing of time requires. Called a few times a second."""
+        if self._lingering is not None:
+            return
         self._on_events(self.h2.check(now), now)
         if now >= self._end_at:
             self.close()
