@@ -99,6 +99,7 @@ from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import host_token, remove_leftovers
+from millstream.services.segments.shared_buffers import SHARE, SharedBuffers
 from millstream.services.settings import (
     LOG_LEVELS,
     LOG_SETTINGS,
@@ -466,6 +467,8 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         settings.client_stall_s_max,
         gateway.drain,
     )
+    if gateway.segments is not None:
+        protocol.shared_buffers = SharedBuffers(gateway.segments, int(settings.shm_bytes_max * SHARE))
     protocol.http_counts = gateway.http_counts
     protocol.gate = gateway.gate
     protocol.browser_guard = gateway.browser_guard

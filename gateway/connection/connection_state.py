@@ -17,6 +17,8 @@ Reading: what the next bytes from the client belong to.
 | body    | `_receiving`, `_head_complete`        | the last byte comes, also of trailers     | idle     |
 |         |                                       | it is malformed, too slow or too large    | refused  |
 |         |                                       | … and its request has its reply already   | closed   |
+|         | (a large binary body: the transport   |                                           |          |
+|         | gives its bytes to `_receiver`)       |                                           |          |
 | upgrade | `cycle` is CLOSED and                 | the offer is dropped, the head read again | body     |
 |         | `_cycle_before_upgrade` is not        | the offer is WebSocket's                  | (uvicorn)|
 | refused | `cycle` is a refusal, input is        | the refusal's turn comes and it is sent   | closed   |
@@ -52,6 +54,7 @@ from typing import Any, ClassVar
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
+from millstream.gateway.connection.body_receiver import BodyReceiver
 from millstream.gateway.connection.bounded_protocol import BoundedProtocol
 from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.head_cache import CachedHead
@@ -61,6 +64,7 @@ from millstream.gateway.connection.path_cache import InferPath
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
+from millstream.services.segments.shared_buffers import SharedBuffers
 
 
 class ConnectionState(BoundedProtocol):
@@ -76,6 +80,7 @@ class ConnectionState(BoundedProtocol):
     foreign_log: ClassVar[ForeignLog]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, CachedHead | None]]
+    shared_buffers: ClassVar[SharedBuffers | None]
     ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]
 
     cycle: Any  # the request read last: a RequestCycle, or uvicorn's own
@@ -90,6 +95,7 @@ class ConnectionState(BoundedProtocol):
 
     _last_head = b""  # the head that the client sent last, if it is not in `heads`
     _cached_head: CachedHead | None = None  # the entry of `heads` that the connection used last
+    _receiver: BodyReceiver | None = None  # reads in place of the connection; None: it had no large body
     _upgrade = False  # the current head has an Upgrade header
     _cycle_before_upgrade: Any = CLOSED  # `cycle`, while a head that offers another protocol is being read
 

@@ -95,6 +95,7 @@ def fast_path_protocol(
 
     Its class variable `http_counts` counts the replies; at first it is one of the class' own, which no page shows.
     Its class variable `gate` checks the keys of requests; at first it has none, and all are let in.
+    Its class variable `shared_buffers` takes large binary bodies; at first it is None: there is no shared memory.
     Its class variable `browser_guard` refuses calls of web pages; at first those of all other origins.
 
     Args:
@@ -123,6 +124,7 @@ def fast_path_protocol(
             "client_stall_s_max": client_stall_s_max,
             "foreign_log": ForeignLog(time.monotonic),
             "drain": drain or Drain(),
+            "shared_buffers": None,
             "gate": Gate(),
             "browser_guard": BrowserGuard(),
             "paths": {},

@@ -5,12 +5,15 @@ Two adapters use it: the ASGI route and the fast path in the HTTP protocol class
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from millstream.gateway.access.principal import Principal
 from millstream.services.process.request_id import usable_request_id
 from millstream.services.tracing.traceparent import Trace, usable_traceparent
+
+_LENGTH = re.compile(rb"[0-9]{1,9}")
 
 
 class InferHeaders(NamedTuple):
@@ -24,6 +27,13 @@ class InferHeaders(NamedTuple):
     load_format: bytes | None = None  # endpoint-load-metrics-format: the form of the load report that the caller wants
     credential: bytes | None = None  # Authorization; without it, X-API-Key
     traceparent: bytes | None = None  # if usable: the caller's trace
+
+    @property
+    def binary_at(self) -> int | None:
+        """Where the binary tensors of the body begin; None: it is compressed, it has none, or it is wrong."""
+        length = self.header_length
+        encoded = self.content_encoding is not None and self.content_encoding != b"identity"
+        return None if encoded or length is None or not _LENGTH.fullmatch(length) else int(length)
 
     @classmethod
     def read(cls, headers: list[tuple[bytes, bytes]]) -> InferHeaders:
@@ -84,7 +94,7 @@ class InferHandler(Protocol):
         model: str,
         version: str | None,
         headers: InferHeaders,
-        body: bytes,
+        body: bytes | memoryview,
         done: Callable[[HttpReply], None],
         request_id: bytes = b"",
         principal: Principal | None = None,
@@ -96,7 +106,7 @@ class InferHandler(Protocol):
             model: Path component, percent-decoded.
             version: Path component, percent-decoded; None: the path names no version.
             headers: Those that change how the body is read or the reply is written.
-            body: As it was sent, perhaps compressed.
+            body: As it was sent, perhaps compressed. A large binary one is a view of shared memory, perhaps.
             done: Called once with the reply, in the event loop's thread, perhaps before this returns.
             request_id: The id that the reply will have, for logs and traces.
             principal: Who calls, and was let in; None: no key is needed.

@@ -61,7 +61,7 @@ class ReplyOrder(ConnectionState):
         cycle.drop_body(self.receive_budget)
         self._submit(cycle, parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def _submit(self, cycle: RequestCycle, body: bytes) -> None:
+    def _submit(self, cycle: RequestCycle, body: bytes | memoryview) -> None:
         model, version = cycle.path
         headers = cycle.headers
         request_id = cycle.request_id = headers.request_id or new_request_id()

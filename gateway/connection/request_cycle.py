@@ -37,6 +37,7 @@ class RequestCycle:
     submitted_at = 0.0  # set where requests are observed, in seconds on the monotonic clock
     trace: Trace | None = None  # set where requests are observed
     size_bytes = 0  # of `body`
+    length_bytes = 0  # that the headers announce; 0: they announce none
     complete = False  # the whole body was received
     started = False  # its turn on the connection has come
     refusal: Failure | None = None
@@ -49,7 +50,9 @@ class RequestCycle:
     passed: Pass | None = None  # of a request whose key was checked, until it is answered
     message_event = _IgnoredEvent()  # uvicorn sets it when the connection is lost
 
-    def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[RequestCycle, HttpReply], object]) -> None:
+    def __init__(
+        self, path: InferPath, body: list[bytes | memoryview], answer: Callable[[RequestCycle, HttpReply], object]
+    ) -> None:
         self.path = path
         self.body = body
         self._answer = answer
@@ -61,8 +64,10 @@ class RequestCycle:
     def read(self, headers: list[tuple[bytes, bytes]], body_bytes_max: int) -> None:
         """Set the fields that the headers decide. A length over the limit is refused before any of the body is read."""
         for name, value in headers:
-            if name == b"content-length" and int(value) > body_bytes_max:
-                self.refusal = too_large(body_bytes_max)
+            if name == b"content-length":
+                self.length_bytes = int(value)
+                if self.length_bytes > body_bytes_max:
+                    self.refusal = too_large(body_bytes_max)
         self.headers = InferHeaders.read(headers)
 
     def leave(self) -> None:

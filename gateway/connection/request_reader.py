@@ -2,12 +2,14 @@
 
 segment ─> is its head cached, and its body complete? ─yes─> submitted, without the parser
                                                       ─no──> httptools ─> callbacks ─> RequestCycle or ASGI
+                               rest of a large binary body <──────────────────┘ read into shared memory: body_receiver
 """
 
 from __future__ import annotations
 
 from httptools import HttpParserError, HttpParserUpgrade
 
+from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
 from millstream.gateway.connection.error_reply import error_reply, too_large
 from millstream.gateway.connection.foreign_protocol import recognise
 from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead, cache_head
@@ -15,10 +17,10 @@ from millstream.gateway.connection.path_cache import cache_path
 from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
 from millstream.gateway.connection.request_head import DISCARDED, head_fault, strip_upgrade
-from millstream.gateway.connection.uvicorn_hooks import HIGH_WATER_LIMIT
+from millstream.gateway.connection.uvicorn_hooks import HIGH_WATER_LIMIT, new_parser
 from millstream.services.errors import Code, Failure
 
-_NO_BODY: list[bytes] = []  # for cycles whose body is submitted at once
+_NO_BODY: list[bytes | memoryview] = []  # for cycles whose body is submitted at once
 
 
 class RequestReader(ReplyOrder):
@@ -55,8 +57,49 @@ class RequestReader(ReplyOrder):
             fault = self._framing_fault()
             if fault is None:
                 self._arm_timer()
+                if self._head_complete:
+                    self._receive_rest()
             else:
                 self.send_400_response(fault)
+
+    def _receive_rest(self) -> None:
+        """Have the rest of a large binary body read into shared memory, if there is room."""
+        cycle = self.cycle
+        if (
+            type(cycle) is not RequestCycle
+            or cycle.length_bytes - cycle.size_bytes < RECEIVED_BYTES_MIN
+            or not cycle.started
+            or cycle.refusal is not None
+            or self.shared_buffers is None
+            or self.scheme != "http"
+        ):
+            return
+        length_bytes, cycle.length_bytes = cycle.length_bytes, 0  # asked once
+        json_bytes = cycle.headers.binary_at
+        if json_bytes is None:
+            return
+        buffer = self.shared_buffers.allocate(length_bytes, aligned_at=json_bytes)
+        if buffer is None:
+            return
+        body = buffer.bytes_view()
+        body[: cycle.size_bytes] = b"".join(cycle.body)
+        cycle.body = [body]
+        if self._receiver is None:
+            self._receiver = BodyReceiver(self)
+        self._receiver.receive(cycle, cycle.size_bytes)
+
+    def body_received(self, size_bytes: int, *, complete: bool) -> None:
+        """Account for bytes of a body that were read into its buffer. Called by the receiver."""
+        self._timer.unset()
+        self._count_body(size_bytes)
+        cycle = self.cycle
+        if cycle.refusal is None:
+            self._reserve(cycle, size_bytes)
+        if complete:
+            self.parser = new_parser(self)  # this one waits for the bytes that it was not given
+            self.on_message_complete()
+        elif self.cycle is not CLOSED:
+            self._arm_timer()
 
     def _refuse_foreign(self, data: bytes) -> None:
         """Refuse `data`, which is not HTTP/1, and say what to do if the connection began with a known protocol."""
@@ -201,10 +244,16 @@ class RequestReader(ReplyOrder):
             return
         if cycle.refusal is not None:
             return
-        size, receive_budget = len(body), self.receive_budget
-        cycle.size_bytes += size
-        receive_budget.bytes += size
         cycle.body.append(body)
+        self._reserve(cycle, len(body))
+        if cycle.refusal is None and not cycle.started and cycle.size_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+
+    def _reserve(self, cycle: RequestCycle, size_bytes: int) -> None:
+        """Take bytes of a body from the receive budget; refuse the request if it becomes too large."""
+        receive_budget = self.receive_budget
+        cycle.size_bytes += size_bytes
+        receive_budget.bytes += size_bytes
         if cycle.size_bytes > self.body_bytes_max:
             cycle.refusal = too_large(self.body_bytes_max)
         elif receive_budget.bytes > receive_budget.bytes_max:
@@ -213,8 +262,6 @@ class RequestReader(ReplyOrder):
             cycle.drop_body(receive_budget)
             if cycle.started:
                 self._answer(cycle, error_reply(cycle.refusal))
-        elif not cycle.started and cycle.size_bytes > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._receiving = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import uvicorn
+from httptools import HttpRequestParser
 from uvicorn.server import Server, ServerState
 
 from millstream.services.extras import misfit
@@ -19,7 +20,7 @@ try:
 except ImportError as error:
     raise misfit("uvicorn", uvicorn.__version__, [str(error)]) from error
 
-__all__ = ["HIGH_WATER_LIMIT", "STATUS_LINE", "HttpToolsProtocol", "check_parts"]
+__all__ = ["HIGH_WATER_LIMIT", "STATUS_LINE", "HttpToolsProtocol", "check_parts", "new_parser"]
 
 #: methods that the fast path overrides or calls
 _METHODS: dict[type, tuple[str, ...]] = {
@@ -53,6 +54,8 @@ _USES: dict[tuple[type, str], tuple[str, ...]] = {
     (HttpToolsProtocol, "__init__"): (
         "loop",
         "parser",
+        "HttpRequestParser",
+        "set_dangerous_leniencies",
         "connections",
         "server_state",
         "timeout_keep_alive",
@@ -87,6 +90,13 @@ def check_parts() -> None:
     lacking = sorted({*_missing_methods(), *_missing_uses()})
     if lacking:
         raise misfit("uvicorn", uvicorn.__version__, lacking)
+
+
+def new_parser(connection: HttpToolsProtocol) -> HttpRequestParser:
+    """Return a parser at the start of a request, like the one that uvicorn makes for a new connection."""
+    parser = HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 def _missing_methods() -> Iterator[str]:

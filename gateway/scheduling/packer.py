@@ -21,6 +21,7 @@ from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.shared_buffers import Place, place_of
 from millstream.services.wire.batch import ABSENT as ABSENT_INNER
 from millstream.services.wire.batch import (
     INLINE_BYTES_MAX,
@@ -104,9 +105,12 @@ class Packer:
             parts = [request.inputs[i] for request in requests]
             size = parts[0].size_bytes if len(parts) == 1 else sum([part.size_bytes for part in parts])
             sizes = [part.size_bytes for part in parts] if spec.datatype == BYTES else None
-            shm_slice = self._allocate(size)
+            place = self._place(parts[0].data, size) if len(parts) == 1 else None
+            shm_slice = self._allocate(size) if place is None else place.shm
             shape = first[i].shape
-            if shm_slice is None:
+            if place is not None:
+                slices.append(place.within)
+            elif shm_slice is None:
                 tensors += [part.data for part in parts]
                 inline_bytes += size
             else:
@@ -126,6 +130,15 @@ class Packer:
         if size_bytes < self._tensor_bytes_min or not self.same_host or self._segments is None:
             return None
         return self._segments.allocate(size_bytes)
+
+    def _place(self, data: Any, size_bytes: int) -> Place | None:
+        """Return where a tensor was received in shared memory; its slice has one more user then. None: copy it."""
+        if size_bytes < self._tensor_bytes_min or not self.same_host or self._segments is None:
+            return None
+        place = place_of(data)
+        if place is not None:
+            self._segments.share(place.within)
+        return place
 
     def _copy(self, shm_slice: ShmSlice, parts: Sequence[Any]) -> None:
         assert self._segments is not None

@@ -28,6 +28,7 @@ class SegmentPool:
         self._in_use = in_use
         self._numbers = itertools.count(1)
         self._segments: dict[str, Segment] = {}
+        self._shares: dict[tuple[str, int], int] = {}  # segment and offset of a slice -> its users without the first
 
     @property
     def in_use_bytes(self) -> int:
@@ -71,14 +72,29 @@ class SegmentPool:
             raise ValueError(f"no segment {shm.segment}")
         return segment.view[shm.offset : shm.offset + shm.size_bytes]
 
+    def share(self, shm: ShmSlice) -> None:
+        """Add a user of an allocated slice: it is free when each of its users has freed it."""
+        key = shm.segment, shm.offset
+        self._shares[key] = self._shares.get(key, 0) + 1
+
     def free(self, shm: ShmSlice) -> None:
-        """Free a slice, and remove its segment if that is empty and not the last one."""
+        """Free a slice if no other user shares it, and remove its segment if that is empty and not the last one."""
+        if self._shares and self._unshare(shm):
+            return
         segment = self._segments[shm.segment]
         segment.free(shm)
         if not segment.arena.in_use_bytes and len(self._segments) > 1:
             del self._segments[shm.segment]
             segment.close()
         self._update_gauge()
+
+    def _unshare(self, shm: ShmSlice) -> bool:
+        """Take off a user of a slice; return whether there was another one."""
+        key = shm.segment, shm.offset
+        others = self._shares.pop(key, 0)
+        if others > 1:
+            self._shares[key] = others - 1
+        return others > 0
 
     def remove_empty(self) -> None:
         """Remove every empty segment, the last one too: its pages count as memory of this process."""

@@ -100,7 +100,7 @@ async def test_connections_do_not_wait_for_each_other(front: Front) -> None:
         await wire.send(post(PATH, b"%d" % i))
     requests = [await front.held.next() for _ in wires]
     for held in reversed(requests):
-        held.answer(held.body)
+        held.answer(bytes(held.body))
         wire = wires[int(held.body)]
         assert (await wire.reply()).body == held.body
     for wire in wires:
@@ -245,7 +245,7 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request(front: Front
 async def test_a_handler_that_answers_at_once_and_fails_answers_once() -> None:
     class Both:
         def submit(
-            self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Any, *_: Any
+            self, model: str, version: str | None, headers: InferHeaders, body: bytes | memoryview, done: Any, *_: Any
         ) -> Any:
             done(HttpReply(200, JSON_HEADERS, b"1"))
             raise ZeroDivisionError

@@ -132,7 +132,9 @@ async def test_one_connection_too_many_gets_a_new_id(tmp_path: Path) -> None:
 
 
 class _Broken:
-    def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Any, *_: Any) -> Any:
+    def submit(
+        self, model: str, version: str | None, headers: InferHeaders, body: bytes | memoryview, done: Any, *_: Any
+    ) -> Any:
         raise ZeroDivisionError
 
 

@@ -97,7 +97,12 @@ class Submission:
     """A request that reached the infer handler, with the callback that answers it."""
 
     def __init__(
-        self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Callable[[HttpReply], None]
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes | memoryview,
+        done: Callable[[HttpReply], None],
     ) -> None:
         self.model = model
         self.version = version
@@ -121,7 +126,7 @@ class Inbox:
         model: str,
         version: str | None,
         headers: InferHeaders,
-        body: bytes,
+        body: bytes | memoryview,
         done: Callable[[HttpReply], None],
         request_id: bytes = b"",
         principal: Principal | None = None,

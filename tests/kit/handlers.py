@@ -32,7 +32,7 @@ class Echo:
         model: str,
         version: str | None,
         headers: InferHeaders,
-        body: bytes,
+        body: bytes | memoryview,
         done: Done,
         request_id: bytes = b"",
         principal: Principal | None = None,
@@ -55,7 +55,9 @@ class Echo:
 class HeldRequest:
     """A request that the test answers. `cancels` counts its cancellations."""
 
-    def __init__(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> None:
+    def __init__(
+        self, model: str, version: str | None, headers: InferHeaders, body: bytes | memoryview, done: Done
+    ) -> None:
         self.model = model
         self.version = version
         self.headers = headers
@@ -85,7 +87,7 @@ class Held:
         model: str,
         version: str | None,
         headers: InferHeaders,
-        body: bytes,
+        body: bytes | memoryview,
         done: Done,
         request_id: bytes = b"",
         principal: Principal | None = None,
@@ -94,7 +96,7 @@ class Held:
         held = HeldRequest(model, version, headers, body, done)
         self.taken += 1
         if model == "now":
-            held.answer(body or b"{}")
+            held.answer(bytes(body) or b"{}")
         else:
             self._arrived.put_nowait(held)
         return held

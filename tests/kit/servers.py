@@ -14,6 +14,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.services.segments.shared_buffers import SharedBuffers
 from tests.kit.application import Application
 from tests.kit.handlers import Held
 from tests.kit.wire import Served, serving
@@ -49,6 +50,7 @@ async def fronting(
     inbound_bytes_max: int = 1 << 26,
     unread_bytes_max: int = 1 << 30,
     drain: Drain | None = None,
+    shared_buffers: SharedBuffers | None = None,
     **config: Any,
 ) -> AsyncIterator[Front]:
     """Yield a server; at the end, assert that nothing is left of any request. `config` is passed to `serving`."""
@@ -56,13 +58,15 @@ async def fronting(
     held, receive_budget, reply_budget = Held(), ReceiveBudget(inbound_bytes_max), ReplyBudget(unread_bytes_max)
     application = Application(home, request_bytes_max=body_bytes_max)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
-    lane = (
+    lane: Any = (
         fast_path_protocol(
             held, body_bytes_max, connections_max, receive_budget, reply_budget, client_stall_s_max, drain
         )
         if fast
         else asgi_protocol(drain, connections_max, client_stall_s_max)
     )
+    if fast:
+        lane.shared_buffers = shared_buffers
     async with serving(app, lane, **config) as served:
         yield Front(served, held, receive_budget, reply_budget)
         await served.settled(0)

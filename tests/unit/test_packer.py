@@ -4,6 +4,7 @@ here.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from millstream.services.model.datatypes import BYTES, DATATYPES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import Segments
+from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.wire.batch import (
     INLINE_BYTES_MAX,
     ReplyHeader,
@@ -410,3 +412,59 @@ def test_what_travelled_is_counted(segments, folder):
         assert end.writer.segment_bytes == segment_bytes
         assert len(reply) + len(body) >= inline_bytes
         end.packer.free(packed.slices)
+
+
+async def received(pool: SegmentPool, values: Sequence[Array], aligned_at: int = 0) -> tuple[SharedBuffers, Request]:
+    """A request whose tensors were received into one buffer, one after the other."""
+    buffers = SharedBuffers(pool, 1 << 20)
+    data = [raw(value) for value in values]
+    buffer = buffers.allocate(sum(map(len, data)), aligned_at)
+    assert buffer is not None
+    view, at, inputs = buffer.bytes_view(), 0, []
+    for value, part in zip(values, data, strict=True):
+        view[at : at + len(part)] = part
+        inputs.append(InputTensor(value.shape, view[at : at + len(part)], len(part)))
+        at += len(part)
+    return buffers, Request(inputs, len(values[0]), 0, NOW, FAR, NOBODY)
+
+
+@pytest.mark.anyio
+async def test_the_tensors_of_a_lone_request_run_where_they_were_received(folder):
+    pool = SegmentPool(folder, "b", 64 << 20)
+    end = ends(same(["FP32", "INT64"], [4], batching=True), pool, folder, "shared")
+    rng = np.random.default_rng(1)
+    values = [array("FP32", (8, 4), rng), array("INT64", (8, 4), rng)]
+    buffers, one = await received(pool, values)
+    before = pool.in_use_bytes
+    packed, lease = end.lease([one])
+    outputs = sum(shm.size_bytes for shm in lease.header.output_slots if shm is not None)
+    assert pool.in_use_bytes == before + outputs  # nothing for the inputs
+    arrays = input_arrays(lease, end.signature, end.segments)
+    assert [got.tobytes() for got in arrays.values()] == [value.tobytes() for value in values]
+    del arrays
+    one.inputs = ()
+    await asyncio.sleep(0)
+    assert buffers.in_use_bytes == 0
+    assert pool.in_use_bytes == before + outputs  # the batch has it
+    end.packer.free(packed.slices)
+    assert pool.in_use_bytes == 0
+    pool.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reason", ["two requests", "alignment"])
+async def test_tensors_that_are_not_an_array_where_they_lie_are_copied(folder, reason):
+    pool = SegmentPool(folder, "c", 64 << 20)
+    end = ends(same(["FP32"], [4], batching=True), pool, folder, "shared")
+    value = array("FP32", (6, 4), np.random.default_rng(2))
+    requests = [(await received(pool, [value], int(reason == "alignment")))[1]]
+    if reason == "two requests":
+        requests.append((await received(pool, [value]))[1])
+    packed, lease = end.lease(requests)
+    (got,) = input_arrays(lease, end.signature, end.segments).values()
+    assert got.tobytes() == value.tobytes() * len(requests)
+    del requests
+    await asyncio.sleep(0)
+    end.packer.free(packed.slices)
+    assert pool.in_use_bytes == 0
+    pool.close()

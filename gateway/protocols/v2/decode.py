@@ -124,14 +124,8 @@ class V2Decoder:
                     return call
             return self._decode_new(body)
         parts = self._last_parts
-        if (
-            parts is None
-            or len(parts[0]) != header_bytes
-            or type(body) is not bytes
-            or len(body) != parts[1]
-            or not body.startswith(parts[0])
-        ):
-            head = body[:header_bytes] if header_bytes <= PREFIX_BYTES_MAX and type(body) is bytes else b""
+        if parts is None or len(parts[0]) != header_bytes or len(body) != parts[1] or body[:header_bytes] != parts[0]:
+            head = bytes(body[:header_bytes]) if 0 < header_bytes <= PREFIX_BYTES_MAX else b""
             parts = self._binary.get(head)
             if parts is None or len(body) != parts[1] or len(head) != header_bytes:
                 return self._decode_parts(memoryview(body), header_bytes)

@@ -43,7 +43,7 @@ class _Submission(NamedTuple):
     model: str
     version: str | None
     headers: InferHeaders
-    body: bytes
+    body: bytes | memoryview
     done: Done
     request_id: bytes
     principal: Principal | None
@@ -101,7 +101,7 @@ class InferService:
         model: str,
         version: str | None,
         headers: InferHeaders,
-        body: bytes,
+        body: bytes | memoryview,
         done: Done,
         request_id: bytes = b"",
         principal: Principal | None = None,
@@ -158,7 +158,7 @@ class InferService:
         return request
 
     def _decode_for(
-        self, principal: Principal | None, route: ModelRoute, body: bytes, header_bytes: int | None
+        self, principal: Principal | None, route: ModelRoute, body: bytes | memoryview, header_bytes: int | None
     ) -> InferCall:
         """Return the decoded request of `principal`, who may name the shared memory of its key. Raises Failure."""
         decoder: V2Decoder = route.decoder
@@ -210,7 +210,7 @@ class InferService:
                 return route, call
         raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
 
-    async def _decode(self, route: ModelRoute, body: bytes, header_bytes: int | None) -> InferCall:
+    async def _decode(self, route: ModelRoute, body: bytes | memoryview, header_bytes: int | None) -> InferCall:
         """Return the decoded request, with token ids in place of texts. Raises Failure."""
         decoder: V2Decoder = route.decoder
         try:
