@@ -100,7 +100,7 @@ class AsgiProtocol(BoundedProtocol):
         if self.pipeline:
             self.transport.close()  # uvicorn does not know the request before these, whose app may still write
         else:
-            self._linger()
+            self._linger(self.transport.abort)
 
     def _refusal(self, failure: Failure) -> bytes:
         reply = error_reply(failure)

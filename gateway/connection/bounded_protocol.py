@@ -6,6 +6,7 @@ The fast path and the server without it have the same bounds; each decides what 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import ClassVar
 
 from millstream.gateway.connection.drain import DrainingProtocol
@@ -16,7 +17,7 @@ from millstream.gateway.connection.slow_reader import WriteStallGuard
 from millstream.services.errors import Code, Failure
 
 SENT_BYTES_MIN = 64 * 1024  # bytes of a body that a client has to send each second
-LINGER_S = 5.0  # time for a client to read a refusal before its connection is reset
+LINGER_S = 5.0  # time for a client to close its end after the last reply, before its connection is reset or closed
 
 
 class BoundedProtocol(DrainingProtocol):
@@ -102,14 +103,17 @@ class BoundedProtocol(DrainingProtocol):
         self.transport.set_protocol(DiscardProtocol(self))
         self.flow.resume_reading()
 
-    def _linger(self) -> None:
-        """Close the connection after its last reply, while the client may still be sending."""
+    def _linger(self, end: Callable[[], None]) -> None:
+        """Close the connection after its last reply, while the client may still be sending.
+
+        `end` is called after LINGER_S.
+        """
         self._receiving = False
         self._discard_input()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer.unset()
-        self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)
+        self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, end)
 
 
 def too_many_connections() -> Failure:

@@ -40,9 +40,10 @@ Replying: what happens to `_active`, the request whose turn it is. `pipeline` ha
 | blocked | `_blocked` is `_active`               | the transport has room again              | idle,    |
 |         |                                       |                                           | closing  |
 |         |                                       | the client reads too little for too long  | (reset)  |
-| closing | `cycle` is CLOSED                     | at once if the last request was whole,    | (closed) |
-|         |                                       | else when the client closes, or LINGER_S  |          |
-|         |                                       | after the end of output was sent          |          |
+| closing | `cycle` is CLOSED                     | at once if the last request was whole and | (closed) |
+|         |                                       | the gateway does not drain, else when the |          |
+|         |                                       | client closes, or LINGER_S after the end  |          |
+|         |                                       | of output was sent                        |          |
 
 A connection that is lost in any state cancels what runs, drops the bodies that wait and stops all timers.
 """

@@ -248,13 +248,18 @@ class ReplyOrder(ConnectionState):
         self._refuse(Failure(Code.INVALID, msg))
 
     def _close_after_reply(self, cycle: RequestCycle) -> None:
-        """Close the connection after its last reply: lingering, if the client may still be sending."""
+        """Close the connection after its last reply: lingering, if the client may still be sending.
+
+        While the gateway drains, it may send its next request before it reads that this reply is the last one.
+        """
         while self.pipeline:
             waiting, _ = self.pipeline.pop()
             if type(waiting) is RequestCycle:
                 waiting.drop_body(self.receive_budget)
         self.cycle = CLOSED
-        if cycle.complete:
-            self.transport.close()
+        if not cycle.complete:
+            self._linger(self.transport.abort)
+        elif self.drain.draining:
+            self._linger(self.transport.close)
         else:
-            self._linger()
+            self.transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import millstream.gateway.connection.bounded_protocol
 import millstream.gateway.connection.server
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.server import Server
@@ -22,7 +24,7 @@ from tests.kit.wire import Wire, WireReply, post, request, until
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"
 LIVE = request("GET", "/v2/health/live")
-LONG_S = 600.0
+SOON_S, LONG_S = 0.05, 600.0
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,7 @@ async def test_whoever_asks_meanwhile_is_answered_and_told_to_go(
     tmp_path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", LONG_S)  # it ends when all have gone
+    monkeypatch.setattr(millstream.gateway.connection.bounded_protocol, "LINGER_S", SOON_S)  # clients close at the end
     async with leaving(tmp_path, fast=fast) as (front, leaver):
         idle, halfway, busy, fresh = [await Wire.connect(front.port) for _ in range(4)]
         await idle.send(LIVE)
@@ -126,10 +129,31 @@ async def test_a_client_that_pipelines_is_told_by_the_last_answer(tmp_path: Path
         assert await wire.rest() == b""
 
 
+async def test_a_request_that_crosses_the_last_reply_does_not_cut_it(tmp_path: Path) -> None:
+    """A socket that is closed for reading would answer it with a reset."""
+    body = bytes(300_000)
+    async with leaving(tmp_path) as (front, leaver), await Wire.connect(front.port, receive_bytes=8192) as wire:
+        await wire.send(post(PATH, b"1"))
+        held = await front.held.next()
+        # All of the reply fits into the kernel, so that nothing but the client keeps the connection.
+        own = front.protocol.transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        await told_to_stop(front, leaver)
+        held.answer(body)
+        for _ in range(100):  # turns of the event loop, in which a connection that is not kept is closed
+            await asyncio.sleep(0)
+        await wire.send(post(PATH, b"2"))
+        reply = await wire.reply()
+        assert closes(reply)
+        assert reply.body == body
+        assert await wire.rest() == b""
+
+
 async def test_idle_connections_close_when_the_notice_is_over_and_half_requests_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", 0.05)
+    monkeypatch.setattr(millstream.gateway.connection.bounded_protocol, "LINGER_S", SOON_S)
     async with leaving(tmp_path) as (front, leaver):
         idle, halfway = [await Wire.connect(front.port) for _ in range(2)]
         half = post(PATH, b"half")
