@@ -26,8 +26,8 @@ class Limits:
     #: streams whose call has not ended; a further one gets REFUSED_STREAM, and the client sends it again later
     streams_max: int = 1024
     #: bytes that a client may send of a stream, and of all streams, before the server has consumed them
-    stream_window_bytes: int = 256 * 1024
-    connection_window_bytes: int = 1024 * 1024
+    stream_window_bytes: int = 1024 * 1024
+    connection_window_bytes: int = 4 * 1024 * 1024
     #: payload of DATA, which is passed on as it arrives, so that long frames take no memory; and of other frames
     frame_bytes_max: int = 1024 * 1024
     header_frame_bytes_max: int = 64 * 1024
