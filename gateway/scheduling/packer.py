@@ -95,7 +95,7 @@ class Packer:
         slices: list[ShmSlice] = []
         inputs: list[BatchInput] = []
         tensors: list[Any] = []
-        inline_bytes = 0
+        inline_bytes = segment_bytes = 0
         first = requests[0].inputs
         skew = redis_ms - now * 1000
         for i, spec in enumerate(self._signature.inputs):
@@ -108,16 +108,15 @@ class Packer:
             place = self._place(parts[0].data, size) if len(parts) == 1 else None
             shm_slice = self._allocate(size) if place is None else place.shm
             shape = first[i].shape
-            if place is not None:
-                slices.append(place.within)
-            elif shm_slice is None:
+            if shm_slice is None:
                 tensors += [part.data for part in parts]
                 inline_bytes += size
             else:
-                self._copy(shm_slice, parts)
-                slices.append(shm_slice)
+                segment_bytes += size
+                slices.append(shm_slice if place is None else place.within)
+                if place is None:
+                    self._copy(shm_slice, parts)
             inputs.append(BatchInput(shape[1:] if self._batching else shape, size, sizes, shm_slice))
-        segment_bytes = sum(shm_slice.size_bytes for shm_slice in slices) if slices else 0
         slots = self._output_slots(sum(rows), slices)
         blob_name, blob = "", b""
         if inline_bytes > INLINE_BYTES_MAX:

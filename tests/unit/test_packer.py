@@ -439,6 +439,7 @@ async def test_the_tensors_of_a_lone_request_run_where_they_were_received(folder
     packed, lease = end.lease([one])
     outputs = sum(shm.size_bytes for shm in lease.header.output_slots if shm is not None)
     assert pool.in_use_bytes == before + outputs  # nothing for the inputs
+    assert packed.segment_bytes == sum(tensor.size_bytes for tensor in one.inputs)
     arrays = input_arrays(lease, end.signature, end.segments)
     assert [got.tobytes() for got in arrays.values()] == [value.tobytes() for value in values]
     del arrays
