@@ -131,11 +131,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _outcome(task: CompileTask, output: bytes, status: int, *, late: bool) -> CompileOutcome:
     if late or status == -signal.SIGXCPU:
-        return CompileOutcome(error=f"it took longer than {task.seconds_max:g} s", seconds=task.seconds_max)
+        error = f"it took longer than {task.seconds_max:.4g} s"
+        return CompileOutcome(error=error, seconds=task.seconds_max, late=True)
     if status:
         return CompileOutcome(error=f"its process {describe_exit(status)}")
     try:
-        return CompileOutcome.model_validate_json(output)
+        return CompileOutcome.model_validate_json(output).model_copy(update={"late": False})
     except ValidationError:
         return CompileOutcome(error="its process reported nothing that can be read")
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from millstream.services.compiler.candidate import Candidate, Compiled
 from millstream.services.compiler.race.choice import GAIN_MIN, Measured, choose
 from millstream.services.compiler.race.gate import Judgement
-from millstream.services.compiler.race.race import LostError, Prepared, Race, Result
+from millstream.services.compiler.race.race import LateError, LostError, Prepared, Race, Result
 from millstream.services.compiler.race.report import BASELINE, RaceEvent, variant_for
-from millstream.services.compiler.race.schedule import Budget, entry_order
+from millstream.services.compiler.race.schedule import ENTRY_SHARE, Budget, entry_order
 from millstream.services.compiler.race.statistics import Round, interval, overall, ratio_of, weighted
 
 COMPILED = Compiled(backend="onnxruntime", runtime="none")
@@ -42,6 +42,8 @@ class VirtualTrack:
         self.entries = {candidate_of(at, entry).key: entry for at, entry in enumerate(entries)}
         self.random = random.Random(seed)
         self.noise, self.drift = noise, drift
+        self.judge_s = 0.3
+        self.judged: list[str] = []
         self.events: list[RaceEvent] = []
 
     def now(self) -> float:
@@ -57,12 +59,13 @@ class VirtualTrack:
         try:
             self.spend(1e9 if entry.hangs else entry.compile_s, seconds_max)
         except TimeoutError:
-            raise LostError("it took too long") from None
+            raise LateError(seconds_max) from None
         self.fail(entry, "compile")
         return Prepared(COMPILED, candidate.key, entry.compile_s, 10, cached=False)
 
     def judge(self, key: str, seconds_max: float) -> tuple[Judgement, bool]:
-        self.spend(0.3, seconds_max)
+        self.judged.append(key)
+        self.spend(self.judge_s, seconds_max)
         self.fail(self.entries[key], "judge")
         return Judgement({}, "wrong" if self.entries[key].fails == "gate" else ""), self.entries[key].single
 
@@ -188,6 +191,56 @@ def test_a_hanging_compilation_leaves_time_for_the_others() -> None:
     assert result.choice.winner == key_of(2)
 
 
+def test_a_long_compilation_is_set_aside_and_tried_after_the_others() -> None:
+    entries = [Entry(4.0, compile_s=30.0), *(Entry(1.5) for _ in range(5))]
+    result = race(VirtualTrack(entries, 1), entries)
+    assert result.choice.winner == key_of(0)
+    assert {row.verdict for row in result.rows} == {"won", "lost"}
+
+
+def test_a_compilation_that_takes_too_long_says_how_long_and_what_to_do() -> None:
+    entries = [Entry(4.0, hangs=True), *(Entry(1.5) for _ in range(5))]
+    result = race(VirtualTrack(entries, 1), entries)
+    (late,) = [row for row in result.rows if row.candidate == key_of(0)]
+    assert late.verdict == "failed"
+    assert late.compile_s > 60 * ENTRY_SHARE  # tried twice
+    assert late.why.endswith(f"allow more seconds (--race-seconds 240), or --targets {key_of(0)}")
+
+
+@settings(max_examples=30, deadline=None)
+@given(speeds=st.lists(st.floats(0.3, 2.5), min_size=4, max_size=12), seed=st.integers(0, 99))
+def test_the_fastest_are_judged_first_where_judging_takes_long(speeds: list[float], seed: int) -> None:
+    entries = [*map(Entry, speeds), Entry(4.0)]
+    track = VirtualTrack(entries, seed, 0.02)
+    track.judge_s = 21.0  # ResNet-18's shape in one thread
+    result = race(track, entries)
+    assert track.judged[0] == result.choice.winner == key_of(len(speeds))
+    assert len(track.judged) < len(entries)
+    for row in result.rows:
+        if row.candidate not in track.judged:
+            assert (row.verdict, row.compiled) == ("lost", None)
+            assert "slower than others" in row.why
+            assert row.ratio is not None
+
+
+def test_where_the_fastest_is_wrong_the_next_is_judged() -> None:
+    entries = [Entry(2.0), Entry(4.0, fails="gate"), Entry(3.0, fails="judge")]
+    track = VirtualTrack(entries, 1)
+    track.judge_s = 21.0
+    assert race(track, entries).choice.winner == key_of(0)
+    assert track.judged == [key_of(1), key_of(2), key_of(0)]
+
+
+def test_without_time_to_judge_any_nothing_changes_and_the_rows_say_so() -> None:
+    entries = [Entry(2.0), Entry(4.0)]
+    track = VirtualTrack(entries, 1)
+    track.judge_s = 500.0
+    result = race(track, entries)
+    assert result.choice.winner is None
+    assert {row.verdict for row in result.rows} == {"skipped"}
+    assert all(row.why == "the budget of 120 s ended before it was judged (--race-seconds 240)" for row in result.rows)
+
+
 def test_candidates_that_find_no_time_are_skipped_and_say_so() -> None:
     entries = [Entry(2.0, compile_s=8.0) for _ in range(6)]
     result = race(VirtualTrack(entries, 1), entries, seconds=20)
@@ -200,7 +253,8 @@ def test_progress_names_stage_candidate_round_and_ratios() -> None:
     track = VirtualTrack(entries := [Entry(2.0), Entry(1.0)], 1)
     race(track, entries)
     stages = [event.stage for event in track.events]
-    assert stages[:3] == ["compiling", "judging", "measuring"]
+    assert stages[:3] == ["compiling", "measuring", "measuring"]
+    assert stages.index("judging") > stages.index("compiling", 1)
     assert track.events[-1].ratios[key_of(0)] == pytest.approx(2.0, abs=0.01)
     assert track.events[-1].round > 2
     assert track.events[-1].total == 2

@@ -24,7 +24,7 @@ from millstream.services.compiler.race.samples import (
     split,
     write_samples,
 )
-from millstream.services.compiler.race.schedule import ENTRY_SHARE, Budget
+from millstream.services.compiler.race.schedule import FINAL_SHARE, Budget
 from millstream.services.compiler.targets import TARGETS, target_of
 from millstream.services.compiler.targets.base import Target
 from millstream.services.errors import Code, Failure, invalid
@@ -216,9 +216,9 @@ def _affordable(
     for rows, weight in sorted(weights.items()):
         run_s = track.baseline_s(rows)
         cost_s += 4 * max(run_s, BLOCK_S) * ROUNDS_MIN
-        if cost_s > budget.seconds * (1 - ENTRY_SHARE):
+        if cost_s > budget.seconds * FINAL_SHARE:
             if not kept:
-                needed = math.ceil(cost_s / (1 - ENTRY_SHARE))
+                needed = math.ceil(cost_s / FINAL_SHARE)
                 raise UnfinishedError(
                     f"the version is too slow for the budget: a run of {rows} rows takes {run_s:.2g} s, so that a race "
                     f"takes {needed} s at least (--race-seconds {needed})"

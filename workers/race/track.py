@@ -15,7 +15,7 @@ from millstream.services.compiler.candidate import Candidate, Compiled, Subject
 from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.compile_task import MEMORY_BYTES_DEFAULT, CompileTask
 from millstream.services.compiler.race.gate import Judgement, influenced, judge
-from millstream.services.compiler.race.race import LostError, Prepared
+from millstream.services.compiler.race.race import LateError, LostError, Prepared
 from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX, RaceEvent, RaceTask
 from millstream.services.compiler.race.statistics import Round, ratio_of
 from millstream.workers.backends.base import Array
@@ -180,6 +180,8 @@ class ProcessTrack:
                 memory_bytes=self._task.memory_bytes * (PROCESSES_MAX - 1) or MEMORY_BYTES_DEFAULT,
             )
             outcome = compile_candidate(task)
+            if outcome.late:
+                raise LateError(outcome.seconds)
             if outcome.compiled is None:
                 raise LostError(outcome.error, outcome.stderr[-STDERR_CHARACTERS_MAX:])
             return self._cache.keep(candidate, folder, outcome)

@@ -1,11 +1,13 @@
 """A race: which candidate is compiled, judged and measured when, and who wins. Pure; a Track does the work.
 
-candidates ─> compile ─> judge ─> first rounds ─> halving ─> final ─> rows, choice
-The same code runs under the tests' virtual clock. A candidate that is lost hurts nothing but itself.
+candidates ─> compile ─> first rounds ─> judge, the fastest first ─> halving ─> final ─> rows, choice
+Judging takes longer than a few rounds, so that slow candidates get no verdict on their answers when time is short. The
+same code runs under the tests' virtual clock. A candidate that is lost hurts nothing but itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,6 +16,8 @@ from millstream.services.compiler.race.choice import ROUNDS_MIN, Choice, Measure
 from millstream.services.compiler.race.gate import Judgement
 from millstream.services.compiler.race.report import RaceEvent, Row, Stage, Verdict
 from millstream.services.compiler.race.schedule import (
+    AGAIN_MIN,
+    COMPILE_PARTS,
     FINALISTS,
     Budget,
     entry_order,
@@ -37,6 +41,14 @@ class LostError(Exception):
         self.verdict: Verdict = verdict
 
 
+class LateError(LostError):
+    """A compilation took longer than it may. `seconds`: that it took."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it took longer than {seconds:.3g} s")
+        self.seconds = seconds
+
+
 class Prepared(NamedTuple):
     """A compiled candidate. `folder`: its folder's name in the cache; `seconds` is what it took to compile."""
 
@@ -58,7 +70,7 @@ class Track(Protocol):
         """Return the seconds of a monotonic clock."""
 
     def compile(self, candidate: Candidate, seconds_max: float) -> Prepared:
-        """Compile, or take what is compiled. Raises LostError."""
+        """Compile, or take what is compiled. Raises LostError, LateError if the time is over."""
 
     def judge(self, key: str, seconds_max: float) -> tuple[Judgement, bool]:
         """Return what the gate says, and whether rows influence each other. Raises LostError."""
@@ -103,11 +115,18 @@ class Race:
         self._rounds: dict[str, list[Round]] = {}
         self._dropped: dict[str, list[Round]] = {}  # slower than others; they come back if those are lost
         self._cost_s: dict[str, float] = {}  # of the last round
+        self._unjudged: set[str] = set()
+        self._late: list[tuple[Candidate, float]] = []  # compilations that took longer than this limit
 
     def run(self) -> Result:
         """Race within the budget. Returns rows and choice; candidates that found no time are skipped."""
-        for candidate in self._candidates:
-            self._enter(candidate)
+        for at, candidate in enumerate(self._candidates):
+            self._enter(candidate, self._budget.compile_s_max(self._now(), len(self._candidates) - at))
+        for candidate, limit_s in self._late:
+            again_s = min(limit_s * COMPILE_PARTS, self._budget.entry_left_s(self._now()))
+            if again_s >= limit_s * AGAIN_MIN:
+                self._enter(candidate, again_s)
+        self._judge_all()
         rung = 1
         while len(alive := ranking(self._rounds, self._weights)) > FINALISTS:
             kept = survivors(self._rounds, self._weights)
@@ -126,41 +145,81 @@ class Race:
     def _now(self) -> float:
         return self._track.now()
 
-    def _enter(self, candidate: Candidate) -> None:
-        """Compile, judge and measure a candidate for the first time."""
+    def _enter(self, candidate: Candidate, seconds_max: float) -> None:
+        """Compile a candidate and measure it for the first time."""
         key = candidate.key
+        earlier = self._rows.get(key)
         row = Row(
             target=candidate.target, candidate=key, flags=candidate.flags, lossy=candidate.lossy, verdict="skipped"
         )
         self._rows[key] = row
-        seconds_max = self._budget.compile_s_max(self._now())
         if not seconds_max:
             self._rows[key] = row.model_copy(update={"why": _OVER.format(self._budget.seconds)})
             return
         self._tell("compiling", key)
         try:
             prepared = self._track.compile(candidate, seconds_max)
-            self._rows[key] = row = row.model_copy(
-                update={
-                    "compile_s": prepared.seconds,
-                    "cached": prepared.cached,
-                    "size_bytes": prepared.size_bytes,
-                    "folder": prepared.folder,
-                    "compiled": prepared.compiled,
-                    "stderr": prepared.stderr,
-                }
-            )
-            self._tell("judging", key)
-            judgement, single = self._track.judge(key, self._budget.left_s(self._now()))
+        except LateError as late:
+            if earlier is None:
+                self._late.append((candidate, seconds_max))
+            self._lose(key, late)
+            seconds = late.seconds + (earlier.compile_s if earlier is not None else 0.0)
+            more = math.ceil(self._budget.seconds * COMPILE_PARTS)
+            why = f"{late.why}, its part of the budget: allow more seconds (--race-seconds {more}), or --targets {key}"
+            self._rows[key] = self._rows[key].model_copy(update={"compile_s": seconds, "why": why})
+            return
         except LostError as lost:
             self._lose(key, lost)
             return
+        self._rows[key] = row.model_copy(
+            update={
+                "compile_s": prepared.seconds,
+                "cached": prepared.cached,
+                "size_bytes": prepared.size_bytes,
+                "folder": prepared.folder,
+                "compiled": prepared.compiled,
+                "stderr": prepared.stderr,
+            }
+        )
+        self._rounds[key] = []
+        self._unjudged.add(key)
+        self._measure(key, rounds_in(0), entry=True)
+
+    def _judge_all(self) -> None:
+        """Judge what was measured, the fastest first; in a hurry as soon as one candidate passed.
+
+        Those that are left are dropped.
+        """
+        order = ranking(self._rounds, self._weights)
+        order += [key for key in self._rounds if key not in order]
+        passed = False
+        longest_s = 0.0
+        for key in order:
+            now = self._now()
+            left = self._budget.judge_left_s(now) if passed else self._budget.left_s(now)
+            if not self._rounds[key] or left <= 0 or (passed and longest_s > left):
+                self._drop({key})
+                continue
+            if self._judge(key, left):
+                passed = True
+            longest_s = max(longest_s, self._now() - now)
+
+    def _judge(self, key: str, seconds_max: float) -> bool:
+        """Return whether a candidate passes the gate. One that does not is out of the race."""
+        self._tell("judging", key)
+        try:
+            judgement, single = self._track.judge(key, seconds_max)
+        except LostError as lost:
+            self._lose(key, lost)
+            return False
         except TimeoutError:
-            self._lose(
-                key,
-                LostError(f"the budget of {self._budget.seconds:g} s ended before it was judged", verdict="skipped"),
-            )
-            return
+            self._drop({key})
+            return False
+        self._unjudged.discard(key)
+        row = self._rows[key]
+        why = judgement.why
+        if not why and single and 1 not in self._weights:
+            why = "its rows influence each other, and no run of this version has a single row"
         self._rows[key] = row.model_copy(
             update={
                 "outputs": judgement.outputs,
@@ -168,18 +227,17 @@ class Race:
                 "agreement_min": judgement.agreement_min,
                 "single": single,
                 "verdict": "inaccurate" if judgement.why else "lost",
-                "why": judgement.why,
+                "why": why,
                 "compiled": None if judgement.why else row.compiled,
             }
         )
-        if judgement.why:
-            return
-        if single and 1 not in self._weights:
-            why = "its rows influence each other, and no run of this version has a single row"
-            self._rows[key] = self._rows[key].model_copy(update={"why": why})
-            return
-        self._rounds[key] = []
-        self._measure(key, rounds_in(0), entry=True)
+        if why:
+            del self._rounds[key]
+            return False
+        if single:
+            self._rounds[key] = [{1: found[1]} for found in self._rounds[key] if 1 in found]
+            self._cost_s.pop(key, None)
+        return True
 
     def _sizes(self, key: str) -> list[int]:
         return [1] if self._rows[key].single else list(self._weights)
@@ -222,9 +280,19 @@ class Race:
                 return
 
     def _recall(self) -> None:
-        """Bring the best of the dropped back in place of finalists that were lost."""
-        while len(self._rounds) < FINALISTS and (best := ranking(self._dropped, self._weights)[:1]):
-            self._rounds[best[0]] = self._dropped.pop(best[0])
+        """Bring the best of the dropped back in place of finalists that were lost; unjudged ones where none is left."""
+        while len(self._rounds) < FINALISTS:
+            judged = {key: rounds for key, rounds in self._dropped.items() if key not in self._unjudged}
+            best = ranking(judged, self._weights)[:1]
+            if not best and not self._rounds:
+                best = ranking(self._dropped, self._weights)[:1]
+            left = self._budget.left_s(self._now())
+            if not best or (best[0] in self._unjudged and not left):
+                return
+            [key] = best
+            self._rounds[key] = self._dropped.pop(key)
+            if key in self._unjudged and not self._judge(key, left) and key in self._dropped:
+                return  # the budget ended
 
     def _is_settled(self, key: str) -> bool:
         return is_settled(self._rounds[key], self._weights, self._seed)
@@ -258,10 +326,20 @@ class Race:
         ratios = {rows: tuple(found) for rows, found in by_size(rounds, self._seed).items()}
         update = {"rounds": len(rounds), "ratio": median, "ratio_low": low, "ratio_high": high, "ratios": ratios}
         row = row.model_copy(update=update)
+        if key in self._unjudged:
+            return row.model_copy(update={"compiled": None, **self._why_unjudged(len(rounds), choice)})
         if key in choice.table.values():
             sizes = ", ".join(str(size) for size, one in choice.table.items() if one == key)
             return row.model_copy(update={"verdict": "won", "why": f"serves batches of {sizes} rows"})
         return row.model_copy(update={"verdict": "lost", "why": self._why_lost(key, len(rounds), choice)})
+
+    def _why_unjudged(self, rounds: int, choice: Choice) -> dict[str, str]:
+        """Return verdict and reason of a candidate whose answers were not judged."""
+        if choice.winner is not None:
+            return {"verdict": "lost", "why": f"slower than others after {rounds} rounds; its answers were not judged"}
+        more = math.ceil(self._budget.seconds * 2)
+        why = f"the budget of {self._budget.seconds:g} s ended before it was judged (--race-seconds {more})"
+        return {"verdict": "skipped", "why": why}
 
     def _why_lost(self, key: str, rounds: int, choice: Choice) -> str:
         if key in self._dropped:

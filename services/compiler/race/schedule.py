@@ -1,6 +1,6 @@
 """When candidates are compiled and measured: successive halving within a budget of seconds. Pure; time is passed in.
 
-0 ── each: compile, judge, a few rounds ── 75 % ── the better half: twice the rounds ── … ── the last: many ── 100 %
+0 ── each: compile, a few rounds ── 60 % ── judge, the fastest first ── 75 % ── the better half: twice the rounds ── …
 Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
 """
 
@@ -15,9 +15,14 @@ from millstream.services.compiler.candidate import Candidate
 from millstream.services.compiler.race.choice import ROUNDS_MIN
 from millstream.services.compiler.race.statistics import Round, median_ratio, overall
 
-ENTRY_SHARE = 0.75  # of the budget, for compilations and first rounds
+ENTRY_SHARE = 0.6  # of the budget, for compilations and first rounds
+FINAL_SHARE = 0.25  # of the budget, in which only the best are measured: judging ends before, if one of them may win
 COMPILE_S_MIN = 1.0  # with less time left, a candidate is not compiled
-COMPILE_SHARE = 0.5  # of the time that is left for entries, which one compilation may take
+COMPILE_SHARE = 0.5  # of the time that is left for entries, which one compilation may take at most
+#: a compilation may take so many equal parts of that time, of which each candidate that waits has one; one that takes
+#: longer is set aside, and tried again after the others with up to this many times its limit
+COMPILE_PARTS = 2.0
+AGAIN_MIN = 1.25  # of the limit of the first try: with less time left there is no second one
 ROUNDS_FIRST = 2
 ROUNDS_MAX = 40  # of one candidate
 FINALISTS = 2
@@ -38,10 +43,22 @@ class Budget(NamedTuple):
         """Return the seconds in which candidates may still enter the race, at least 0."""
         return max(0.0, self.began + self.seconds * ENTRY_SHARE - now)
 
-    def compile_s_max(self, now: float) -> float:
-        """Return how long the next compilation may take; 0: no candidate enters any longer."""
+    def judge_left_s(self, now: float) -> float:
+        """Return the seconds in which candidates are judged although one may win already, at least 0."""
+        return max(0.0, self.began + self.seconds * (1 - FINAL_SHARE) - now)
+
+    def compile_s_max(self, now: float, waiting: int) -> float:
+        """Return how long the next compilation may take; 0: no candidate enters any longer.
+
+        Args:
+            now: the current instant.
+            waiting: candidates that are not compiled, this one included.
+        """
         left = self.entry_left_s(now)
-        return left * COMPILE_SHARE if left * COMPILE_SHARE >= COMPILE_S_MIN else 0.0
+        most = left * COMPILE_SHARE
+        if most < COMPILE_S_MIN:
+            return 0.0
+        return max(COMPILE_S_MIN, min(most, left * COMPILE_PARTS / waiting))
 
 
 def entry_order(candidates: Iterable[Candidate]) -> list[Candidate]:
