@@ -11,6 +11,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Collection
+from functools import cached_property
 from typing import Protocol as TypingProtocol
 
 from millstream.services.extras import exit_unfit, exit_without
@@ -290,6 +291,13 @@ class Gateway:
         for lane in self.router.all():
             lane.abandon(Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1))
 
+    @cached_property
+    def shared_buffers(self) -> SharedBuffers | None:
+        """The shared memory of large requests over both protocols; None where shared memory is turned off."""
+        if self.segments is None:
+            return None
+        return SharedBuffers(self.segments, int(self.settings.shm_bytes_max * SHARE))
+
     def deps(self) -> Deps:
         """Return what routes and the gRPC server need."""
         metrics_page = GatewayMetricsPage(
@@ -310,6 +318,7 @@ class Gateway:
             texts=self.texts,
             client_memory=self.client_memory,
             receive_budget=self.receive_budget,
+            shared_buffers=self.shared_buffers,
             http_counts=self.http_counts,
             reply_budget=self.reply_budget,
             statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
@@ -467,8 +476,7 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         settings.client_stall_s_max,
         gateway.drain,
     )
-    if gateway.segments is not None:
-        protocol.shared_buffers = SharedBuffers(gateway.segments, int(settings.shm_bytes_max * SHARE))
+    protocol.shared_buffers = gateway.shared_buffers
     protocol.http_counts = gateway.http_counts
     protocol.gate = gateway.gate
     protocol.browser_guard = gateway.browser_guard

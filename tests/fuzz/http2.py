@@ -39,11 +39,13 @@ def _answer(connection: Connection[CallHead], events: list[Event[CallHead]]) -> 
     readers: dict[int, MessageReader] = {}
     for event in events:
         if isinstance(event, RequestStarted):
-            readers[event.stream] = MessageReader(MESSAGE_BYTES_MAX)
+            reader = readers[event.stream] = MessageReader(MESSAGE_BYTES_MAX)
+            if event.stream & 2:
+                reader.allocate = lambda size_bytes, _: memoryview(bytearray(size_bytes))
         elif isinstance(event, DataReceived):
             try:
                 for _, body in readers[event.stream].read(event.data):
-                    connection.respond(event.stream, HEAD, b"", body, trailers(0))
+                    connection.respond(event.stream, HEAD, b"", bytes(body), trailers(0))
             except Failure as failure:
                 connection.headers(event.stream, HEAD + trailers(13, failure.message), end=True)
             connection.consume(event.stream, len(event.data))

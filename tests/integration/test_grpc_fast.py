@@ -295,7 +295,7 @@ async def test_a_unary_call_without_a_message_is_refused(tmp_path: Path, method:
 @pytest.mark.anyio
 async def test_an_infer_call_that_is_submitted_needs_no_handler(tmp_path: Path) -> None:
     async with served(tmp_path) as (application, server, _), connected(server) as client:
-        taken: list[bytes] = []
+        taken: list[bytes | memoryview] = []
 
         def submit(call: FastCall) -> bool:
             taken.append(call.take_message())

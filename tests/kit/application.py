@@ -187,6 +187,7 @@ class Application:
                 control=self.control,
                 load=self._load,
                 receive_budget=self.receive_budget,
+                shared_buffers=None,
                 http_counts=HttpCounts(self.registry),
                 reply_budget=self.reply_budget,
                 client_memory=ClientMemory(home, "test", allowed=self.settings.shm_allow_clients),

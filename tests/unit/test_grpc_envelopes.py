@@ -56,6 +56,29 @@ def test_what_differs_is_not_known() -> None:
     assert not envelopes.find(b"")
 
 
+def test_a_view_is_known_as_its_bytes_are() -> None:
+    """Messages that arrived in shared memory are views."""
+    envelopes = learnt(request(b"1" * 8, b"2" * 8, names=("a", "b")))
+    again = request(b"3" * 8, b"4" * 8, names=("a", "b")).SerializeToString()
+    other = request(b"3" * 8, b"4" * 8, names=("b", "a")).SerializeToString()
+    view = memoryview(bytearray(again))
+    envelope = envelopes.find(view)
+    assert envelope is not None
+    assert envelope is envelopes.find(again)
+    assert envelopes.find(memoryview(bytearray(other))) is None
+    assert envelopes.find(memoryview(b"")) is None
+    assert [bytes(one.data) for one in inputs_of(view, envelope)] == [b"3" * 8, b"4" * 8]
+
+
+def test_the_largest_tensor_is_known_from_the_first_bytes() -> None:
+    known = request(b"1" * 80, b"2" * 80, names=("a", "b"), shape=(10, 2))
+    envelopes, body = learnt(known), known.SerializeToString()
+    at, size = envelopes.largest_tensor(len(body), body[:16]) or (0, 0)
+    assert (size, bytes(body[at : at + size])) == (80, b"1" * 80)
+    assert envelopes.largest_tensor(len(body), body[:15]) is None
+    assert envelopes.largest_tensor(len(body) + 1, body) is None
+
+
 def test_what_is_more_than_tensors_is_parsed_each_time() -> None:
     with_id = request(b"1" * 8, b"2" * 8, names=("a", "b"))
     with_id.id = "1"

@@ -43,8 +43,10 @@ class Envelopes:
     def __init__(self) -> None:
         self._cache: dict[tuple[int, bytes], Envelope] = {}
 
-    def find(self, body: bytes) -> Envelope | None:
+    def find(self, body: bytes | memoryview) -> Envelope | None:
         """Return the cached envelope of a message; None if there is none."""
+        if type(body) is memoryview:
+            return self._find_of_view(body)
         envelope = self._cache.get((len(body), body[:_KEY_BYTES]))
         if envelope is None:
             return None
@@ -52,6 +54,27 @@ class Envelopes:
             if not body.startswith(mark, at):
                 return None
         return envelope
+
+    def _find_of_view(self, body: memoryview) -> Envelope | None:
+        envelope = self._cache.get((len(body), bytes(body[:_KEY_BYTES])))
+        if envelope is None or any(body[at : at + len(mark)] != mark for at, mark in envelope.marks):
+            return None
+        return envelope
+
+    def largest_tensor(self, size_bytes: int, first: bytes) -> tuple[int, int] | None:
+        """Return where the largest tensor of an arriving message is, if its envelope seems to be cached.
+
+        Args:
+            size_bytes: size of the message.
+            first: its first bytes, as many as have come.
+
+        Returns the position and the number of its bytes; None: nothing is known of the message.
+        """
+        envelope = self._cache.get((size_bytes, first[:_KEY_BYTES]))
+        if envelope is None:
+            return None
+        _, at, end = max(envelope.slices, key=lambda one: one[2] - one[1])
+        return at, end - at
 
     def learn(self, body: bytes, request: Any, plans: InputPlans, call: GrpcCall) -> None:
         """Cache the envelope of a decoded message, if all messages with it differ only in their tensors."""
@@ -87,7 +110,7 @@ class Envelopes:
         )
 
 
-def inputs_of(body: bytes, envelope: Envelope) -> list[InputTensor]:
+def inputs_of(body: bytes | memoryview, envelope: Envelope) -> list[InputTensor]:
     """Return the tensors in a message with this envelope."""
     data = body if len(body) < VIEW_BYTES_MIN else memoryview(body)
     return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.slices]

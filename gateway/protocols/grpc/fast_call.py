@@ -17,7 +17,7 @@ from grpc.aio import EOF, AbortError
 from millstream.gateway.connection.bounded_protocol import SENT_BYTES_MIN
 from millstream.gateway.protocols.grpc import reply_blocks
 from millstream.gateway.protocols.grpc.call_head import CallHead, Metadata
-from millstream.gateway.protocols.grpc.message_framing import MessageReader, prefix
+from millstream.gateway.protocols.grpc.message_framing import Allocate, MessageReader, prefix
 from millstream.gateway.protocols.http.compression import compress
 from millstream.services.errors import Code, Failure
 
@@ -53,7 +53,7 @@ class FastCall:
         self._number = number
         self._deadline = None if head.timeout_s is None else now + head.timeout_s
         self._reader = MessageReader(connection.parts.message_bytes_max)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0  # of `_messages`
         self._reserved_bytes = 0  # of the messages, complete or not, in the receive budget
         self._unconsumed_bytes = 0  # that the client may not send again yet
@@ -119,7 +119,7 @@ class FastCall:
                 return EOF
             self._reading = self._connection.loop.create_future()
             await self._reading
-        return self.take_message()
+        return bytes(self.take_message())
 
     async def write(self, reply: bytes) -> None:
         """Send a message. Returns when it has left for the transport."""
@@ -141,11 +141,19 @@ class FastCall:
 
     # --- what answers it
 
-    def first_message(self) -> bytes:
+    def await_message(self, handler: Any, allocate: Allocate) -> None:
+        """Wait for the message before the call is submitted, or `handler`, one of grpc's, starts.
+
+        `allocate` gives memory for a large message.
+        """
+        self.pending = handler
+        self._reader.allocate = allocate
+
+    def first_message(self) -> bytes | memoryview:
         """Return the message that `take_message` would take."""
         return self._messages[0]
 
-    def take_message(self) -> bytes:
+    def take_message(self) -> bytes | memoryview:
         """Return the next message, which must be there, and let the client send more."""
         body = self._messages.popleft()
         self._queued_bytes -= len(body)
@@ -319,6 +327,8 @@ class FastCall:
     def _end(self) -> None:
         self.over = True
         self._reserve()
+        if self._reader.held_bytes:
+            self._reader = MessageReader(0)  # gives its memory back
         if self.pending is not None:
             self._connection.parts.gave_up(self)
         self._connection.forget(self._number)

@@ -27,6 +27,7 @@ from millstream.gateway.connection.slow_reader import WriteStallGuard
 from millstream.gateway.protocols.grpc import reply_blocks
 from millstream.gateway.protocols.grpc.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.protocols.grpc.fast_call import FastCall
+from millstream.gateway.protocols.grpc.message_framing import Allocate
 from millstream.gateway.protocols.grpc.observed_calls import address_of
 
 _Code = grpc.StatusCode
@@ -51,6 +52,7 @@ class Parts:
             refuses a caller without a right key before the message comes.
         infer: submits a call of ModelInfer whose message is complete, and returns whether it could: else the handler
             of the method takes the call.
+        memory: returns shared memory for a large message that `infer` would take; None: other memory will do.
         gave_up: notes that a call that `infer` would take ended before its message was complete.
     """
 
@@ -65,6 +67,7 @@ class Parts:
     age_grace_s: float
     may_infer: Callable[[CallHead], bool]
     infer: Callable[[FastCall], bool]
+    memory: Allocate
     gave_up: Callable[[FastCall], None]
     connections: set[FastConnection] = field(default_factory=set)
     calls: int = 0
@@ -201,7 +204,7 @@ class FastConnection(asyncio.Protocol):
         if ended:
             call.received(b"", now, ended=True)
         elif head.plain and head.method == INFER and self.parts.may_infer(head):
-            call.pending = handler
+            call.await_message(handler, self.parts.memory)
             return
         call.start(handler)
 

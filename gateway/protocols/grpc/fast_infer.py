@@ -1,6 +1,7 @@
 """fast_infer: answers ModelInfer calls whose envelope is cached, without a task, coroutine or future.
 
-head ─> key known? ─> message ─> envelope ─> limits of the key ─> lane ……… encode ─> FastCall.answer
+head ─> key known? ─> message (a large one in shared memory) ─> envelope ─> limits of the key ─> lane
+encode ─> FastCall.answer
 Every other call goes to the handler of the method, which also refuses keys and learns them.
 """
 
@@ -15,6 +16,7 @@ import grpc
 
 from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.access.principal import Principal
+from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.protocols.grpc import reply_blocks
@@ -29,6 +31,7 @@ from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.request_id import new_request_id, request_context
+from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.tracing.traceparent import Trace
 
 log = logging.getLogger("millstream.grpc")
@@ -69,6 +72,7 @@ class FastInfer:
         reply_budget: the gateway's reply budget.
         timeout_s_max: the longest timeout.
         count: counts a call that ended with a status.
+        buffers: shared memory for large messages; None: they are received elsewhere, and copied.
     """
 
     protocol = RequestProtocol.GRPC
@@ -80,12 +84,27 @@ class FastInfer:
         reply_budget: ReplyBudget,
         timeout_s_max: float,
         count: Callable[[grpc.StatusCode], None],
+        buffers: SharedBuffers | None = None,
     ) -> None:
         self._infer = infer
         self._gate = gate
         self._reply_budget = reply_budget
         self._timeout_s_max = timeout_s_max
         self._count = count
+        self._buffers = buffers
+
+    def memory(self, size_bytes: int, first: bytes) -> memoryview | None:
+        """Return shared memory for an arriving message whose first bytes are `first`; None: other memory will do.
+
+        A worker reads a tensor where it was received, if its message was the only one of a batch.
+        """
+        if self._buffers is None or size_bytes < RECEIVED_BYTES_MIN:
+            return None
+        tensor = self._infer.largest_tensor(size_bytes, first)
+        if tensor is None or tensor[1] < RECEIVED_BYTES_MIN:
+            return None
+        buffer = self._buffers.allocate(size_bytes, aligned_at=tensor[0])
+        return None if buffer is None else buffer.bytes_view()
 
     def may_submit(self, head: CallHead) -> bool:
         """Whether `submit` may take a call with this head: no key is needed, or its key was verified before."""

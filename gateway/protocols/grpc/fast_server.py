@@ -108,6 +108,7 @@ class FastGrpcServer:
             settings.grpc_age_grace_s,
             infer.may_submit,
             infer.submit,
+            infer.memory,
             infer.gave_up,
         )
         self.reads_max = calls_max(settings) // 2
@@ -117,8 +118,8 @@ class FastGrpcServer:
         self.port = 0
 
     def _fast_infer(self, deps: Deps) -> FastInfer:
-        table = self._table
-        parts = table.infer, deps.gate, deps.reply_budget, deps.settings.request_timeout_s_max, table.count_infer
+        table, timeout_s_max = self._table, deps.settings.request_timeout_s_max
+        parts = table.infer, deps.gate, deps.reply_budget, timeout_s_max, table.count_infer, deps.shared_buffers
         return FastInfer(*parts) if deps.observer is None else ObservedInfer(deps.observer, *parts)
 
     @property

@@ -107,7 +107,13 @@ class InferCalls:
                 self._envelopes.learn(body, request, route.plans, call)
         return await self._run(route, call, size_bytes, remaining_s, permit, extra)
 
-    def prepared(self, body: bytes, principal: Principal | None) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
+    def largest_tensor(self, size_bytes: int, first: bytes) -> tuple[int, int] | None:
+        """Return where the largest tensor of an arriving message is, as Envelopes does."""
+        return self._envelopes.largest_tensor(size_bytes, first)
+
+    def prepared(
+        self, body: bytes | memoryview, principal: Principal | None
+    ) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
         """Return the route, envelope and encoder of a message whose envelope is cached; None: it needs `reply`.
 
         `principal`: who sent it; None: no key is needed.

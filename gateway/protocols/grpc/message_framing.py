@@ -7,6 +7,7 @@ Source: gRPC over HTTP2, "Length-Prefixed-Message": a byte that tells whether th
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from millstream.services.errors import Code, Failure
 
@@ -15,8 +16,10 @@ _PREFIX = struct.Struct(">BI")
 #: Parts of a message that are shorter are held in one buffer: each part costs an object.
 PART_BYTES_MIN = 4096
 
-#: (whether it is compressed, its bytes)
-Message = tuple[bool, bytes]
+#: (whether it is compressed, its bytes); a view where `Allocate` gave memory for it
+Message = tuple[bool, bytes | memoryview]
+#: returns memory for a message of this size with these first bytes; None: there is none, or it is not wanted
+Allocate = Callable[[int, bytes], memoryview | None]
 
 
 def prefix(size_bytes: int, *, compressed: bool = False) -> bytes:
@@ -27,16 +30,21 @@ def prefix(size_bytes: int, *, compressed: bool = False) -> bytes:
 class MessageReader:
     """Cuts the data of one stream into messages. It holds at most one incomplete message.
 
-    A message is put together once, when its last bytes are there: large ones are copied once.
+    A message is put together once, when its last bytes are there, unless `allocate` gives memory for it as soon as its
+    first bytes are there. Either way large ones are copied once.
+
+    `allocate` is called with each message that comes in several parts; None: never.
 
     Args:
         bytes_max: limit on a message.
     """
 
-    __slots__ = ("_bytes_max", "_flag", "_left", "_parts", "_prefix", "held_bytes")
+    __slots__ = ("_bytes_max", "_flag", "_left", "_memory", "_parts", "_prefix", "allocate", "held_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self.allocate: Allocate | None = None
+        self._memory: memoryview | None = None  # of a message that is not complete
         self.held_bytes = 0  # of a message that is not complete
         self._prefix = b""  # of the next message, while it is incomplete
         self._parts: list[bytes | bytearray] = []
@@ -59,8 +67,8 @@ class MessageReader:
             else:
                 at = self._hold(data, at)
             if not self._left:
-                messages.append((bool(self._flag), b"".join(self._parts)))
-                self._prefix, self._parts, self.held_bytes = b"", [], 0
+                messages.append((bool(self._flag), b"".join(self._parts) if self._memory is None else self._memory))
+                self._prefix, self._parts, self._memory, self.held_bytes = b"", [], None, 0
         return messages
 
     def _begin(self, data: bytes, at: int) -> int:
@@ -77,7 +85,13 @@ class MessageReader:
         """Hold what there is of the message at `at`, and return the position behind it."""
         part = data[at : at + self._left]
         parts = self._parts
-        if len(part) >= PART_BYTES_MIN or not parts:
+        size_bytes = self.held_bytes - PREFIX_BYTES + self._left
+        if self.allocate is not None and self._left == size_bytes > len(part):
+            self._memory = self.allocate(size_bytes, part)
+        if self._memory is not None:
+            begin = size_bytes - self._left
+            self._memory[begin : begin + len(part)] = part
+        elif len(part) >= PART_BYTES_MIN or not parts:
             parts.append(part)
         elif isinstance(parts[-1], bytearray):
             parts[-1] += part

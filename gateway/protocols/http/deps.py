@@ -27,6 +27,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
+from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.settings import Settings
 from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.scaling import ScaleDecision
@@ -61,6 +62,7 @@ class Deps:
     client_memory: interfaces.MemoryRegistry
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
     http_counts: HttpCounts  # replies over HTTP, of the fast path, too
+    shared_buffers: SharedBuffers | None  # for large messages; None: without shared memory
     reply_budget: ReplyBudget  # bounds replies that clients have not read
     ready: Callable[[], bool]  # whether a recent readiness probe came back, and the models of the start are loaded
     preloading: Callable[[], bool]  # whether the models of the start are still being loaded

@@ -24,6 +24,30 @@ def test_messages_are_the_same_wherever_the_data_is_cut(sent, cuts):
     assert not reader.held_bytes
 
 
+@given(messages, st.lists(st.integers(0, 250), max_size=10), st.sets(st.integers(0, 40)))
+def test_messages_are_the_same_in_memory_that_is_given_for_some(sent, cuts, given_for):
+    data = b"".join(prefix(len(body), compressed=compressed) + body for compressed, body in sent)
+    edges = sorted(min(cut, len(data)) for cut in cuts)
+    reader = MessageReader(100)
+    given: list[memoryview] = []
+
+    def allocate(size_bytes: int, first: bytes) -> memoryview | None:
+        assert 0 < len(first) < size_bytes
+        assert (size_bytes, first) in {(len(body), body[: len(first)]) for _, body in sent}
+        if size_bytes not in given_for:
+            return None
+        given.append(memoryview(bytearray(size_bytes)))
+        return given[-1]
+
+    reader.allocate = allocate
+    received: list[Message] = []
+    for begin, end in zip([0, *edges], [*edges, len(data)], strict=True):
+        received += reader.read(data[begin:end])
+    assert [(compressed, bytes(body)) for compressed, body in received] == sent
+    assert [body for _, body in received if isinstance(body, memoryview)] == given
+    assert not reader.held_bytes
+
+
 def test_a_message_of_the_limit_is_read():
     assert MessageReader(3).read(prefix(3) + b"abc") == [(False, b"abc")]
 
