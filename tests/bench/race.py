@@ -22,6 +22,7 @@ from millstream.services.process.device import find_device
 from millstream.workers.backends import get_backend
 from millstream.workers.race.driver import run_race
 from tests.bench.race_models import Array, Raced, all_models
+from tests.bench.race_neighbour import measure_neighbour
 from tests.kit.races import race_task
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +83,14 @@ def _share(task: RaceTask, row: Row | None, inputs: Array, labels: Array) -> flo
         instance.close()
 
 
+def neighbour_of(folder: Path, seconds: float) -> str:
+    """Return what a race costs another model of the same worker."""
+    found = measure_neighbour(folder, seconds)
+    race = f"race of {found.seconds:.0f} s, {found.candidates} candidates measured"
+    p99 = f"{found.beside_p99_ms:.1f} ms, quiet {found.quiet_p99_ms:.1f} ms; {race}"
+    return f"p99 of another model of the worker during a race: {found.slowdown:.2f} x (wanted: at most 1.5)\n  ({p99})"
+
+
 def _figure(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
 
@@ -99,11 +108,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=(), help="models whose name contains one of these")
     parser.add_argument("--targets", nargs="+", default=())
+    parser.add_argument("--neighbour", action="store_true", help="only measure what a race costs another model")
     parser.add_argument("--write", action="store_true", help="write docs/compilers.md and its plot")
     options = parser.parse_args()
     seconds = options.seconds or (60.0 if options.quick else 120.0)
     lines, summary = [], []
     with tempfile.TemporaryDirectory() as folder:
+        summary.append(f"- {neighbour_of(Path(folder), seconds)}")
+        print(summary[-1], flush=True)
+        if options.neighbour:
+            return
         chosen = [
             raced
             for raced in all_models(quick=options.quick).values()
