@@ -139,13 +139,14 @@ class Settings(BaseSettings):
     )
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
     grpc: Literal["fast", "library"] = Field(
-        "library",
-        description="The gRPC server: `library` is grpc.aio's, `fast` Millstream's own, which is being tried.",
+        "fast",
+        description="The gRPC server: `fast` is Millstream's own, `library` grpc.aio's, which takes several times the "
+        "CPU for each call.",
     )
     grpc_on_http_port: bool = Field(
         False,
-        description="Answer gRPC on the HTTP port, too; with `MILLSTREAM_GRPC=fast`. `MILLSTREAM_GRPC_PORT=-1` then "
-        "leaves one port.",
+        description="Answer gRPC on the HTTP port, too; not with `MILLSTREAM_GRPC=library`. `MILLSTREAM_GRPC_PORT=-1` "
+        "then leaves one port.",
     )
     grpc_reflection: bool = Field(
         True,

@@ -145,7 +145,7 @@ A figure is the median of the rounds' ratios.
 - **C**, the ceiling: a bare uvicorn (uvloop, httptools) that reads the same body and answers `{{}}`.
 - **Millstream**: one gateway process, one worker with one thread, the embedded Redis, default settings. The small
   model is an MLP (64-256-256-10), one row of 64 floats for each request.
-- **gRPC beside C**: ModelInfer with raw contents, with `MILLSTREAM_GRPC=fast`, against C's REST in the same round.
+- **gRPC beside C**: ModelInfer with raw contents, against C's REST in the same round.
 - **602 KB**: one image for each request, and a model that returns its three means.
 - **Keys**: each request has the bearer key of a scope for this model. **Traces**: exported to a collector that drops
   them, those of all requests or of 1 % of them. **TLS**: 1.3, over connections that stay open. Each in an installation

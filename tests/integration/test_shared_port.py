@@ -228,6 +228,7 @@ def test_the_librarys_server_cannot_share_the_port(tmp_path: Path) -> None:
         {
             "MILLSTREAM_HOME": str(tmp_path),
             "MILLSTREAM_REDIS_URL": f"unix://{tmp_path}/none",
+            "MILLSTREAM_GRPC": "library",
             "MILLSTREAM_GRPC_ON_HTTP_PORT": "true",
             "MILLSTREAM_HTTP_PORT": "0",
             "MILLSTREAM_GRPC_PORT": "0",

@@ -255,7 +255,7 @@ def test_unfinished_handshakes_do_not_delay_the_end(secure: Secure, tmp_path: Pa
 
 
 def test_grpc_on_our_own_connections(authority: Authority, tmp_path: Path) -> None:
-    """MILLSTREAM_GRPC=fast: the same certificate, renewal and clients' certificates."""
+    """gRPC on connections of our own: the same certificate, renewal and clients' certificates."""
     served, client = Pair(tmp_path / "tls.crt", tmp_path / "tls.key"), authority.issue()
     authority.issue().copy_to(served)
     settings = {

@@ -46,7 +46,7 @@ def test_grpc_on_the_http_port(stack: Stack) -> None:
 
 
 def test_http_on_the_grpc_port(stack: Stack) -> None:
-    """The gRPC library answers: with a SETTINGS frame, which is no HTTP/1 status line, and it closes."""
+    """The answer is a SETTINGS frame, which is no HTTP/1 status line, and the connection is closed."""
     host, _, port = stack.grpc.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
     with pytest.raises((http.client.HTTPException, OSError)):
