@@ -30,7 +30,6 @@ from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
-from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.catalog.upload_slots import UploadSlots
@@ -94,6 +93,7 @@ from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.log_levels import InstallationLevel, StoredLogLevels
 from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.access_keys import AccessKeys
@@ -201,13 +201,15 @@ class Gateway:
             have_loaded=LoadWait(lambda: self.catalog, self.demands).load,
         )
         self.traces = _traces(settings, self.router, self.catalog)
-        self._log_level = LogLevel("gateway", settings.home / "run" / LOG_LEVELS)
+        self._log_level = LogLevel(
+            "gateway", settings.home / "run" / LOG_LEVELS, InstallationLevel(address, keys, "gateway").read
+        )
         self.logs = SharedLogSettings(
             SharedDocument(settings.home / "run" / LOG_SETTINGS),
             logging.getLogger().handlers,
             self._log_level.set_verbose,
         )
-        self.log_levels = SharedLogLevels(SharedDocument(settings.home / "run" / LOG_LEVELS), self._log_level.check)
+        self.log_levels = StoredLogLevels(address, keys)
         self._memory_trim = MemoryTrim(
             self.admission, self.receive_budget, self.reply_budget, self.segments, self.registry
         )
@@ -271,6 +273,7 @@ class Gateway:
         await self.traces.close()
         await asyncio.to_thread(self.observing.close)
         self._log_level.stop()
+        await self.log_levels.close()
         await end_fork_server()
         if self.segments is not None:
             self.segments.close()

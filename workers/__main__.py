@@ -43,6 +43,7 @@ from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.services.queue.url import RedisAddress
@@ -153,7 +154,8 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
     use_one_arena()
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
     process = WorkerProcess(settings, address, identity, budget_bytes, supervised=supervised)
-    LogLevel("worker", settings.home / "run" / LOG_LEVELS).start()
+    level = InstallationLevel(address, InstallationKeys(installation_name(settings)), "worker")
+    LogLevel("worker", settings.home / "run" / LOG_LEVELS, level.read).start()
     process.start()
     process.loop.serve()
     log.info("draining: leases no more batches")

@@ -1,4 +1,4 @@
-"""routes_logs: GET and PUT /admin/v1/log-level: how much the processes of this machine log."""
+"""routes_logs: GET and PUT /admin/v1/log-level: how much the processes of the installation log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from millstream.gateway.admin.schemas_logs import LogLevels
-from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -20,23 +19,24 @@ from millstream.services.process.log_level import KINDS, LEVELS
 router = APIRouter(prefix="/admin/v1")
 
 
-@router.get("/log-level", summary="How much the processes of this machine log")
+@router.get("/log-level", summary="How much the processes of the installation log", responses=documented(503))
 async def get_log_level(deps: DepsOf) -> LogLevels:
-    return LogLevels(**deps.log_levels.read())
+    return LogLevels(**await deps.log_levels.read())
 
 
 @router.put(
     "/log-level",
-    summary="Change how much the processes of this machine log",
-    description="Kinds that the document leaves out keep their level; null restores the default, info. Processes "
-    "follow within a second, without a restart; a restart of the installation restores the defaults. Other "
-    "machines of the installation keep their levels: send the document to a gateway of each.",
-    responses=documented(400, 413, 503, 507),
+    summary="Change how much the processes of the installation log",
+    description="Kinds that the document leaves out keep their level; null restores the default, info. The processes "
+    "of all machines follow within about a second, without a restart, and a process that starts later has the level, "
+    "too. All levels are the default again a day after the last change, and when Redis loses its data. A process that "
+    "does not reach Redis keeps its level.",
+    responses=documented(400, 413, 503),
     openapi_extra=json_body(LogLevels, example={"worker": "debug"}),
 )
 async def put_log_level(request: Request, deps: DepsOf) -> LogLevels:
     changes = _checked(parse_json(await read_body(request, DOCUMENT_BYTES_MAX)))
-    levels = await when_unlocked(lambda: deps.log_levels.update(changes))
+    levels = await deps.log_levels.update(changes)
     audit("log levels changed", None, **{kind: level or "default" for kind, level in changes.items()})
     return LogLevels(**levels)
 

@@ -12,6 +12,6 @@ Level = Literal["debug", "info", "warning", "error"]
 class LogLevels(BaseModel):
     """The least level of the records that processes log, by kind; null: the default, info."""
 
-    gateway: Level | None = Field(None, description="Of the gateways of this machine.")
-    worker: Level | None = Field(None, description="Of the workers of this machine.")
-    controller: Level | None = Field(None, description="Of the controller of this machine.")
+    gateway: Level | None = Field(None, description="Of the gateways of the installation.")
+    worker: Level | None = Field(None, description="Of the workers of the installation.")
+    controller: Level | None = Field(None, description="Of the controllers of the installation.")

@@ -36,6 +36,7 @@ from millstream.services.process.second_signal import end_at_once
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import LeaderLock
+from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -78,8 +79,10 @@ async def run_controller(settings: Settings, ready_fd: int | None) -> int:
         exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
         return 1
     log_start(settings, NAME, supervised=ready_fd is not None)
-    process = ControllerProcess(settings, RedisAddress.parse(settings.redis_url.get_secret_value()))
-    LogLevel("controller", settings.home / "run" / LOG_LEVELS).start()
+    address = RedisAddress.parse(settings.redis_url.get_secret_value())
+    process = ControllerProcess(settings, address)
+    level = InstallationLevel(address, InstallationKeys(installation_name(settings)), NAME)
+    LogLevel(NAME, settings.home / "run" / LOG_LEVELS, level.read).start()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 

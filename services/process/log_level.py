@@ -1,8 +1,9 @@
 """log_level: the level of a process' own log records, changed while it runs.
 
-PUT /admin/v1/log-level ─> run/log-levels.json ─> each process of the machine reads it within CHECK_S ─┐
-kill -USR2 PID ─> debug, and back ────────────────────────────────────────────────────────────────────┴─> "millstream"
-The supervisor turns a SIGUSR2 of its own into the document.
+PUT /admin/v1/log-level ─> Redis ─> every process of the installation ───────────┐ within CHECK_S
+SIGUSR2 of the supervisor ─> run/log-levels.json ─> every process of the machine ┤ within CHECK_S
+kill -USR2 PID ─> debug, and back ───────────────────────────────────────────────┴─> "millstream"
+A process that does not reach Redis keeps the level that it read last.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import json
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from millstream.services.errors import Failure
 
 log = logging.getLogger("millstream.process")
 
@@ -38,24 +42,30 @@ def toggle_debug(path: Path) -> str:
 
 
 class LogLevel:
-    """The level of this process. In falling priority: the signal, the document, Triton's verbose level, info.
+    """The level of this process.
+
+    In falling priority: the signal, the machine's document, the installation's level, Triton's verbose level, info.
 
     Args:
         kind: one of KINDS.
-        path: the document: a level for each kind that has one.
+        path: the machine's document: a level for each kind that has one.
+        installation: returns the installation's level of the kind. Raises Failure if it is not known now.
     """
 
-    def __init__(self, kind: str, path: Path) -> None:
+    def __init__(self, kind: str, path: Path, installation: Callable[[], str | None]) -> None:
         self._kind = kind
         self._path = path
         self._verbose = self._signalled = False
-        self._asked: str | None = None
+        self._installation = installation
+        self._of_machine: str | None = None
+        self._of_installation: str | None = None
+        self._asked: str | None = None  # of these two
         self._seen: tuple[int, ...] = ()
         self._stopped = threading.Event()
         self._applying = threading.Lock()
 
     def start(self) -> None:
-        """Follow the document in a thread, and SIGUSR2. Call it in the main thread."""
+        """Follow the document and the installation in a thread, and SIGUSR2. Call it in the main thread."""
         signal.signal(signal.SIGUSR2, self._on_signal)
         threading.Thread(target=self._run, name="log level", daemon=True).start()
 
@@ -68,7 +78,16 @@ class LogLevel:
         self._apply()
 
     def check(self) -> None:
-        """Follow the document if it changed."""
+        """Follow the document and the installation's level if they changed."""
+        self._read_machine()
+        self._follow()  # reading the other may take seconds
+        try:
+            self._of_installation = self._installation()
+        except Failure as failure:
+            log.debug("the log level of the installation could not be read: %s", failure.message)
+        self._follow()
+
+    def _read_machine(self) -> None:
         try:
             status = self._path.stat()
             seen: tuple[int, ...] = status.st_ino, status.st_mtime_ns, status.st_size
@@ -77,15 +96,15 @@ class LogLevel:
         if seen == self._seen:
             return
         self._seen = seen
-        asked = self._read()
+        asked = _document(self._path).get(self._kind)
+        self._of_machine = asked if isinstance(asked, str) and asked in LEVELS else None
+
+    def _follow(self) -> None:
+        asked = self._of_machine or self._of_installation
         if asked != self._asked:
             self._asked = asked
             self._apply()
             log.warning("log level: %s", asked or "the default")
-
-    def _read(self) -> str | None:
-        asked = _document(self._path).get(self._kind)
-        return asked if isinstance(asked, str) and asked in LEVELS else None
 
     def _apply(self) -> None:
         with self._applying:

@@ -37,6 +37,7 @@ Keys of the installation, ms:3:{millstream}:...
   leader_token        string: the last fencing token that was given out
   use                 hash: what API keys with limits used through each gateway, each with the time of writing
   keys_read           hash: the number of the last change of API keys, under ""; and the last that each gateway read
+  log_levels          hash: the log level of each kind of process that has one (expires)
   changes             channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>",
                       "keys:" (API keys changed)
 """
@@ -63,6 +64,7 @@ class InstallationKeys:
         "leader",
         "leader_token",
         "loads",
+        "log_levels",
         "pools",
         "scale",
         "uploads",
@@ -78,6 +80,7 @@ class InstallationKeys:
         self.keys_read = prefix + b"keys_read"
         self.gateways = prefix + b"gateways"
         self.loads = prefix + b"loads"
+        self.log_levels = prefix + b"log_levels"
         self.scale = prefix + b"scale"
         self.leader = prefix + b"leader"
         self.leader_token = prefix + b"leader_token"

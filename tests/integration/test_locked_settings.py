@@ -20,13 +20,12 @@ from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio
 
-TRACE, LOG, LEVELS, REGIONS = "trace.lock", "log.lock", "log-levels.lock", "test.clients/regions.lock"
+TRACE, LOG, REGIONS = "trace.lock", "log.lock", "test.clients/regions.lock"
 REGION = "/v2/systemsharedmemory/region/r"
 #: lock, method, path and body of each call that changes a shared document
 HTTP = [
     (TRACE, "POST", "/v2/trace/setting", {"trace_rate": "7"}),
     (LOG, "POST", "/v2/logging", {"log_verbose_level": 1}),
-    (LEVELS, "PUT", "/admin/v1/log-level", {"worker": "debug"}),
     (REGIONS, "POST", f"{REGION}/register", {"key": "mine", "byte_size": 10}),
     (REGIONS, "POST", "/v2/systemsharedmemory/unregister", None),
 ]

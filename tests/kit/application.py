@@ -18,7 +18,6 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
-from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
@@ -50,6 +49,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.log_levels import StoredLogLevels
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
@@ -199,7 +199,7 @@ class Application:
                     {},
                 ),
                 logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
-                log_levels=SharedLogLevels(SharedDocument(home / "log-levels.json"), lambda: None),
+                log_levels=StoredLogLevels(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test")),
                 ready=self._ready,
                 preloading=lambda: False,
                 answering=lambda _: self._ready(),

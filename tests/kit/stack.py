@@ -355,7 +355,7 @@ def assert_nothing_left(stack: Stack) -> None:
 #: keys that a stack without requests has
 _LASTING = {
     *("idle", "lanes", "workers", "record", "instances", "pools", "epoch", "gateways", "blamed", "counted"),
-    *("leader", "leader_token", "fence", "loads", "scale", "keys_read"),
+    *("leader", "leader_token", "fence", "loads", "scale", "keys_read", "log_levels"),
 }
 
 

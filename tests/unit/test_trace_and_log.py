@@ -375,7 +375,7 @@ def test_a_lane_traces_only_while_something_is_traced(tmp_path: Path) -> None:
 
 def test_levels_are_shown_as_set(tmp_path: Path) -> None:
     handler = logging.Handler()
-    level = LogLevel("gateway", tmp_path / "levels.json")
+    level = LogLevel("gateway", tmp_path / "levels.json", lambda: None)
     settings = SharedLogSettings(SharedDocument(tmp_path / "l.json"), [handler], level.set_verbose)
 
     def shown() -> list[str]:

@@ -10,7 +10,6 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.catalog.interfaces import ModelCatalog
-from millstream.gateway.catalog.log_levels import SharedLogLevels
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.http_counts import HttpCounts
@@ -26,6 +25,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.log_levels import StoredLogLevels
 from millstream.services.repository.base import Repository
 from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.settings import Settings
@@ -55,7 +55,7 @@ class Deps:
     statistics: interfaces.Statistics
     traces: interfaces.TraceSettings
     logs: interfaces.LogSettings
-    log_levels: SharedLogLevels
+    log_levels: StoredLogLevels
     configurations: interfaces.Configurations
     control: interfaces.ModelLoader
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
