@@ -67,10 +67,29 @@ class AsgiProtocol(BoundedProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._ending:
+            self.server_state.total_requests += 1
+            self.pipeline.clear()
+            self._end()
+            return
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's timer: it closes a connection that is receiving a request, too
         if not self.transport.is_closing():
             self._arm_timer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._ending and not self.transport.is_closing():
+            self._end()
+
+    def _end(self) -> None:
+        """Linger after the last reply, once the client has read it up to what the kernel holds."""
+        if self.flow.write_paused:
+            self._timer.unset()
+            self.flow.pause_reading()
+            return
+        self._ending = False
+        self._linger(self.transport.close if not self.cycle.more_body else self.transport.abort)
 
     def _timed_out(self) -> None:
         cycle = self.cycle

@@ -34,6 +34,8 @@ class BoundedProtocol(DrainingProtocol):
     #: of that request, without its first segment: of its head, then of chunk lines and trailers beyond what data needs
     _framing_bytes = 0
 
+    _lingering = False  # the connection has sent its last reply and waits for the client to close
+
     _timer: LazyTimer  # keep-alive while no request is being received, else the read timeout
     _write_stall: WriteStallGuard
 
@@ -57,6 +59,11 @@ class BoundedProtocol(DrainingProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._write_stall.end()
+
+    def shutdown(self) -> None:
+        """Close the connection if it is idle, else after its reply. One that ends anyway is left to its end."""
+        if not self._lingering and not self._ending:
+            super().shutdown()
 
     def _timed_out(self) -> None:
         """The timer is due. The server says what to do."""
@@ -109,6 +116,7 @@ class BoundedProtocol(DrainingProtocol):
         `end` is called after LINGER_S.
         """
         self._receiving = False
+        self._lingering = True
         self._discard_input()
         if self.transport.can_write_eof():
             self.transport.write_eof()

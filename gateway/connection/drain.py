@@ -31,6 +31,19 @@ class DrainingProtocol(HttpToolsProtocol):
     drain: ClassVar[Drain]
     cors: ClassVar[Cors | None] = None
 
+    _ending = False  # uvicorn's cycle wrote the last reply; `on_response_complete`, which follows, ends the connection
+
+    def end_after(self, cycle: Any) -> None:
+        """Close the connection of a cycle that writes no more.
+
+        While the gateway drains, the client may send its next request before it reads that this reply is the last
+        one. A socket that is closed with that request unread is reset, which can cut the reply.
+        """
+        if self.drain.draining and cycle.response_complete and not self.transport.is_closing():
+            self._ending = True
+        else:
+            self.transport.close()
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start a request whose turn has come. Called by uvicorn."""
         if self.drain.draining and not self.pipeline:
@@ -42,7 +55,23 @@ class DrainingProtocol(HttpToolsProtocol):
         if self.cors is not None:
             cycle.default_headers += self.cors.headers(headers.origin)
             app = self.cors.app(cycle.scope, app)
+        cycle.transport = CycleTransport(self, cycle)
         with request_context(request_id, headers.traceparent):  # the task of the request takes these variables with it
             token = EXCHANGE.set(Exchange(headers, request_id, cycle.default_headers))
             super()._start_asgi_task(cycle, app)
             EXCHANGE.reset(token)
+
+
+class CycleTransport:
+    """What uvicorn's cycle uses of a transport. Closing it lets the connection decide how it ends."""
+
+    __slots__ = ("_connection", "_cycle", "is_closing", "write")
+
+    def __init__(self, connection: DrainingProtocol, cycle: Any) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        self._connection.end_after(self._cycle)

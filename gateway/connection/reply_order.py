@@ -157,6 +157,9 @@ class ReplyOrder(ConnectionState):
         if self.flow.write_paused:
             self._blocked = self._active
             self.flow.pause_reading()
+        elif self._ending:
+            self._ending = False
+            self._close_after_reply(self._active)
         elif self.pipeline:
             self._advance()
         else:
@@ -257,7 +260,7 @@ class ReplyOrder(ConnectionState):
             if type(waiting) is RequestCycle:
                 waiting.drop_body(self.receive_budget)
         self.cycle = CLOSED
-        if not cycle.complete:
+        if not is_complete(cycle):
             self._linger(self.transport.abort)
         elif self.drain.draining:
             self._linger(self.transport.close)

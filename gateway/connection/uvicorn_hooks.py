@@ -79,8 +79,10 @@ _USES: dict[tuple[type, str], tuple[str, ...]] = {
         "response_complete",
         "default_headers",
         "scope",
+        "transport",
     ),
-    (RequestResponseCycle, "send"): ("default_headers",),
+    (RequestResponseCycle, "send"): ("default_headers", "transport", "close", "on_response"),
+    (RequestResponseCycle, "receive"): ("transport", "is_closing", "write"),
     (ServerState, "__init__"): ("total_requests", "connections", "default_headers"),
 }
 

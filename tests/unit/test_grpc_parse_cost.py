@@ -58,11 +58,14 @@ def test_a_message_of_millions_of_fields_is_not_parsed(name: str, monkeypatch: p
     assert refusal.value.code is Code.TOO_LARGE
 
 
-@pytest.mark.parametrize("count", [1, 2, 100])
-def test_ordinary_messages_are(count: int) -> None:
-    body = message(count).SerializeToString()
+@pytest.mark.parametrize(("count", "raw"), [(1, 100_000), (2, 100_000), (100, 20_000)])
+def test_ordinary_messages_are(count: int, raw: int) -> None:
+    body = message(count, raw).SerializeToString()
     assert parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
-    assert asyncio.run(parse_infer(body)) == message(count)
+    assert asyncio.run(parse_infer(body)) == message(count, raw)
+
+
+def test_long_ordinary_messages_are() -> None:
     strings = pb.ModelInferRequest(model_name="m")
     strings.inputs.add(name="x", shape=[100_000]).contents.bytes_contents.extend([b"abc"] * 100_000)
     strings.inputs.add(name="y", shape=[MIB]).contents.int_contents.extend([3] * MIB)

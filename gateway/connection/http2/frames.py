@@ -16,6 +16,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
 FRAME_BYTES_MAX = 16384  # the initial SETTINGS_MAX_FRAME_SIZE (RFC 9113, section 6.5.2)
 STREAM_ID_MAX = (1 << 31) - 1
+JOINED_BYTES_MIN = 4096  # payload of a DATA frame that is joined with others of its stream
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
@@ -52,11 +53,17 @@ class FrameReader:
     Args:
         data_bytes_max: limit on the payload of DATA.
         bytes_max: limit on that of other frames, if it is lower.
+        joins: whether DATA frames of one stream that come together are passed on as one, as if the client had sent a
+            longer one: most libraries send frames of 16 KiB, however large the limit is. Short ones stay as they are,
+            so that they count.
     """
 
-    __slots__ = ("_bytes_max", "_data_bytes_max", "_flags", "_held", "_left", "_stream", "_tail", "more")
+    __slots__ = ("_bytes_max", "_data_bytes_max", "_flags", "_held", "_joins", "_left", "_stream", "_tail", "more")
 
-    def __init__(self, data_bytes_max: int = FRAME_BYTES_MAX, bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, data_bytes_max: int = FRAME_BYTES_MAX, bytes_max: int = FRAME_BYTES_MAX, *, joins: bool = False
+    ) -> None:
+        self._joins = joins
         self._data_bytes_max = data_bytes_max
         self._bytes_max = min(bytes_max, data_bytes_max)
         self._held = b""
@@ -99,6 +106,10 @@ class FrameReader:
             last = at + HEAD_BYTES + size
             if last > end:
                 break
+            if kind == DATA and size >= JOINED_BYTES_MIN and end - last > size and self._joins and not flags:
+                at, frame = _joined(data, at, stream)
+                frames.append(frame)
+                continue
             frames.append((kind, flags, stream, data[at + HEAD_BYTES : last]))
             at = last
         self.more = len(frames) >= count_max
@@ -135,6 +146,23 @@ class FrameReader:
             frames.append((DATA, flags, self._stream, data[at : at + size]))
         rest = data[at + size :]
         return rest if self._left else self._tail + rest
+
+
+def _joined(data: bytes, at: int, stream: int) -> tuple[int, Frame]:
+    """Return the DATA frames at `at`, of which the first is complete, as one, and the position behind them."""
+    view, end, joined = memoryview(data), len(data), 0
+    pieces: list[memoryview] = []
+    while end - at >= HEAD_BYTES and not joined:
+        high, low, kind, flags, number = _HEAD.unpack_from(data, at)
+        size = high << 8 | low
+        last = at + HEAD_BYTES + size
+        if kind != DATA or number & STREAM_ID_MAX != stream or flags & ~END_STREAM or last > end:
+            break
+        if size > FRAME_BYTES_MAX or (size < JOINED_BYTES_MIN and not flags):
+            break
+        pieces.append(view[at + HEAD_BYTES : last])
+        at, joined = last, flags
+    return at, (DATA, joined, stream, b"".join(pieces))
 
 
 def head(size_bytes: int, kind: int, flags: int, stream: int) -> bytes:

@@ -24,7 +24,7 @@ class ReceivedFrames:
     __slots__ = ("_fault", "_frames", "_reader")
 
     def __init__(self, data_bytes_max: int, bytes_max: int) -> None:
-        self._reader = FrameReader(data_bytes_max, bytes_max)
+        self._reader = FrameReader(data_bytes_max, bytes_max, joins=True)
         self._frames: deque[Frame] = deque()
         self._fault: ConnectionFault | None = None  # of what follows these frames
 

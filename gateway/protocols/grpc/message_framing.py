@@ -15,6 +15,7 @@ PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
 #: Parts of a message that are shorter are held in one buffer: each part costs an object.
 PART_BYTES_MIN = 4096
+FIRST_BYTES_MAX = 4096  # of a message, by which memory is chosen for it
 
 #: (whether it is compressed, its bytes); a view where `Allocate` gave memory for it
 Message = tuple[bool, bytes | memoryview]
@@ -83,23 +84,28 @@ class MessageReader:
 
     def _hold(self, data: bytes, at: int) -> int:
         """Hold what there is of the message at `at`, and return the position behind it."""
-        part = data[at : at + self._left]
-        parts = self._parts
+        length = min(self._left, len(data) - at)
         size_bytes = self.held_bytes - PREFIX_BYTES + self._left
-        if self.allocate is not None and self._left == size_bytes > len(part):
-            self._memory = self.allocate(size_bytes, part)
+        if self.allocate is not None and self._left == size_bytes > length:
+            self._memory = self.allocate(size_bytes, data[at : at + FIRST_BYTES_MAX])
         if self._memory is not None:
             begin = size_bytes - self._left
-            self._memory[begin : begin + len(part)] = part
-        elif len(part) >= PART_BYTES_MIN or not parts:
+            self._memory[begin : begin + length] = memoryview(data)[at : at + length]
+        else:
+            self._keep(data[at : at + length])
+        self._left -= length
+        self.held_bytes += length
+        return at + length
+
+    def _keep(self, part: bytes) -> None:
+        """Hold a part of a message for which there is no memory yet."""
+        parts = self._parts
+        if len(part) >= PART_BYTES_MIN or not parts:
             parts.append(part)
         elif isinstance(parts[-1], bytearray):
             parts[-1] += part
         else:
             parts.append(bytearray(part))
-        self._left -= len(part)
-        self.held_bytes += len(part)
-        return at + len(part)
 
     def _whole(self, data: bytes) -> Message | None:
         """Return the message that `data` is; None: it is not exactly one."""

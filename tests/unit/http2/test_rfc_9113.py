@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.closed_streams import CLOSED_FIRST_MAX, ClosedStreams
@@ -380,6 +382,55 @@ def test_6_1_long_data_is_passed_on_as_it_arrives(padding, flags, step):
     assert sum(len(payload) for *_, payload in read) == len(content) + (0 if padding is None else 1 + padding)
     assert [one[1] & frames.END_STREAM for one in read] == [0] * (len(read) - 1) + [flags]
     assert not reader.partial
+
+
+SIZES = st.sampled_from([0, 1, frames.JOINED_BYTES_MIN - 1, frames.JOINED_BYTES_MIN, 5000, frames.FRAME_BYTES_MAX])
+DATA_FRAMES = st.tuples(
+    st.just(frames.DATA),
+    st.sampled_from([0, 0, 0, frames.END_STREAM, frames.PADDED]),
+    st.sampled_from([1, 1, 3]),
+    SIZES,
+)
+OTHER_FRAMES = st.tuples(
+    st.sampled_from([frames.PING, frames.HEADERS, frames.CONTINUATION]), st.just(0), st.just(1), SIZES
+)
+
+
+@given(
+    sent=st.lists(DATA_FRAMES | DATA_FRAMES | DATA_FRAMES | OTHER_FRAMES, max_size=30),
+    cuts=st.lists(st.sampled_from([1, 9, 10, 4105, 16393, 65536, 1 << 18]), min_size=1, max_size=30),
+    count_max=st.sampled_from([1, 3, 256]),
+)
+def test_joined_data_means_what_its_frames_mean(sent, cuts, count_max):
+    """Between frames that are no long DATA of one stream nothing is joined, and nothing is lost, moved or held back."""
+    data = b"".join(
+        frame(kind, flags, stream, bytes((at % 251,)) * size) for at, (kind, flags, stream, size) in enumerate(sent)
+    )
+    plain, joined = list[Frame](), list[Frame]()
+    FrameReader().read(data, plain)
+    reader, rest = FrameReader(joins=True), data
+    for cut in [*cuts, len(data)]:
+        found = list[Frame]()
+        reader.read(rest[:cut], found, count_max)
+        rest = rest[cut:]
+        while reader.more:
+            joined += found
+            found = []
+            reader.read(b"", found, count_max)
+        joined += found
+
+    assert not reader.partial
+    assert len(joined) <= len(plain)
+    for kind, flags, stream, payload in joined:
+        parts = [plain.pop(0)]
+        while sum(len(part[3]) for part in parts) < len(payload) or parts[-1][1] != flags:
+            parts.append(plain.pop(0))
+        assert payload == b"".join(part[3] for part in parts)
+        assert [part[:3] for part in parts] == [(kind, 0, stream)] * (len(parts) - 1) + [(kind, flags, stream)]
+        if len(parts) > 1:
+            assert kind == frames.DATA
+            assert all(len(part[3]) >= frames.JOINED_BYTES_MIN for part in parts[:-1])
+    assert not plain
 
 
 def test_4_2_header_block_may_come_in_one_frame_over_16_kib():
