@@ -190,10 +190,8 @@ class ClusterState:
             for name, value in stored.items():
                 until, _, token = _text(value).partition(" ")
                 with suppress(ValueError):
-                    if float(until) > now:
+                    if await self._is_live(self._keys.gateways, name, float(until), GATEWAY_LIFE_S, token, now):
                         live[_text(name)] = token
-                    else:
-                        await self._redis.hdel(self._keys.gateways, name)
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
         return live
@@ -224,9 +222,8 @@ class ClusterState:
             others: dict[str, str] = {}
             for name, value in stored.items():
                 until, _, other = _text(value).partition(" ")
-                if float(until) <= now:
-                    await self._redis.hdel(self._keys.use, name)  # its gateway ended
-                elif _text(name) != gateway:
+                live = await self._is_live(self._keys.use, name, float(until), USE_LIFE_S, other, now)
+                if live and _text(name) != gateway:
                     others[_text(name)] = other
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
@@ -265,13 +262,25 @@ class ClusterState:
                 with suppress(ValueError):
                     if not change:
                         continue  # the number of changes
-                    if float(until) > now:
+                    if await self._is_live(self._keys.keys_read, name, float(until), KEYS_READ_LIFE_S, change, now):
                         live[_text(name)] = int(change)
-                    else:
-                        await self._redis.hdel(self._keys.keys_read, name)  # its gateway ended
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
         return live
+
+    async def _is_live(self, key: bytes, gateway: bytes, until: float, life_s: float, text: str, now: float) -> bool:
+        """Return whether the gateway that listed `text` in a hash runs; an entry that has outlived it is removed.
+
+        An entry cannot last longer than `life_s`. If it seems to, the clock was set back, and it ends after `life_s`.
+        """
+        if until > now + life_s:
+            self._clock_until = 0.0  # it may be this clock that is old
+            now = await self._now()
+            if until > now + life_s:
+                await self._redis.hset(key, gateway, f"{now + life_s:.3f} {text}")
+        if until <= now:
+            await self._redis.hdel(key, gateway)
+        return until > now
 
     async def _now(self) -> float:
         """Return seconds since the epoch on the Redis clock: the clocks of machines differ. Asked once a second."""
@@ -293,7 +302,8 @@ class ClusterState:
             raise _unreachable(error) from error
 
     async def now(self) -> float:
-        """Return seconds since the epoch on the Redis clock."""
+        """Ask for the seconds since the epoch on the Redis clock."""
+        self._clock_until = 0.0
         try:
             return await self._now()
         except (RedisError, OSError) as error:

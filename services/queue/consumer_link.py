@@ -16,6 +16,7 @@ from millstream.services.queue.handshake import check_reply, handshake_commands
 from millstream.services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
+NOTHING = object()  # returned by `try_receive`: no reply has come yet
 #: Errors caused by the server's state or role, not by the command: it will succeed on another connection, or later.
 _STATE_ERRORS = frozenset(
     {"NOSCRIPT", "READONLY", "MASTERDOWN", "LOADING", "BUSY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"}
@@ -102,12 +103,41 @@ class ConsumerLink:
         reader = self._reader
         try:
             while (reply := reader.gets()) is False:
-                data = self._spin(spin_s) if spin_s else self._socket.recv(_READ_BYTES)
-                if not data:
-                    raise Failure(Code.UNAVAILABLE, "Redis closed the connection")
-                reader.feed(data)
+                self._feed(self._spin(spin_s) if spin_s else self._socket.recv(_READ_BYTES))
         except (OSError, hiredis.ProtocolError) as error:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
+        return self._checked(reply)
+
+    def try_receive(self) -> Any:
+        """Return the reply to the earliest unanswered command, or NOTHING. Not for TLS. Raises as `receive` does."""
+        reader = self._reader
+        try:
+            if (reply := reader.gets()) is False:
+                try:
+                    self._feed(self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT))
+                except BlockingIOError:
+                    return NOTHING
+                reply = reader.gets()
+        except (OSError, hiredis.ProtocolError) as error:
+            raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
+        return NOTHING if reply is False else self._checked(reply)
+
+    @property
+    def pollable(self) -> bool:
+        """Whether a reply makes `fileno` readable. With TLS, a reply may be in a record that was read before."""
+        return not isinstance(self._socket, ssl.SSLSocket)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            raise Failure(Code.UNAVAILABLE, "Redis closed the connection")
+        self._reader.feed(data)
+
+    @staticmethod
+    def _checked(reply: Any) -> Any:
+        """Return a reply that is no error. Raises as `receive` does."""
         if isinstance(reply, hiredis.ReplyError):
             answer = str(reply)
             refused = CommandRefused(answer)

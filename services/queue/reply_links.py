@@ -17,6 +17,7 @@ from millstream.services.queue.reply_socket import (
     MESSAGE_BYTES_MAX,
     SOCKET_TYPE,
     WELCOME,
+    WELCOME_DIRECT,
     is_of_this_user,
     socket_address,
     socket_name,
@@ -42,6 +43,7 @@ class ReplyLinks:
         self._keys = keys
         self._clock = clock
         self._links: dict[str, socket.socket] = {}
+        self._direct: set[str] = set()  # gateways that dispatch batches directly
         self._unwelcomed: dict[str, socket.socket] = {}  # connections that their gateways have not accepted yet
         self._away: dict[str, float] = {}  # gateways that cannot be reached, and when to try again
 
@@ -62,10 +64,28 @@ class ReplyLinks:
             return False
         except OSError as error:
             log.debug("gateway %s left its reply socket: %s", gateway, error)
-            self._links.pop(gateway).close()
-            self._away[gateway] = self._clock() + TRY_AGAIN_S
+            self.drop(gateway)
             return False
         return True
+
+    def direct(self, gateway: str) -> socket.socket | None:
+        """Return the connection to a gateway that dispatches batches directly; None: it does not, or not yet."""
+        link = self._links.get(gateway) or self._welcomed(gateway)
+        return link if gateway in self._direct else None
+
+    def drop_link(self, link: socket.socket) -> None:
+        """Close a connection, as `drop` does."""
+        for gateway, known in list(self._links.items()):
+            if known is link:
+                self.drop(gateway)
+
+    def drop(self, gateway: str) -> None:
+        """Close the connection to a gateway, which is tried again after TRY_AGAIN_S."""
+        link = self._links.pop(gateway, None)
+        if link is not None:
+            link.close()
+        self._direct.discard(gateway)
+        self._away[gateway] = self._clock() + TRY_AGAIN_S
 
     def _welcomed(self, gateway: str) -> socket.socket | None:
         """Return the connection to a gateway that has just welcomed it; connect to it first."""
@@ -74,18 +94,20 @@ class ReplyLinks:
             self._connect(gateway)
             return None
         try:
-            welcome = link.recv(len(WELCOME))
+            welcome = link.recv(len(WELCOME_DIRECT))
         except BlockingIOError:
             return None
         except OSError:
             welcome = b""
         del self._unwelcomed[gateway]
-        if welcome != WELCOME:
+        if welcome not in {WELCOME, WELCOME_DIRECT}:
             log.debug("gateway %s refused a connection to its reply socket", gateway)
             link.close()
             self._away[gateway] = self._clock() + TRY_AGAIN_S
             return None
         self._links[gateway] = link
+        if welcome == WELCOME_DIRECT:
+            self._direct.add(gateway)
         return link
 
     def _connect(self, gateway: str) -> None:
@@ -116,5 +138,6 @@ class ReplyLinks:
         for link in (*self._links.values(), *self._unwelcomed.values()):
             link.close()
         self._links.clear()
+        self._direct.clear()
         self._unwelcomed.clear()
         self._away.clear()

@@ -1,6 +1,6 @@
 """The gateway's end of its reply socket: replies of workers on this host, without a trip through Redis.
 
-worker <─ WELCOME; worker ─> send ─> socket buffer of this gateway ─> on_reply
+worker <─ WELCOME; worker ─> send ─> socket buffer of this gateway ─> on_reply, or DirectPeer.message
 A message that was sent is in a buffer of this process. It is read even if its worker has died meanwhile, and it is lost
 only with the gateway, whose requests are then lost, too.
 """
@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_socket import (
@@ -22,16 +23,28 @@ from millstream.services.queue.reply_socket import (
     SOCKET_TYPE,
     SUFFIX,
     WELCOME,
+    WELCOME_DIRECT,
     is_of_this_user,
     socket_address,
     socket_name,
 )
+from millstream.services.wire.direct import is_control
 
 log = logging.getLogger("millstream.queue")
 
 LINKS_MAX = 1024  # connections of workers; beyond that a worker uses the reply list
 BACKLOG = 64  # connections that were not accepted yet; beyond that a worker uses the reply list and tries later
 ACCEPT_AGAIN_S = 1.0  # pause after a connection could not be accepted, because no file descriptor is free
+
+
+class DirectPeer(Protocol):
+    """Handles the connections over which this gateway dispatches batches."""
+
+    def message(self, link: socket.socket, data: bytes) -> None:
+        """Handle a message of wire/direct.py. Raises ValueError."""
+
+    def closed(self, link: socket.socket) -> None:
+        """Handle the end of a connection. `link` is closed after it."""
 
 
 class ReplyListener:
@@ -44,14 +57,23 @@ class ReplyListener:
         folder: has the socket file, which workers on this host find by its name.
         keys: name the installation.
         gateway: unique name of the gateway.
-        on_reply: called with each message.
+        on_reply: called with each reply.
+        direct: gets the other messages; None: this gateway dispatches no batches by itself.
     """
 
-    def __init__(self, folder: Path, keys: InstallationKeys, gateway: str, on_reply: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keys: InstallationKeys,
+        gateway: str,
+        on_reply: Callable[[bytes], None],
+        direct: DirectPeer | None = None,
+    ) -> None:
         self._folder = folder
         self._installation = keys.installation
         self._name = socket_name(keys.installation, gateway)
         self._on_reply = on_reply
+        self._direct = direct
         self._listener: socket.socket | None = None
         self._links: set[socket.socket] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -128,14 +150,14 @@ class ReplyListener:
         self._links.add(link)
         loop.add_reader(link.fileno(), self._receive, link)
         with suppress(OSError):  # the worker has left already
-            link.send(WELCOME, socket.MSG_NOSIGNAL)
+            link.send(WELCOME if self._direct is None else WELCOME_DIRECT, socket.MSG_NOSIGNAL)
 
     def _receive(self, link: socket.socket) -> None:
         """Read one message; the event loop calls again while there are more."""
         try:
             data = link.recv(MESSAGE_BYTES_MAX + 1)
-        except BlockingIOError:
-            return
+        except (BlockingIOError, ConnectionResetError):
+            return  # it ended with messages unread; what it sent before is still read, and then the end (unix(7))
         except OSError:
             data = b""
         if not data:
@@ -144,15 +166,25 @@ class ReplyListener:
             log.warning("a message of more than %d bytes on the reply socket was dropped", MESSAGE_BYTES_MAX)
         else:
             try:
-                self._on_reply(data)
+                if self._direct is not None and is_control(data):
+                    self._direct.message(link, data)
+                else:
+                    self._on_reply(data)
             except ValueError as error:
                 log.warning("a message on the reply socket is no reply: %s", error)
             except Exception:
                 log.exception("handling a reply failed")
 
+    def close(self, link: socket.socket) -> None:
+        """Close the connection of a worker that is silent. What it sent and is not read yet is lost."""
+        if link in self._links:
+            self._close(link)
+
     def _close(self, link: socket.socket) -> None:
         self._links.discard(link)
         asyncio.get_running_loop().remove_reader(link.fileno())
+        if self._direct is not None:
+            self._direct.closed(link)
         link.close()
 
 

@@ -1,8 +1,8 @@
 """What both ends of a reply socket agree on: its name, its address, its user and the largest message.
 
 Each gateway listens on a socket file of its own (`reply_listener`). A worker on its host sends replies there
-(`reply_links`). Messages keep their boundaries, and one that does not fit into the socket's buffer is not sent at all
-(SOCK_SEQPACKET, unix(7)).
+(`reply_links`), and over another connection to it a worker gets batches (`wire/direct.py`). Messages keep their
+boundaries, and one that does not fit into the socket's buffer is not sent at all (SOCK_SEQPACKET, unix(7)).
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ MESSAGE_BYTES_MAX = 64 * 1024
 #: The gateway's only message, to each connection that it reads from now on until the worker closes it. Nothing is sent
 #: before: a connection that a gateway refuses has no reply in it.
 WELCOME = b"+"
+#: The same from a gateway that dispatches batches to workers directly (wire/direct.py). It begins with WELCOME, and an
+#: earlier release reads no more of it.
+WELCOME_DIRECT = b"+d"
 SUFFIX = ".replies"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 

@@ -83,6 +83,17 @@ def test_what_happens_while_it_is_refused_makes_it_no_longer(pool):
     assert count.times(3)["m"][1] <= FIRST_S
 
 
+def test_a_clock_that_was_set_back_makes_no_refusal_longer_and_no_count_larger(pool):
+    count = Count(pool)
+    count.times(1, "other")
+    count.times(5)
+    count.passed(-3600)
+    assert count()[1]["m"][1] <= MOST_S
+    count.passed(MOST_S + 1)
+    assert count() == (0, {})
+    assert count.times(4, "other") == {}, "the death before has been forgotten"
+
+
 def test_it_is_forgotten_and_leaves_nothing(pool):
     count = Count(pool)
     count.times(5)

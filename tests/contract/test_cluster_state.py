@@ -51,9 +51,9 @@ def age(address: RedisAddress, key: bytes, seconds: float) -> None:
     """As if all that the hash holds had been written so long ago."""
     with client(address) as redis:
         for field, value in redis.hgetall(key).items():
-            words = [
-                f"{float(word) - seconds:.3f}" if word[:1].isdigit() else word for word in value.decode().split(" ")
-            ]
+            words = value.decode().split(" ")
+            at = next(index for index, word in enumerate(words) if word[:1].isdigit())
+            words[at] = f"{float(words[at]) - seconds:.3f}"
             redis.hset(key, field, " ".join(words))
 
 
@@ -147,6 +147,27 @@ def test_gateways_are_those_that_said_so_of_late(address):
             assert redis.hlen(KEYS.gateways) == 1
         await cluster_state.set_gateway("b", None)
         assert await cluster_state.gateways() == {}
+        await cluster_state.close()
+
+    asyncio.run(look())
+
+
+def test_a_gateway_is_listed_no_longer_if_the_clock_is_set_back(address):
+    async def look() -> None:
+        cluster_state = ClusterState(address, KEYS)
+        await cluster_state.set_gateway("gone", "token")
+        await cluster_state.tell_keys_read("gone", 1)
+        await cluster_state.exchange_use("gone", "text")
+        for key in (KEYS.gateways, KEYS.keys_read, KEYS.use):
+            age(address, key, -3600)
+        for _ in range(2):  # they are not older the second time
+            assert await cluster_state.gateways() == {"gone": "token"}
+            assert await cluster_state.keys_read() == {"gone": 1}
+            assert await cluster_state.exchange_use("a", None) == {"gone": "text"}
+        for key in (KEYS.gateways, KEYS.keys_read, KEYS.use):
+            age(address, key, LIFE_S)
+        assert (await cluster_state.gateways(), await cluster_state.keys_read()) == ({}, {})
+        assert await cluster_state.exchange_use("a", None) == {}
         await cluster_state.close()
 
     asyncio.run(look())

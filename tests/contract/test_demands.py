@@ -49,6 +49,13 @@ def test_another_worker_is_ordered_after_the_life_of_a_demand(pool):
     assert not pool.end_demand("m", "w1")  # it ended the load later: the demand is the other's now
 
 
+def test_a_demand_lasts_no_longer_if_the_clock_is_set_back(pool):
+    _alive(pool, "w1", "w2")
+    assert pool.demand("m", "w1", life_ms=3_600_000) == ("w1", True)  # as if the clock was an hour ahead
+    assert pool.demand("m", "w2", life_ms=60_000) == ("w2", True)
+    assert pool.demand("m", "w1", life_ms=60_000) == ("w2", False)
+
+
 def test_a_worker_that_is_reclaimed_leaves_no_demand_and_no_order(pool):
     _alive(pool, "w1", "w2")
     pool.demand("m", "w1")

@@ -83,6 +83,20 @@ def test_tokens_grow_when_redis_lost_its_data_or_its_clock_was_set_back(redis_ad
     with_locks(redis_address, steps, "first", "second")
 
 
+def test_a_lead_lasts_no_longer_if_the_clock_is_set_back(redis_address, stored):
+    async def steps(first: LeaderLock, second: LeaderLock) -> None:
+        led = await first.acquire()
+        stored.pexpire(KEYS.leader, 3_600_000)  # as if the clock was an hour ahead
+        assert await second.acquire() == Lead(0, "first")
+        assert stored.pttl(KEYS.leader) <= 60_000
+        stored.pexpire(KEYS.leader, 30_000)
+        await second.acquire()
+        assert stored.pttl(KEYS.leader) <= 30_000, "only its leader makes a lead longer"
+        assert await first.acquire() == led
+
+    with_locks(redis_address, steps, "first", "second")
+
+
 def test_orders_of_an_earlier_leader_are_refused(redis_address, stored):
     stored.zadd(CPU.workers, {"w": 1})
 

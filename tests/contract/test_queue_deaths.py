@@ -55,6 +55,17 @@ def test_only_silent_workers_are_reclaimed(pool):
     assert (snapshot.workers, snapshot.leased("a"), snapshot.lanes) == ({"a"}, ["b1"], {"a": {"m"}})
 
 
+def test_a_heartbeat_from_before_the_clock_was_set_back_ages_from_then_on(pool):
+    pool.join("w", "m")
+    pool.redis.zincrby(pool.keys.workers, 3_600_000, "w")
+    assert pool.reclaim() == (0, 0, 0)
+    seconds, microseconds = pool.redis.time()
+    beat_ms = pool.redis.zscore(pool.keys.workers, "w")
+    assert beat_ms <= seconds * 1000 + microseconds // 1000
+    assert pool.reclaim() == (0, 0, 0)
+    assert pool.redis.zscore(pool.keys.workers, "w") == beat_ms
+
+
 def test_what_a_silent_worker_had_goes_to_an_idle_one_at_once(pool):
     pool.join("dead", "m")
     pool.put("m", "in hand")

@@ -189,6 +189,23 @@ def test_a_race_that_begins_anew_remembers_how_earlier_ones_ended(repository: Fo
     assert Race.model_validate_json(one.model_dump_json()) == one
 
 
+def test_a_race_that_begins_anew_keeps_what_earlier_ones_found_out_of_candidates(repository: FolderRepository) -> None:
+    one = race(publish(repository, "m", 1))
+    assert one.known_trials() == ()
+    rows = [{"target": "a", "candidate": name, "verdict": "lost", "compile_s": 2.0} for name in ("a-1", "a-2")]
+    one = one.ended(RaceState.DECIDED, 1.0, report={"rows": rows, "fingerprint": "cpu-1", "model_bytes": 9})
+    assert one.fingerprint == "cpu-1"
+    one = one.requeued(2.0, RaceOptions(), {})
+    assert one.fingerprint == ""
+    assert {trial.candidate: trial.seconds for trial in one.known_trials()} == {"a-1": 2.0, "a-2": 2.0}
+    rows = [{"target": "a", "candidate": "a-2", "verdict": "lost", "compile_s": 5.0}]
+    one = one.ended(RaceState.DECIDED, 3.0, report={"rows": rows})
+    assert {trial.candidate: trial.seconds for trial in one.known_trials()} == {"a-1": 2.0, "a-2": 5.0}
+    one = one.ended(RaceState.CANCELLED, 4.0).requeued(5.0, RaceOptions(), {})
+    assert {trial.candidate: trial.seconds for trial in one.known_trials()} == {"a-1": 2.0, "a-2": 2.0}
+    assert Race.model_validate_json(one.model_dump_json()) == one
+
+
 def test_races_are_bounded(repository: FolderRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(races_module, "RACES_MAX", 3)
     for number in range(1, 6):

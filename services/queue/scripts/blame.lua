@@ -13,13 +13,21 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local counted = 0
 
--- decayed(text) -> count as of now, refusals that are remembered, end of the last refusal (ms).
+-- decayed(text) -> count as of now, refusals that are remembered, end of the last refusal (ms), whether the clock was
+-- set back since.
 -- The hash stores this text: count, the time (ms) of that count, refusals, end of the last refusal.
 local function decayed(text)
   local count, at, refusals, till = string.match(text or '', '(%S+) (%S+) (%S+) (%S+)')
-  if not count then return 0, 0, now end
+  if not count then return 0, 0, now, false end
+  local set_back = tonumber(at) > now
+  if set_back then at, till = now, math.min(till, now + MOST_MS) end
   local forgotten = math.floor(math.max(0, now - till) / FORGET_MS)
-  return tonumber(count) * 0.5 ^ ((now - at) / HALF_LIFE_MS), math.max(0, refusals - forgotten), tonumber(till)
+  return tonumber(count) * 0.5 ^ ((now - at) / HALF_LIFE_MS), math.max(0, refusals - forgotten), tonumber(till),
+    set_back
+end
+
+local function store(name, count, refusals, till)
+  redis.call('HSET', BLAMED, name, string.format('%.3f %d %d %d', count, now, refusals, till))
 end
 
 if version ~= '' and redis.call('SET', COUNTED, 1, 'NX', 'PX', FORGET_MS) then
@@ -30,12 +38,13 @@ if version ~= '' and redis.call('SET', COUNTED, 1, 'NX', 'PX', FORGET_MS) then
     refusals = refusals + 1
     till = now + math.min(MOST_MS, FIRST_MS * 2 ^ (refusals - 1))
   end
-  redis.call('HSET', BLAMED, version, string.format('%.3f %d %d %d', count, now, refusals, till))
+  store(version, count, refusals, till)
 end
 
 local result, all = {counted}, redis.call('HGETALL', BLAMED)
 for i = 1, #all, 2 do
-  local name, count, refusals, till = all[i], decayed(all[i + 1])
+  local name, count, refusals, till, set_back = all[i], decayed(all[i + 1])
+  if set_back then store(name, count, refusals, till) end
   if till > now then
     result[#result + 1] = {name, math.ceil(count), till - now}
   elseif refusals == 0 and count < 0.1 then

@@ -11,7 +11,8 @@ if is_served(lane) then return {'', 0} end
 local known = redis.call('HGET', DEMANDS, lane)
 if known then
   local worker, until_ms = string.match(known, '^(.*) (%d+)$')
-  if tonumber(until_ms) > clock() and redis.call('ZSCORE', WORKERS, worker) then return {worker, 0} end
+  local left_ms = tonumber(until_ms) - clock() -- more than its life: the clock was set back
+  if left_ms > 0 and left_ms <= life_ms and redis.call('ZSCORE', WORKERS, worker) then return {worker, 0} end
 end
 for i = 5, #ARGV do
   local worker = ARGV[i]

@@ -11,8 +11,16 @@ local lease_ms, attempts_max, gone, died, known =
   ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1', ARGV[6] == '1'
 local ran = {}
 for i = 7, #ARGV do ran[ARGV[i]] = true end
-local removed = gone ~= '' and {gone}
-  or redis.call('ZRANGEBYSCORE', WORKERS, '-inf', '(' .. (clock() - lease_ms))
+local removed = {gone}
+if gone == '' then
+  local now = clock()
+  -- A heartbeat in the future came before the clock was set back. It counts as sent now, or else a worker that died
+  -- would keep its leases until the clock reads that time again.
+  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', WORKERS, '(' .. now, '+inf')) do
+    redis.call('ZADD', WORKERS, now, worker)
+  end
+  removed = redis.call('ZRANGEBYSCORE', WORKERS, '-inf', '(' .. (now - lease_ms))
+end
 local lanes, alone = {}, {}
 -- All of them are removed before anything is put again: a batch must not be offered to another silent worker.
 for i, worker in ipairs(removed) do
