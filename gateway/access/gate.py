@@ -35,6 +35,7 @@ MEMO_MAX = 8192  # headers that are recognised by their bytes; beyond, all are f
 CREDENTIAL_BYTES_MAX = 512  # longer headers are verified each time, which bounds the memo in bytes, too
 NOBODY = "none"  # label value of calls without a right key
 ADMIN = "admin"  # label value of MILLSTREAM_ADMIN_KEY
+METRICS = "metrics"  # label value of MILLSTREAM_METRICS_KEY
 _NO_HASH = keys.hash_secret("")
 _HOW = "send a key: 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
@@ -66,6 +67,7 @@ class Gate:
         counter: name of a key, outcome -> the counter of such calls.
         wall: returns seconds since the epoch.
         monotonic: returns seconds of a clock for rates.
+        metrics_key: MILLSTREAM_METRICS_KEY; None: there is none.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Gate:
         counter: Callable[[str, str], Counter] = lambda _name, _outcome: _uncounted(),
         wall: Callable[[], float] = time.time,  # noqa: TID251 - expiries are instants for people
         monotonic: Callable[[], float] = time.monotonic,
+        metrics_key: str | None = None,
     ) -> None:
         #: whether calls need a key: there is one, also if it was revoked or has expired
         self.enforced = False
@@ -84,12 +87,16 @@ class Gate:
         #: id of the key, salt -> its secret, for requests that are signed; None: of another access secret
         self.secret_of: Callable[[str, str], str] = lambda _id, _salt: ""
         self._admin_key = admin_key
+        self._metrics_key = metrics_key
         self._counter = counter
         self._wall = wall
         self._monotonic = monotonic
         self._memo: dict[bytes, Principal] = {}
         self._known: dict[str, _Known] = {}
         self._admin = Principal("admin key", "", ALL, math.inf, None, 0, self._counter_of(ADMIN))
+        self._metrics = Principal(
+            "metrics key", "", grants_of(("metrics",)), math.inf, None, 0, self._counter_of(METRICS)
+        )
         #: SageMaker, which sends no key to its containers
         self.sagemaker = Principal("SageMaker", "", ALL, math.inf, None, 0, lambda _outcome: _uncounted())
 
@@ -178,6 +185,8 @@ class Gate:
         text = keys.bearer_of(credential)
         if self._admin_key is not None and keys.same_text(text, self._admin_key):
             return self._admin
+        if self._metrics_key is not None and keys.same_text(text, self._metrics_key):
+            return self._metrics
         key = keys.parse_key(text)
         if key is None:
             raise _unauthenticated(f"this is not a key: {_HOW}")

@@ -6,6 +6,7 @@ The body is the model, or a form with it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -32,6 +33,10 @@ WAIT_S_MAX = 600.0
 
 #: limit on the bytes of a form besides the model: the config, and boundaries and headers of two parts
 _FORM_BYTES_MAX = CONFIG_PART_BYTES_MAX + 64 * 1024
+
+#: what `curl -d @FILE` sends; it removes line breaks, which are bytes of every ONNX file
+_CURL_DATA_TYPE = "application/x-www-form-urlencoded"
+_CURL_ADVICE = "`curl -d` damages binary files: send the file with --data-binary, or to a version's number with -T"
 
 _CONFIG_EXAMPLE = '{"rows_max": 32, "pools": ["cpu"]}'
 _BODY = request_body(
@@ -117,7 +122,7 @@ _OptionsOf = Annotated[_Options, Depends()]
 async def upload_version(
     name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
 ) -> schemas.Version:
-    manifest = await receive(deps, _upload(name, version, options, request, deps), request.stream())
+    manifest = await _receive(deps, _upload(name, version, options, request, deps), request)
     return await _created(manifest, options, request, response, deps)
 
 
@@ -131,7 +136,7 @@ async def upload_version(
 async def upload_next_version(
     name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
 ) -> schemas.Version:
-    manifest = await receive(deps, _upload(name, None, options, request, deps), request.stream())
+    manifest = await _receive(deps, _upload(name, None, options, request, deps), request)
     return await _created(manifest, options, request, response, deps)
 
 
@@ -159,6 +164,27 @@ def _checked(name: str, version: int | None, options: _Options, request: Request
         form=form,
         imports=options.imports,
     )
+
+
+async def _receive(deps: Deps, upload: Upload, request: Request) -> Manifest:
+    """Store the body as a version. Raises Failure, which says so if `curl -d` sent the file without its line breaks."""
+    received_bytes = 0
+    has_line_breaks = False
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal received_bytes, has_line_breaks
+        async for chunk in request.stream():
+            received_bytes += len(chunk)
+            has_line_breaks = has_line_breaks or b"\n" in chunk
+            yield chunk
+
+    try:
+        return await receive(deps, upload, body())
+    except Failure as failure:
+        from_curl = request.headers.get("content-type", "").startswith(_CURL_DATA_TYPE)
+        if failure.code is Code.INVALID and from_curl and received_bytes and not has_line_breaks:
+            raise Failure(Code.INVALID, f"{failure.message}; {_CURL_ADVICE}") from failure
+        raise
 
 
 async def _created(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from millstream.services.access.document import (
     GRACE_S,
@@ -16,6 +18,7 @@ from millstream.services.access.document import (
     Limits,
 )
 
+NAME_RULE = "a key's name has 1 to 64 letters (A-Z, a-z), digits, '.', '_' and '-', and begins with a letter or a digit"
 EXPIRY_S_MAX = 100 * 365 * 24 * 3600.0
 
 
@@ -36,6 +39,14 @@ class NewKey(BaseModel):
         None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
     )
     expires_in_s: float | None = Field(None, gt=0, le=EXPIRY_S_MAX, description="Unset: it does not expire.")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _say_the_rule(cls, name: Any) -> Any:
+        """Say which names there are, instead of showing the pattern."""
+        if isinstance(name, str) and not re.fullmatch(NAME_PATTERN, name):
+            raise PydanticCustomError("key_name", NAME_RULE)
+        return name
 
 
 class Rotation(BaseModel):

@@ -128,6 +128,7 @@ class ImportedModel(BaseModel):
     difference: float = Field(description="Its largest absolute difference.")
     rtol: float = Field(description="Relative tolerance.")
     atol: float = Field(description="Absolute tolerance, added to the relative one.")
+    embeddings: tuple[str, ...] = Field((), description="Outputs of which races compare the direction alone.")
 
     @classmethod
     def of(cls, record: ImportRecord | None) -> Self | None:

@@ -25,7 +25,9 @@ class PoolScale(BaseModel):
     capacity_rows_per_s: float = Field(description="Rows that the ready workers answer at full batches; 0: not known.")
     utilisation: float = Field(description="Work that arrives as a share of what the ready workers can do.")
     reason: str = Field(
-        description="What decided: arrivals, backlog, held, idle, minimum, maximum, or unbounded: no limits are set."
+        description=(
+            "What decided: arrivals, backlog, held, recurring, idle, minimum, maximum, or unbounded: no limits are set."
+        )
     )
     decided_at: float = Field(description="Seconds since the epoch, on the Redis clock.")
     start_s: float = Field(0.0, description="Seconds from a decision until a further worker serves, as measured.")

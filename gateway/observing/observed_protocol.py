@@ -40,7 +40,7 @@ class _Observed:
             trace = cycle.trace or cycle.headers.traceparent  # a refused request was not submitted
             takers = self.observer.takers(trace, started, ended, failed=status in FAILED_HTTP)
             if takers:
-                self._finish(takers, cycle, ticket, status, len(reply.body), ended)
+                self._observe(takers, cycle, ticket, status, len(reply.body), ended)
         return status
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -49,11 +49,11 @@ class _Observed:
                 ended = monotonic()
                 takers = self.observer.takers(cycle.trace, cycle.submitted_at, ended, failed=False)
                 if takers:
-                    self._finish(takers, cycle, cycle.ticket, CANCELLED_STATUS, 0, ended)
+                    self._observe(takers, cycle, cycle.ticket, CANCELLED_STATUS, 0, ended)
                 break  # the request that was read last may be the active one
         super().connection_lost(exc)  # type: ignore[misc]
 
-    def _finish(self, takers: Takers, cycle: Any, ticket: Any, status: int, reply_bytes: int, ended: float) -> None:
+    def _observe(self, takers: Takers, cycle: Any, ticket: Any, status: int, reply_bytes: int, ended: float) -> None:
         model, version = cycle.path
         if model:
             route = INFER_ROUTE if version is None else INFER_VERSION_ROUTE

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.gateway.placement.decision import ColdVersion, Decision, Waiting, decide
+from millstream.gateway.placement.other_pools import OtherPools
 from millstream.gateway.placement.pool_fleets import PoolFleets
 from millstream.gateway.placement.refusals import failure_of, too_slow
 from millstream.gateway.placement.usage_memory import UsageMemory
@@ -130,6 +131,7 @@ class Demands:
         self._fleets = PoolFleets(footprint_of)
         self._demands: dict[tuple[str, str], _Demand] = {}  # by pool and content id
         self._staffed_at: dict[str, float] = {}  # when each pool last had a worker
+        self._other_pools = OtherPools(snapshot, self._fleets, footprint_of, self._is_ordered)
         #: returns cold lanes of preferred pools, while another pool answered requests since the last call
         self.displaced: Callable[[], Sequence[ColdLane]] = tuple
         #: returns the seconds until a pool without workers has one that is started for a request; 0: none is
@@ -152,9 +154,12 @@ class Demands:
         """Have the version of a request loaded, for which the request then waits.
 
         Raises:
+            PassedOn: another pool is to load it. A request that comes again after that is not passed on.
             Failure: OVERLOADED (the load takes longer than the request may wait; it is loaded all the same),
                 UNAVAILABLE (no worker can load it).
         """
+        if (version := self._version(lane)) is not None and len(version.pools) > 1:
+            self._other_pools.check(lane.pool, version, request)
         demand, now = self._demand(lane), self._clock()
         if demand.looked_at is not self._snapshot() or (demand.refusal is not None and now >= demand.refusal_until):
             self._look(demand)
@@ -167,6 +172,11 @@ class Demands:
             raise failure_of(lane.manifest.model, demand.refusal)
         if late:
             raise too_slow(lane.manifest.model, load_s)
+
+    def _is_ordered(self, pool: str, content_id: str) -> bool:
+        """Return whether a version is being loaded in a pool, or was ordered there."""
+        demand = self._demands.get((pool, content_id))
+        return demand is not None and bool(demand.ordered or demand.ordering is not None or demand.loading_since)
 
     def load_s(self, version: VersionView) -> float:
         """Return the predicted seconds until a version that is not ready is loaded; 0: unknown."""
@@ -346,9 +356,11 @@ class Demands:
     def repeat(self) -> None:
         """Order again what is not being loaded: the script tells if the order is still known.
 
-        Versions in use whose preferred pool does not have them are loaded there.
+        Versions in use whose preferred pool does not have them are loaded there, if that costs little.
         """
         for lane in self.displaced():
+            if not self._other_pools.is_worth_moving(lane.pool, lane.manifest, lane.link.clock.now_ms() / 1000):
+                continue
             demand = self._demand(lane)
             demand.displaced, demand.deadline = True, math.inf
             demand.kept_until = max(demand.kept_until, self._clock() + RETRIED_WITHIN_S)

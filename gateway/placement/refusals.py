@@ -10,6 +10,14 @@ from millstream.services.placement.views import Refusal, RefusalKind
 _WITHOUT_MEMORY = frozenset({RefusalKind.TOO_LARGE, RefusalKind.NOTHING_EVICTABLE, RefusalKind.THRASHING})
 
 
+class PassedOn(Failure):
+    """A pool would have to unload models for a version, and another pool need not: that one is to load it."""
+
+    def __init__(self, pool: str, other: str) -> None:
+        self.other = other
+        super().__init__(Code.MEMORY, f"pool {pool} has no memory free, and pool {other} has or loads it")
+
+
 def failure_of(model: str, refusal: Refusal) -> Failure:
     """Return the failure of an inference: 503 with the reason; 429 if the load only takes too long."""
     if refusal.kind is RefusalKind.TOO_SLOW:

@@ -27,8 +27,8 @@ EXPIRE = -1  # returned by `rows_to_take`: the request with the earliest deadlin
 class DispatchPolicy:
     """Decides the size and number of one lane's batches. Instants are seconds on the lane's clock, passed in.
 
-    `credits`: batches that may be in flight. `batch_rows`: rows that run together now. `others_active`: whether other
-    lanes of the pool are in use.
+    `credits`: batches that may be in flight; `depth`: how many of one instance. `batch_rows`: rows that run together
+    now. `others_active`: whether other lanes of the pool are in use.
     """
 
     __slots__ = (
@@ -41,6 +41,7 @@ class DispatchPolicy:
         "_rows_max",
         "batch_rows",
         "credits",
+        "depth",
         "estimator",
         "instances",
         "others_active",
@@ -53,6 +54,7 @@ class DispatchPolicy:
         """
         self.instances = 0
         self.credits = 0
+        self.depth = DEPTH
         self.batch_rows = rows_max
         self.others_active = False
         self.estimator = LatencyEstimator()
@@ -89,7 +91,8 @@ class DispatchPolicy:
         rows = shared_rows(profile, self._rows_efficient) if self.others_active else self._rows_efficient
         self.batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
-        self.credits = self.instances * (DEPTH + 1 if gap else DEPTH)
+        self.depth = DEPTH + 1 if gap else DEPTH
+        self.credits = self.instances * self.depth
         self.estimator.update(self.instances, profile, rows)
 
     def run_s(self, rows: int) -> float:

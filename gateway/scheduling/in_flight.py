@@ -21,6 +21,7 @@ from millstream.services.access.limits import Account
 from millstream.services.wire.batch import ShmSlice
 
 if TYPE_CHECKING:
+    from millstream.gateway.scheduling.direct_dispatch import AttachedWorker
     from millstream.gateway.scheduling.lane import Lane
 
 COST_MS_MIN = 0.05  # least cost of a batch in its lane's share of the workers: each run has overhead around it
@@ -41,6 +42,7 @@ class InFlightBatch:
     earliest: float  # earliest deadline of its requests
     latest: float  # latest deadline of its requests
     inputs: Sequence[InputTensor] = ()  # inputs of its only request, kept after that request was answered
+    direct: AttachedWorker | None = None  # the worker that it was dispatched to; None: it is in the queue
     outlived: list[Account] | None = None  # keys whose calls have ended, and for which its run still counts
 
 
@@ -61,6 +63,10 @@ class InFlight:
         self._metrics = metrics
         self._poll = BusyPoll(context.spin_s_max, context.soon, context.clock, lambda: self.count)
         self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # (instant at which they are free, slices)
+
+    def has(self, batch: InFlightBatch) -> bool:
+        """Return whether a batch still has no reply."""
+        return self._context.pending.get(batch.name) is batch
 
     def batches(self) -> list[InFlightBatch]:
         return [batch for batch in self._context.pending.values() if batch.lane is self._lane]
@@ -86,17 +92,21 @@ class InFlight:
         packed = self._packer.pack(name, link.replies_key, requests, now, redis_ms, deadlines=deadlines)
         ends = [request.deadline for request in requests]
         earliest = min(ends)
-        context.pending[name] = InFlightBatch(
-            name, lane, requests, packed.slices, attempt, now, run_s, losses, earliest, max(ends)
-        )
+        batch = InFlightBatch(name, lane, requests, packed.slices, attempt, now, run_s, losses, earliest, max(ends))
+        context.pending[name] = batch
         self.count += 1
         policy.record_put(rows, run_s, now)
-        if requests[0].counted:
+        counted = requests[0].counted
+        if counted:
             context.contention.put(lane, now)
             context.called.add(lane)
-        deadline_ms = redis_ms + (earliest - now) * 1000
-        cost_ms = max(run_s * 1000, COST_MS_MIN)
-        link.put(lane.content_id, name, packed, deadline_ms, attempt, cost_ms, rows / policy.batch_rows)
+        direct = context.direct
+        # Readiness probes prove that the queue works. What was lost before takes the queue, which counts attempts.
+        takes_queue = direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines
+        if takes_queue or not direct.send(lane, batch, packed.entry, policy.depth):  # type: ignore[union-attr]
+            deadline_ms = redis_ms + (earliest - now) * 1000
+            cost_ms = max(run_s * 1000, COST_MS_MIN)
+            link.put(lane.content_id, name, packed, deadline_ms, attempt, cost_ms, rows / policy.batch_rows)
         if packed.segment_bytes:
             self._metrics.segment_bytes.add(packed.segment_bytes)
         if len(context.pending) == 1:
@@ -136,17 +146,25 @@ class InFlight:
         self._poll.record_wait(now - batch.put_at, len(batch.requests))
         return now
 
-    def forget(self, batch: InFlightBatch) -> None:
-        """Withdraw a batch and free its credit: no reply is expected."""
+    def forget(self, batch: InFlightBatch, *, untouched: bool = False) -> None:
+        """Withdraw a batch and free its credit: no reply is expected.
+
+        `untouched`: no worker has its shared memory, or will have it.
+        """
         self._remove(batch)
         self._policy.estimator.removed(batch.run_s)
-        self._context.link.withdraw(self._lane.content_id, batch.name)
-        if batch.slices:
+        if batch.direct is None:
+            self._context.link.withdraw(self._lane.content_id, batch.name)
+        if untouched:
+            self._packer.free(batch.slices)
+        elif batch.slices:
             self._cool_down(batch.slices)
 
     def _remove(self, batch: InFlightBatch) -> None:
         del self._context.pending[batch.name]
         self.count -= 1
+        if batch.direct is not None:
+            batch.direct.outstanding.pop(batch.name, None)
         if batch.outlived is not None:
             for account in batch.outlived:
                 account.leave()

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from millstream.gateway.placement.refusals import PassedOn
 from millstream.gateway.scheduling.admission import LaneAdmission, LaneRefusal
 from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.batch_split import parts_within
@@ -20,7 +21,7 @@ from millstream.gateway.scheduling.coalescing import Coalescer
 from millstream.gateway.scheduling.completion import Completion
 from millstream.gateway.scheduling.dispatch import EXPIRE, HOLD, DispatchPolicy
 from millstream.gateway.scheduling.early_put import EarlyPut
-from millstream.gateway.scheduling.in_flight import InFlight
+from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.scheduling.packer import Packer
@@ -60,8 +61,10 @@ class Lane:
     `failed`: why no instance can serve; None if one can. `retry_at`: when a worker tries a version again that it failed
     to load, in seconds on the Redis clock; 0: none does; set before `update_instances`, as `standby` is: no worker has
     loaded the version, and its next request makes one load it. `held`: whether a live worker of the pool has the
-    version, so that batches in flight are answered. `others`: the version's lanes in other pools; None: there are none.
-    `completion` takes the replies to its batches; `recovery` takes batches that were lost, refused or expired.
+    version, so that batches in flight are answered. `local_workers`: the workers on this host that have it ready.
+    `direct_from`: the instant from which batches may be dispatched to them directly. `others`: the version's lanes in
+    other pools; None: there are none. `completion` takes the replies to its batches; `recovery` takes batches that were
+    lost, refused or expired.
 
     Args:
         rules: the version's queue rules, if it needs them, which its lanes share; None: the lane has its own.
@@ -86,6 +89,8 @@ class Lane:
         self._cold = True  # no instance is ready, or none can serve
         self._cold_since = 0.0
         self.held = False
+        self.local_workers: frozenset[str] = frozenset()
+        self.direct_from = 0.0
         self.others: OtherLanes | None = None
         self._context = context
         self._packer = packer
@@ -115,6 +120,15 @@ class Lane:
     @property
     def ready(self) -> bool:
         return self._policy.instances > 0
+
+    @property
+    def instances(self) -> int:
+        """How many instances are ready."""
+        return self._policy.instances
+
+    def awaits(self, batch: InFlightBatch) -> bool:
+        """Whether a batch is in flight."""
+        return self._in_flight.has(batch)
 
     @property
     def able(self) -> bool:
@@ -378,9 +392,15 @@ class Lane:
         if not self._context.quarantine.empty:
             self._context.quarantine.check(self.content_id, request)
         if self._cold:
-            if not self._early.served:
-                self._metrics.cold()
-            self._context.load_for(self, request)
+            cold = not self._early.served
+            try:
+                self._context.load_for(self, request)
+            except PassedOn:
+                cold = False  # it counts in the pool that takes it
+                raise
+            finally:
+                if cold:
+                    self._metrics.cold()
             if not self._scheduled:
                 self._schedule(coalesce=False)
 
@@ -501,8 +521,15 @@ class Lane:
         if self._rules is not None:
             expired = [request for request in expired if not self._end_wait(self._rules, request, now)]
         if expired:
-            failure = Failure(Code.EXPIRED, "the request waited too long in the queue to meet its deadline")
-            self._answers.fail(expired, failure)
+            self._answers.fail(expired, Failure(Code.EXPIRED, self._why_late()))
+
+    def _why_late(self) -> str:
+        """Return why a waiting request missed its deadline."""
+        if not self._context.staffed():
+            return f"the deadline of the request passed while pool {self._context.pool} had no worker"
+        if not self.ready:
+            return "the deadline of the request passed before its model was loaded"
+        return "the request waited too long in the queue to meet its deadline"
 
     def _end_wait(self, rules: QueueRules, request: Request, now: float) -> bool:
         """Requeue or refuse a request at the end of its wait, as the version's queue policy says.

@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from millstream.gateway.placement.refusals import PassedOn
 from millstream.gateway.scheduling.lane import OVERFLOWING, Lane
 from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Request, Responder
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import Extensions
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 
 log = logging.getLogger("millstream.lane")
 
@@ -83,18 +84,21 @@ class ModelRoute:
         Raises:
             Failure: no lane takes it: the refusal after which a retry makes sense soonest. MODEL: it is in quarantine.
         """
+        passed_on = isinstance(refusal, PassedOn)
         for lane in self._after(refused_by):
             try:
                 lane.take(request, size_bytes)
             except Failure as other:
                 if other.code not in OVERFLOWING:
                     raise
-                if _retry_s(other) < _retry_s(refusal):
+                if isinstance(refusal, PassedOn) or _retry_s(other) < _retry_s(refusal):
                     refusal = other
             else:
                 refused_by.overflowed(1)
                 return
-        raise refusal
+        if not passed_on or refusal.code is Code.OVERLOADED:  # the other pool loads it, for a later request
+            raise refusal
+        refused_by.take(request, size_bytes)
 
     def pass_on(self, refused_by: Lane, requests: Sequence[Request]) -> list[Request]:
         """Move requests that waited in a lane to the next one that takes them; return those that none takes."""

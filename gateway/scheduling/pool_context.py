@@ -11,6 +11,7 @@ from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.coalescing import CpuPressure
 from millstream.gateway.scheduling.contention import Contention
+from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.run_costs import RunCosts
 from millstream.gateway.scheduling.traces import Traces
@@ -46,6 +47,7 @@ class PoolContext:
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
     #: makes the timing of a batch, which its requests get; None: they get none
     timing: Callable[[ReplyHeader, float, float, int], BatchTiming] | None = None
+    direct: DirectDispatch | None = None  # dispatches to idle workers on this host; None: all batches take the queue
     ticking: set[Lane] = field(default_factory=set)  # lanes that wait for an instant; others cost the expirer nothing
     called: set[Lane] = field(default_factory=set)  # lanes that got a batch or refused a request since the last report
     #: counts an event (second argument: its name) against a content id (first argument)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
+from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.expirer import TICK_S, Expirer
 from millstream.gateway.scheduling.in_flight import InFlightBatch
 from millstream.gateway.scheduling.lane import Lane
@@ -45,8 +47,13 @@ class Producer:
         registry: MetricsRegistry,
         lease_s: float,
         sockets: Path | None = None,
+        *,
+        direct: bool = True,
     ) -> None:
-        """`sockets`: folder of the reply socket, by which workers on this host send replies; None: there is none."""
+        """Args:
+        sockets: folder of the reply socket, by which workers on this host send replies; None: there is none.
+        direct: whether batches are dispatched to idle workers on this host directly.
+        """
         self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
         self.ticking: set[Lane] = set()
@@ -58,9 +65,14 @@ class Producer:
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - set later
-        self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s)
+        self.direct: DirectDispatch | None = None
+        self._listener: ReplyListener | None = None
+        if sockets is not None:
+            if direct:
+                self.direct = DirectDispatch(registry, self._known_workers, self._close_link)
+            self._listener = ReplyListener(sockets, keys, gateway, self._on_socket_reply, self.direct)
+        self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, self.direct)
         self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
-        self._listener = None if sockets is None else ReplyListener(sockets, keys, gateway, self._on_socket_reply)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
         self._sent = registry.counter(catalogue.REDIS_BYTES, "gateway_out")
@@ -100,6 +112,8 @@ class Producer:
             task.cancel()
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
         await self.circuit_breaker.stop()
+        if self.direct is not None:
+            await self.direct.stop()
         for link in self._links.values():
             await link.stop()
         if self._listener is not None:
@@ -126,14 +140,36 @@ class Producer:
     def _on_socket_reply(self, data: bytes) -> None:
         """Take a reply that a worker on this host sent to this gateway's socket. Raises ValueError.
 
-        Only a whole reply comes this way. Redis has not checked the lease of the worker: shared memory of the batch, in
-        which another worker may still write, must not be free after it.
+        Only a whole reply comes this way. To a batch from the queue: Redis has not checked the lease of the worker, so
+        shared memory of the batch, in which another worker may still write, must not be free after it. A batch that was
+        dispatched directly has had this worker only.
         """
         decoded = decode_reply(data)
-        batch = None if isinstance(decoded, str) else self.pending.get(decoded[0].name)
-        if isinstance(decoded, str) or decoded[0].blob or (batch is not None and batch.slices):
+        given_up = isinstance(decoded, str)
+        batch = self.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
+        if batch is not None and batch.direct is not None and given_up:
+            batch.lane.recovery.give_up(batch)
+            return
+        if isinstance(decoded, str) or decoded[0].blob or (batch is not None and batch.slices and not batch.direct):
             raise ValueError("not a whole reply, which only comes through Redis")
         self._answer(*decoded)
+
+    async def _known_workers(self, pool: str, workers: Collection[str], within_s: float) -> set[str]:
+        """Return those of some workers that Redis had a heartbeat of within some seconds; all if it does not answer."""
+        link = self._links.get(pool)
+        try:
+            if link is None:
+                return set(workers)
+            scores = await link.call("ZMSCORE", link.keys.workers, *workers)
+        except Exception:  # not reachable: leases do not expire meanwhile either
+            return set(workers)
+        since_ms = link.clock.now_ms() - within_s * 1000
+        beats = zip(workers, scores, strict=True)
+        return {worker for worker, beat_ms in beats if beat_ms is not None and float(beat_ms) >= since_ms}
+
+    def _close_link(self, link: socket.socket) -> None:
+        if self._listener is not None:
+            self._listener.close(link)
 
     def _answer(self, header: ReplyHeader, inline: memoryview) -> None:
         batch = self.pending.get(header.name)
@@ -170,7 +206,7 @@ class Producer:
         """
         log.info("pool %s: connected; Redis %s", pool, "lost its data" if lost else "kept its data")
         for batch in list(self.pending.values()):
-            if batch.lane.link is self._links.get(pool):
+            if batch.lane.link is self._links.get(pool) and batch.direct is None:
                 batch.lane.recovery.put_again(batch)
         for lane in self.lanes():
             lane.dispatch()

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from millstream.gateway.connection.drain import Drain
@@ -28,10 +27,10 @@ from millstream.services.model.signature import Signature, TensorSpec, needed_in
 
 log = logging.getLogger("millstream.readiness")
 
-EVERY_S = 0.5  # pause between two rounds of probes
+EVERY_S = 0.5  # a round of probes
 FRESH_S = 2.5  # a model is ready for this long after its last reply
 TIMEOUT_S = 2.0  # timeout of a probe
-AT_ONCE_MAX = 32  # probes per round; if more models are idle, they take turns
+ROUND_MAX = 16  # probes per round; if more models are idle, they take turns
 #: Versions with larger inputs are not probed: they count as answering while live workers report them ready.
 PROBE_BYTES_MAX = 4 << 20
 UNANSWERED = frozenset({Code.EXPIRED, Code.UNAVAILABLE})  # failures of probes that no worker replied to
@@ -129,7 +128,7 @@ class ReadinessProbe:
     def _fresh(self, lane: Lane) -> bool:
         if not self._probed(lane):
             return lane.ready
-        turns = 1 + max(0, self._taking_turns - 1) // AT_ONCE_MAX
+        turns = 1 + max(0, self._taking_turns - 1) // ROUND_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
         return lane.replied_at > time.monotonic() - longest_s
 
@@ -143,26 +142,48 @@ class ReadinessProbe:
 
     async def _run(self) -> None:
         while True:
+            due: list[Lane] = []
+            lanes = self._lanes()
             try:
-                self._send()
+                due = self._due(lanes)
                 self._shown.set(self.ready())
             except Exception:
-                log.exception("a readiness probe could not be sent")
-            await asyncio.sleep(EVERY_S)
+                log.exception("the readiness of models could not be checked")
+            pause_s = EVERY_S / max(1, len(due))
+            # One after the other: a call does not wait for all probes of a round.
+            for lane in due or (None,):
+                if lane is not None and _may_be_probed(lane):
+                    self._send(lane)
+                await asyncio.sleep(pause_s)
+                if self._lanes() is not lanes:
+                    break
 
-    def _send(self) -> None:
-        now, lanes = time.monotonic(), self._lanes()
+    def _due(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Return the lanes to probe in the next round, the one that got no reply for the longest time first."""
+        now = time.monotonic()
         self.note_empty()
-        probed = [lane for lane in lanes if lane.ready and not lane.circuit.open_until and self._probed(lane)]
+        probed = [lane for lane in lanes if _may_be_probed(lane) and self._probed(lane)]
         self._taking_turns = len(probed)
-        idle = [lane for lane in probed if lane.replied_at <= now - max(EVERY_S, PAUSE_RUNS * lane.run_s)]
-        idle.sort(key=lambda lane: lane.replied_at)  # the longest without a reply comes first
-        for lane in idle[:AT_ONCE_MAX]:
-            request = Request(
-                zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _Probe(lane, self._registry)
-            )
-            with suppress(Failure):  # the gateway is full: replies of requests prove readiness
-                lane.probe(request)
+        # Half a round: one that was probed in the last round is due again, unless it came late in it.
+        idle = [lane for lane in probed if lane.replied_at <= now - max(EVERY_S / 2, PAUSE_RUNS * lane.run_s)]
+        idle.sort(key=lambda lane: lane.replied_at)
+        return idle[:ROUND_MAX]
+
+    def _send(self, lane: Lane) -> None:
+        now = time.monotonic()
+        request = Request(
+            zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _Probe(lane, self._registry)
+        )
+        try:
+            lane.probe(request)
+        except Failure:
+            pass  # the gateway is full: replies of requests prove readiness
+        except Exception:
+            log.exception("a readiness probe could not be sent")
+
+
+def _may_be_probed(lane: Lane) -> bool:
+    return lane.ready and not lane.circuit.open_until
 
 
 class _Probe:

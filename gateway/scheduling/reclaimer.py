@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
+from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -30,6 +31,7 @@ class Reclaimer:
         circuit_breaker: is refreshed after each pool was reclaimed.
         registry: counts reclaimed batches.
         lease_s: seconds without a heartbeat after which a worker loses its leases.
+        direct: the batches that were dispatched directly.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Reclaimer:
         circuit_breaker: CircuitBreaker,
         registry: MetricsRegistry,
         lease_s: float,
+        direct: DirectDispatch | None = None,
     ) -> None:
+        self._direct = direct
         self._links = links
         self._circuit_breaker = circuit_breaker
         self._registry = registry
@@ -56,10 +60,14 @@ class Reclaimer:
                 except Exception as error:
                     log.warning("pool %s: its Redis could not be checked: %s", pool, error)
                 await self.reclaim(pool)
+                if self._direct is not None:
+                    await self._direct.check(pool, self._lease_s)
                 await self._circuit_breaker.refresh(pool)
 
     async def reclaim(self, pool: str, death: Death | None = None) -> None:
         """Take back the leases of a pool's silent workers, or those of the worker whose `death` was announced."""
+        if death is not None and self._direct is not None:
+            self._direct.died(death)
         link = self._links.get(pool)
         if link is None or not link.writable:
             return

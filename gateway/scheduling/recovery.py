@@ -59,19 +59,21 @@ class Recovery:
         self._quarantine = quarantine
         self._dispatch = dispatch
 
-    def put_again(self, batch: InFlightBatch, why: str = LOST) -> None:
+    def put_again(self, batch: InFlightBatch, why: str = LOST, attempt: int = 0, *, untouched: bool = False) -> None:
         """Put the unanswered requests of a batch that was lost, or that no worker could read, as a new batch.
 
         Args:
             batch: the batch.
             why: the error message to its requests after LOSSES_MAX losses.
+            attempt: the attempt of the new batch; 0: that of this one.
+            untouched: as in `InFlight.forget`.
         """
         if not self._in_flight.connected:
             return  # it stays in flight: after a reconnect all batches in flight are put again
-        self._in_flight.forget(batch)
+        self._in_flight.forget(batch, untouched=untouched)
         unanswered = [request for request in batch.requests if not request.done]
         if unanswered and batch.losses < LOSSES_MAX:
-            self._in_flight.retry(unanswered, batch.attempt, batch.losses + 1)
+            self._in_flight.retry(unanswered, attempt or batch.attempt, batch.losses + 1)
             return
         self._answers.fail(unanswered, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
         self._dispatch()

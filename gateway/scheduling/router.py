@@ -165,7 +165,9 @@ class Router:
             by_content_id |= kept
         self._snapshot, self.routes, self._routes_of, self._by_content_id = snapshot, routes, routes_of, by_content_id
         self._unrouted = unrouted
-        self.serving = [lane for (_, version), route in routes.items() if version is None for lane in route.lanes]
+        serving = [lane for (_, version), route in routes.items() if version is None for lane in route.lanes]
+        if serving != self.serving:  # readers keep what they know of the same list
+            self.serving = serving
         for route in removed:
             self._unservable.pop(route.lane.content_id, None)
             for lane in route.lanes:
@@ -282,6 +284,7 @@ class Router:
                 traces=self.traces,
                 costs=self.costs,
                 timing=partial(BatchTiming, shown=self._settings.server_timing) if self._timed else None,
+                direct=self._producer.direct,
                 ticking=self._producer.ticking,
                 called=self._producer.called,
                 circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
@@ -306,6 +309,7 @@ class Router:
         failed = _failure(view, replicas)
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = measured.rows_efficient if measured is not None else 1
+        lane.local_workers = frozenset(one.worker.id for one in ready if one.worker.host == self._host)
         lane.standby = view.on_demand and not ready
         lane.retry_at = min((at.instance.retry_at for at in replicas if at.instance.retry_at), default=0.0)
         lane.update_instances(

@@ -1,0 +1,51 @@
+"""access_control: builds what decides which calls a gateway takes: keys, pages of other origins; and their records."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from millstream.gateway.access.browser_guard import BrowserGuard
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.key_watch import KeyWatch
+from millstream.services.access.audit_log import AuditLog
+from millstream.services.allowed_hosts import AllowedHosts
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.refusal_log import RefusalLog
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.repository.access_keys import AccessKeys
+from millstream.services.settings import Settings
+
+
+class AccessControl:
+    """The access control of one gateway.
+
+    Args:
+        name: of this gateway.
+        settings: of the installation.
+        registry: gets the metrics of keys, and has the counters of refusals.
+        cluster_state: tells other gateways which keys this one has read.
+    """
+
+    def __init__(self, name: str, settings: Settings, registry: MetricsRegistry, cluster_state: ClusterState) -> None:
+        folder, host = settings.repository_dir.absolute(), socket.gethostname()
+        self.gate = _gate(settings, registry)
+        self.keys = KeyWatch(name, self.gate, AccessKeys(folder), cluster_state, settings, registry)
+        self.audit = AuditLog(folder, f"{host}-{registry.process}")
+        self.refusals = RefusalLog(registry)
+        hosts = AllowedHosts(settings.allowed_host_list, (host, settings.host))
+        self.browser_guard = BrowserGuard(settings.cors_origin_list, hosts, self.refusals.count)
+
+    def loops(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what runs while the gateway serves, from after `keys.start` on."""
+        return self.keys.run(), self.keys.settle(), self.refusals.run()
+
+
+def _gate(settings: Settings, registry: MetricsRegistry) -> Gate:
+    key = None if settings.admin_key is None else settings.admin_key.get_secret_value()
+    of_metrics = None if settings.metrics_key is None else settings.metrics_key.get_secret_value()
+    return Gate(
+        key, lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome), metrics_key=of_metrics
+    )

@@ -1,0 +1,298 @@
+"""gateway: builds the parts of one gateway process, and starts and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection
+
+from millstream.gateway.access.access_control import AccessControl
+from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.labels import Labels, read_labels
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.certificate_watch import CertificateWatch
+from millstream.gateway.cluster_events import ClusterEvents
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.http_counts import HttpCounts
+from millstream.gateway.connection.tls_handshakes import Handshakes
+from millstream.gateway.live_settings import LiveSettings
+from millstream.gateway.memory_budgets import MemoryBudgets
+from millstream.gateway.metrics_page import GatewayMetricsPage
+from millstream.gateway.observing.setup import Observing
+from millstream.gateway.placement.demands import Demands
+from millstream.gateway.placement.load_wait import LoadWait
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.openai.embeddings import Embeddings
+from millstream.gateway.protocols.v2.codec import V2CodecFactory
+from millstream.gateway.protocols.v2.service import InferService
+from millstream.gateway.redis_probe import RedisProbe
+from millstream.gateway.scaling.reporter import LoadReporter
+from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.scheduling.preloads import Preloads
+from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.readiness import ReadinessProbe
+from millstream.gateway.scheduling.router import Router
+from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.texts.texts import Texts
+from millstream.gateway.texts.tokenizers import Tokenizers
+from millstream.gateway.triton.loader import RepositoryLoader
+from millstream.gateway.triton.metrics import TritonMetricsPage
+from millstream.gateway.triton.model_config import VersionConfigurations
+from millstream.gateway.triton.shared_memory import ClientMemory
+from millstream.gateway.triton.statistics import MachineStatistics
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.check_process import end_fork_server
+from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.metrics.process import ProcessMetrics
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint
+from millstream.services.process.cancel import cancel_all
+from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.scale_state import ScaleState
+from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.segments.segment import host_token
+from millstream.services.settings import Settings
+from millstream.services.tls.files import TlsFiles
+from millstream.services.version import VERSION
+from millstream.services.wire.records import WorkerRecord
+
+
+class Gateway:
+    """The parts of one gateway process, and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings, index: int, preloads: Preloads) -> None:
+        """Build the parts, start none. `index`: the gateway's number on this machine. Raises Failure, OSError."""
+        address, role = _redis_address(settings), f"gateway-{index}"
+        keys = InstallationKeys(installation_name(settings))
+        self.settings = settings = settings.model_copy(update={"installation_name": installation_name(settings)})
+        self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
+        self.registry = MetricsRegistry(settings.metrics_dir, role, models_max=settings.metrics_models_max)
+        self.certificates = _certificates(settings, self.registry)
+        self.handshakes = Handshakes()
+        self._process_metrics = ProcessMetrics(self.registry)
+        self.observing = Observing(settings, self.registry, role)
+        self.drain = Drain()
+        self.http_counts = HttpCounts(self.registry)
+        self.budgets = MemoryBudgets(self.name, settings, self.registry)
+        self.repository = FolderRepository(settings.repository_dir)
+        self.cluster_state = ClusterState(address, keys)
+        self._redis_probe = RedisProbe(self.cluster_state, self.registry)
+        self.access = AccessControl(self.name, settings, self.registry, self.cluster_state)
+        self.access.keys.on_load = self._keys_changed
+        self.client_memory = self._client_memory()
+        self._scale_state = ScaleState(address, keys)
+        self.producer = self._producer(address, keys)
+        self.router = self._router()
+        self.producer.lanes = self.router.all
+        self.loads = LoadReporter(
+            self.name, self._scale_state, self.producer.called, self.producer.ticking, self.producer.pending
+        )
+        self.demands = self._demands()
+        self.router.demands = self.demands
+        self.catalog = self._catalog()
+        self.readiness_probe = self._readiness_probe(preloads)
+        self.texts = Texts(Tokenizers(self.repository))
+        self.infer = InferService(
+            self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
+        )
+        self.control = self._control()
+        self.live_settings = LiveSettings(
+            settings, address, keys, self.router.traces, lambda: self.catalog.snapshot.models
+        )
+        self._loops: list[asyncio.Task[None]] = []
+
+    def _client_memory(self) -> ClientMemory:
+        settings, gate = self.settings, self.access.gate
+        return ClientMemory(
+            settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients, enforced=lambda: gate.enforced
+        )
+
+    def _producer(self, address: RedisAddress, keys: InstallationKeys) -> Producer:
+        settings = self.settings
+        return Producer(
+            address,
+            keys,
+            self.name,
+            self.registry,
+            settings.queue_lease_s,
+            settings.shm_dir,
+            direct=settings.queue_direct,
+        )
+
+    def _router(self) -> Router:
+        settings, budgets = self.settings, self.budgets
+        return Router(
+            settings,
+            self.producer,
+            budgets.admission,
+            budgets.segments,
+            self.registry,
+            host_token(settings.shm_dir),
+            V2CodecFactory(self._labels, self.client_memory, budgets.replies, settings.request_bytes_max),
+        )
+
+    def _demands(self) -> Demands:
+        demands = Demands(lambda: self.catalog.snapshot, self.router.lane_of, self._footprint)
+        demands.displaced = self.router.displaced
+        demands.start_s = self.loads.start_s
+        return demands
+
+    def _catalog(self) -> Catalog:
+        events = ClusterEvents(self.producer, self.router.quarantine, self.cluster_state)
+        events.handlers["keys"] = self.access.keys.reload
+        catalog = Catalog(self.name, self.repository, self.cluster_state, self._apply, events.handlers)
+        catalog.asleep = self.loads.asleep
+        return catalog
+
+    def _readiness_probe(self, preloads: Preloads) -> ReadinessProbe:
+        return ReadinessProbe(
+            lambda: self.router.serving,
+            self.producer.connected,
+            self._workers_or_asleep,
+            self.drain,
+            preloads,
+            self.registry,
+        )
+
+    def _control(self) -> RepositoryLoader:
+        return RepositoryLoader(
+            self.repository,
+            self.catalog,
+            self.settings,
+            answering=self.readiness_probe.answering,
+            have_loaded=LoadWait(lambda: self.catalog, self.demands).load,
+        )
+
+    def _keys_changed(self) -> None:
+        self.router.costs.on = self.access.gate.meters_compute
+
+    async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
+        await self.router.apply(snapshot, changed)
+        self.readiness_probe.note_empty()
+        self.demands.apply(snapshot, changed)
+
+    def _workers_or_asleep(self) -> int:
+        """Return the number of live workers, and of pools that have none until their first request."""
+        workers = self.catalog.snapshot.workers
+        return len(workers) or len(self.loads.asleep(()))
+
+    def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:
+        return self.repository.footprints.of(manifest, worker.kind)
+
+    def _labels(self, manifest: Manifest) -> Labels:
+        return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
+
+    async def start(self) -> None:
+        self._process_metrics.start()
+        self.observing.start()
+        self.live_settings.start()
+        await self.access.keys.start()
+        self.producer.start()  # before the first batch: a worker that finds no reply socket looks again seconds later
+        await self.catalog.start()
+        self.demands.start()
+        self.readiness_probe.start()
+        await self.control.start()
+        loops = [
+            self.live_settings.run(),
+            *self.access.loops(),
+            self.budgets.trim.run(),
+            self._redis_probe.run(),
+            self.loads.run(),
+        ]
+        if self.certificates is not None:
+            loops.append(self.certificates.run())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
+        freeze_gc()
+
+    async def stop(self) -> None:
+        await self.readiness_probe.stop()
+        await self.demands.stop()
+        await cancel_all(self._loops)  # before the connections that they use are closed
+        await self.loads.close()
+        await self.catalog.stop()
+        await self.producer.stop()
+        await self.live_settings.close()
+        await asyncio.to_thread(self.observing.close)
+        await end_fork_server()
+        self.budgets.close()
+        self._process_metrics.stop()
+        self.registry.close()
+
+    def ready(self) -> bool:
+        return self.readiness_probe.ready()
+
+    async def settle(self) -> None:
+        """Return when no batch is in flight, readiness probes included."""
+        await self.readiness_probe.stop()
+        await self.producer.settle()
+
+    def abandon(self) -> None:
+        """Fail all admitted requests, and refuse further ones."""
+        self.budgets.admission.closed = True
+        for lane in self.router.all():
+            lane.abandon(Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1))
+
+    def deps(self) -> Deps:
+        """Return what routes and the gRPC server need."""
+        metrics_page = GatewayMetricsPage(
+            self.registry, TritonMetricsPage(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
+        )
+        callers = Callers(self.router.find, self.settings.request_timeout_s_max, self.access.gate.check_model)
+        json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
+        return Deps(
+            settings=self.settings,
+            registry=self.registry,
+            repository=self.repository,
+            catalog=self.catalog,
+            cluster_state=self.cluster_state,
+            upload_slots=UploadSlots(self.catalog),
+            infer=self.infer,
+            callers=callers,
+            embed=Embeddings(callers.openai, self.texts, json_limits).answer,
+            texts=self.texts,
+            client_memory=self.client_memory,
+            receive_budget=self.budgets.receiving,
+            shared_buffers=self.budgets.shared_buffers,
+            http_counts=self.http_counts,
+            reply_budget=self.budgets.replies,
+            statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
+            configurations=VersionConfigurations(lambda: self.catalog.snapshot),
+            control=self.control,
+            load=LoadWait(lambda: self.catalog, self.demands).load,
+            traces=self.live_settings.traces,
+            logs=self.live_settings.logs,
+            log_levels=self.live_settings.log_levels,
+            ready=self.readiness_probe.ready,
+            preloading=self.readiness_probe.preloads.loading,
+            answering=self.readiness_probe.answering,
+            count_refusal=self.access.refusals.count,
+            metrics=metrics_page.render,
+            start=self.start,
+            stop=self.stop,
+            version=VERSION,
+            footprint=self._footprint,
+            decisions=self._scale_state.decisions,
+            gate=self.access.gate,
+            browser_guard=self.access.browser_guard,
+            keys=self.access.keys,
+            audit=self.access.audit,
+            load_s=self.demands.load_s,
+            observer=self.observing.observer,
+        )
+
+
+def _redis_address(settings: Settings) -> RedisAddress:
+    if settings.redis_url is None:
+        raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
+    return RedisAddress.parse(settings.redis_url.get_secret_value())
+
+
+def _certificates(settings: Settings, registry: MetricsRegistry) -> CertificateWatch | None:
+    files = TlsFiles.of(settings)
+    listeners = ("http", "grpc") if settings.serves_grpc else ("http",)
+    return None if files is None else CertificateWatch(files, registry, listeners)

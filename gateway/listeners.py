@@ -1,0 +1,111 @@
+"""listeners: builds the servers of one gateway process: HTTP and gRPC, each with or without TLS, on one port or two."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import uvicorn
+
+from millstream.gateway.app import build_app
+from millstream.gateway.connection.asgi_protocol import asgi_protocol
+from millstream.gateway.connection.cors import with_cors
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
+from millstream.gateway.connection.server import SideServer
+from millstream.gateway.connection.shared_port import shared_port_protocol
+from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
+from millstream.gateway.gateway import Gateway
+from millstream.gateway.observing.observed_protocol import with_observer
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.errors import invalid
+from millstream.services.settings import Settings
+
+
+class GrpcListener(SideServer, Protocol):
+    """A gRPC server that may also serve connections of the HTTP port."""
+
+    @property
+    def http2(self) -> Callable[[], asyncio.Protocol] | None:
+        """Makes a connection for the HTTP port; None: the server cannot."""
+
+
+def grpc_server(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> GrpcListener | None:
+    """Return the gRPC server; None: gRPC is turned off. `shared`: other processes accept on its port."""
+    if not settings.serves_grpc:
+        return None
+    # Imported only where gRPC is on: the import costs time and memory.
+    certificates = gateway.certificates
+    if settings.grpc == "fast":
+        from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
+
+        tls = None
+        if certificates is not None:
+            tls = _tls(gateway, lambda: certificates.identity.h2_context, "gRPC", PLAIN_GRPC)
+        return FastGrpcServer(deps, gateway.drain, shared=shared, tls=tls)
+    from millstream.gateway.protocols.grpc.server import GrpcServer
+
+    identity = None if certificates is None else lambda: certificates.identity
+    return GrpcServer(deps, gateway.drain, shared=shared, identity=identity)
+
+
+def http_config(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+    """Return the configuration of the HTTP server. `protocol`: the class of its connections."""
+    return uvicorn.Config(
+        build_app(deps),
+        host=settings.host,
+        port=settings.http_port,
+        http=protocol,
+        loop="uvloop",
+        log_config=None,  # its records are ours
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        backlog=4096,
+        timeout_keep_alive=round(settings.http_keep_alive_s),
+        lifespan="on",
+    )
+
+
+def http_protocol(settings: Settings, gateway: Gateway, grpc: GrpcListener | None) -> type[asyncio.Protocol]:
+    """Return the protocol class of HTTP connections: over TLS if there is a certificate. Raises Failure(INVALID)."""
+    plain, certificates = _plain_protocol(settings, gateway), gateway.certificates
+    if settings.grpc_on_http_port:
+        if grpc is None or grpc.http2 is None:
+            raise invalid("MILLSTREAM_GRPC_ON_HTTP_PORT needs MILLSTREAM_GRPC=fast: grpc.aio's server has its own port")
+        plain = shared_port_protocol(plain, grpc.http2)
+    if certificates is None:
+        return plain
+    if settings.grpc_on_http_port:
+        return tls_protocol(plain, _tls(gateway, lambda: certificates.identity.shared_context))
+    return tls_protocol(plain, _tls(gateway, lambda: certificates.identity.context))
+
+
+def _tls(
+    gateway: Gateway, context: Callable[[], ssl.SSLContext], port: str = "HTTP", plain: Foreign = PLAIN_HTTP
+) -> TlsListener:
+    return TlsListener(context, gateway.handshakes, ForeignLog(time.monotonic, port), plain=plain)
+
+
+def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
+    if not settings.http_fast_path:
+        plain = asgi_protocol(gateway.drain, settings.client_connections_max, settings.client_stall_s_max)
+        return with_cors(plain, settings.cors_origin_list)
+    protocol = fast_path_protocol(
+        gateway.infer,
+        settings.request_bytes_max,
+        settings.client_connections_max,
+        gateway.budgets.receiving,
+        gateway.budgets.replies,
+        settings.client_stall_s_max,
+        gateway.drain,
+    )
+    protocol.shared_buffers = gateway.budgets.shared_buffers
+    protocol.http_counts = gateway.http_counts
+    protocol.gate = gateway.access.gate
+    protocol.browser_guard = gateway.access.browser_guard
+    return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.observing.observer)

@@ -1,0 +1,67 @@
+"""memory_budgets: builds what bounds the memory that a gateway holds for its clients, and returns freed memory."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.memory_trim import MemoryTrim
+from millstream.gateway.scheduling.admission import Admission
+from millstream.services.installation import shm_prefix
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.segment import remove_leftovers
+from millstream.services.segments.shared_buffers import SHARE, SharedBuffers
+from millstream.services.settings import Settings
+
+
+class MemoryBudgets:
+    """The bounds of one gateway's memory: requests in flight, requests being received, unread replies, shared memory.
+
+    `segments`: the shared memory; None: it is turned off.
+
+    Args:
+        name: of this gateway, unique for each start.
+        settings: of the installation, with its name.
+        registry: counts refusals, and shows what is in use.
+    """
+
+    def __init__(self, name: str, settings: Settings, registry: MetricsRegistry) -> None:
+        self._shm_bytes_max = settings.shm_bytes_max
+        self.segments = _segment_pool(settings, name, registry)
+        self.admission = Admission(
+            settings.inflight_requests_max,
+            settings.inflight_bytes_max,
+            registry.gauge(catalogue.REQUESTS_IN_FLIGHT),
+            registry.counter(catalogue.REQUESTS_REFUSED, "gateway_full"),
+        )
+        self.receiving = ReceiveBudget(
+            settings.inflight_bytes_max, registry.counter(catalogue.REQUESTS_REFUSED, "receiving_full")
+        )
+        self.replies = ReplyBudget(
+            settings.reply_unread_bytes_max, registry.counter(catalogue.REQUESTS_REFUSED, "unread_full")
+        )
+        self.trim = MemoryTrim(self.admission, self.receiving, self.replies, self.segments, registry)
+
+    @cached_property
+    def shared_buffers(self) -> SharedBuffers | None:
+        """The shared memory of large requests over both protocols; None where shared memory is turned off."""
+        if self.segments is None:
+            return None
+        return SharedBuffers(self.segments, int(self._shm_bytes_max * SHARE))
+
+    def close(self) -> None:
+        """Remove the shared memory."""
+        if self.segments is not None:
+            self.segments.close()
+
+
+def _segment_pool(settings: Settings, name: str, registry: MetricsRegistry) -> SegmentPool | None:
+    """Return the gateway's shared memory, None where it is turned off; remove what a killed gateway left behind."""
+    if not settings.shm_bytes_max:
+        return None
+    remove_leftovers(settings.shm_dir, shm_prefix(settings))
+    in_use = registry.gauge(catalogue.SEGMENT_IN_USE_BYTES)
+    return SegmentPool(settings.shm_dir, f"{shm_prefix(settings)}.{name}", settings.shm_bytes_max, in_use)
