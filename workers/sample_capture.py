@@ -18,6 +18,8 @@ import numpy as np
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
+from millstream.services.repository.races import Race, RaceState
+from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends.base import Array
 from millstream.workers.loaded_models import LoadedModels
@@ -32,6 +34,10 @@ LIFE_S = 86_400.0  # after which samples that no race used are deleted
 SWEEP_S = 600.0  # interval at which those of all versions are looked at, also of versions that are not loaded
 
 
+#: A verdict: the name of its race, and the instant of its end.
+Mark = tuple[str, float]
+
+
 class Capture:
     """The rows of one version. `keep` is called by the main loop, `take` by another thread, one after the other."""
 
@@ -40,6 +46,7 @@ class Capture:
         self.full = False
         self.began = 0.0  # when the first row was kept, or a write was tried
         self.written = 0.0  # when a write was tried last
+        self.verdicts: frozenset[Mark] | None = None  # on the version that were reached before it began
         self._rows_left = rows_max if manifest.signature.batching else 1
         self._bytes_left = BYTES_MAX
         self._clock = clock
@@ -129,6 +136,22 @@ class SampleCaptures:
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_S
             self._repository.samples.sweep(lambda model: self._asked_of(model)[0] > 0, LIFE_S)
+
+    def end_used(self, races: Sequence[Race]) -> None:
+        """End the captures whose rows a race has used: another worker may have run it, whose capture has ended."""
+        for capture in list(self._active.values()):
+            manifest = capture.manifest
+            verdicts = frozenset(
+                (race.key.name, race.ended_at)
+                for race in races
+                if race.state is RaceState.DECIDED
+                and (race.model, race.version) == (manifest.model, manifest.version)
+                and race.content == content_digest(manifest)
+            )
+            if capture.verdicts is not None and verdicts - capture.verdicts:
+                self.forget(manifest)
+            else:
+                capture.verdicts = verdicts
 
     def write(self, content_id: str) -> None:
         """Write what was captured of a version so far; a full capture ends. A failed write is tried again later."""

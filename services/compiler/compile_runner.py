@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +33,12 @@ from millstream.services.compiler.compile_task import (
 from millstream.services.compiler.targets import get_target
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.errors import Failure, invalid
+from millstream.services.sandbox.folder_watch import WATCH_S, FolderWatch
+from millstream.services.sandbox.group_watch import GroupWatch
 from millstream.services.settings import ORT_DISABLE_TELEMETRY, child_environment
 
+#: All processes of a compilation together may use so many times what each one may: a driver waits for its compiler.
+GROUP_MEMORY = 1.5
 _READERS_S_MAX = 5.0  # for what ended processes have printed to be read
 _CHUNK_BYTES = 1 << 16
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -83,7 +88,7 @@ def _run(task: CompileTask, started: Callable[[subprocess.Popen[bytes]], None]) 
         threading.Thread(target=_read_beginning, args=(process.stdout, kept), daemon=True),
         threading.Thread(target=_read_end, args=(process.stderr, kept), daemon=True),
     ]
-    late = False
+    late, exceeded, began = False, "", time.monotonic()
     try:
         started(process)
         for reader in readers:
@@ -91,14 +96,16 @@ def _run(task: CompileTask, started: Callable[[subprocess.Popen[bytes]], None]) 
         with suppress(OSError):  # it has ended already
             process.stdin.write(task.model_dump_json().encode())
             process.stdin.close()
-        late = not _ended_within(process, task.seconds_max)
+        late, exceeded = _followed(process, task)
     finally:
         _end(process)
     for reader, stream in zip(readers, (process.stdout, process.stderr), strict=True):
         reader.join(_READERS_S_MAX)
         if not reader.is_alive():
             stream.close()
-    outcome = _outcome(task, kept.get("output", b""), process.returncode, late=late)
+    outcome = CompileOutcome(error=f"it was ended: {exceeded}") if exceeded else None
+    outcome = outcome or _outcome(task, kept.get("output", b""), process.returncode, late=late)
+    outcome = _with_possible_seconds(outcome, time.monotonic() - began)
     return outcome.model_copy(update={"stderr": _readable(kept.get("errors", b""))})
 
 
@@ -108,18 +115,34 @@ def _readable(errors: bytes) -> str:
     return "".join(line for line in lines if _GPU_SEARCH not in line)
 
 
-def _ended_within(process: subprocess.Popen[bytes], seconds_max: float) -> bool:
-    """Wait for the end of the process and return whether it came in time.
+def _followed(process: subprocess.Popen[bytes], task: CompileTask) -> tuple[bool, str]:
+    """Wait for the end of the process. Returns whether its time is over, and which limit of its group was exceeded.
 
     The process stays a zombie, so that no other one gets its number before its group is killed.
     """
+    ends_at = time.monotonic() + task.seconds_max
+    watch = _watch(process, task)
     descriptor = os.pidfd_open(process.pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(seconds_max * 1000))
+        while (left_s := ends_at - time.monotonic()) > 0:
+            if poll.poll(min(left_s, WATCH_S) * 1000):
+                return False, ""
+            if exceeded := watch.measure():
+                return False, exceeded
+        return not poll.poll(0), ""
     finally:
         os.close(descriptor)
+
+
+def _watch(process: subprocess.Popen[bytes], task: CompileTask) -> GroupWatch:
+    try:
+        alone = not get_target(task.candidate.target).programs()
+    except Failure:  # the process says so
+        alone = True
+    folder = FolderWatch(task.folder, task.written_bytes, included="")
+    return GroupWatch(process.pid, folder, int(task.memory_bytes * GROUP_MEMORY), alone=alone)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -139,6 +162,13 @@ def _outcome(task: CompileTask, output: bytes, status: int, *, late: bool) -> Co
         return CompileOutcome.model_validate_json(output).model_copy(update={"late": False})
     except ValidationError:
         return CompileOutcome(error="its process reported nothing that can be read")
+
+
+def _with_possible_seconds(outcome: CompileOutcome, elapsed_s: float) -> CompileOutcome:
+    """Return the outcome; what no compilation can have taken is replaced, since later races rely on it."""
+    if outcome.late or 0 <= outcome.seconds <= elapsed_s:
+        return outcome
+    return outcome.model_copy(update={"seconds": elapsed_s})
 
 
 def check_files(task: CompileTask, compiled: Compiled) -> int:

@@ -26,7 +26,7 @@ class CompileTask(BaseModel):
         folder: an empty folder for the files, absolute.
         samples: see `Target.compile`; None: there are none.
         seconds_max: the compilation is ended after this time.
-        memory_bytes: private memory that each process of the compilation may use.
+        memory_bytes: private memory that each process of the compilation may use; all of them together 1.5 times this.
         written_bytes: size of the largest file, and of all files together, that it may write.
         low_priority: whether it takes only the processor time that others leave; False: calls wait for its end.
     """

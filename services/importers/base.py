@@ -76,6 +76,7 @@ class Imported(NamedTuple):
         atol: largest absolute difference between outputs, added to the relative one.
         columns: names of the columns of the one input, in its order; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null.
+        embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
     """
 
     path: Path
@@ -88,6 +89,7 @@ class Imported(NamedTuple):
     atol: float = ATOL
     columns: Sequence[str] = ()
     columns_without_null: Sequence[str] = ()
+    embeddings: Sequence[str] = ()
 
 
 class Importer(Protocol):

@@ -19,9 +19,9 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, SOURCE, ImportOptions
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.ingest.confined_process import confined_environment, run_process
-from millstream.services.ingest.folder_watch import FolderWatch
 from millstream.services.ingest.report import Converted, Recognised, Rejection
 from millstream.services.repository.disk import is_full, storage_failure
+from millstream.services.sandbox.folder_watch import FolderWatch
 from millstream.services.settings import Settings
 
 #: imports of one gateway that run at once; each may take gigabytes, and further ones wait

@@ -70,6 +70,7 @@ class HuggingFaceImporter:
             files=(*files[1:], *tokenizer),
             rtol=1e-3,
             atol=1e-4,
+            embeddings=(encoder.output,) if folder.task == "embeddings" else (),
         )
 
 

@@ -1,6 +1,6 @@
 """The process that converts a model of another framework, which may execute what was uploaded.
 
-python -m millstream.services.importers.import_process FOLDER
+python -m millstream.services.importers.import_process FOLDER PARENT
 ImportTask (JSON on standard input) ─> sandbox ─> Importer.convert ─> samples to files ─> ImportReport (standard output)
 `importers.conversion` starts it and enforces limits.
 """
@@ -24,6 +24,7 @@ from millstream.services.importers.samples import write_samples
 from millstream.services.ingest.limits import limit_process, one_line
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection
 from millstream.services.model.manifest import COLUMNS_MAX
+from millstream.services.process.parent_death import die_with_parent
 from millstream.services.repository.disk import is_full, storage_failure
 from millstream.services.sandbox.confine import confine
 
@@ -36,6 +37,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 def main() -> None:
     """Convert one model. Exits with 0 if it printed a report."""
+    die_with_parent(int(sys.argv[2]))
     task = ImportTask.model_validate_json(sys.stdin.buffer.read())
     output = os.dup(1)
     os.dup2(2, 1)  # standard output is for the report: frameworks that print write to standard error
@@ -126,6 +128,7 @@ def _converted(folder: Path, importer: Importer, imported: Imported) -> Converte
         atol=imported.atol,
         columns=_bounded(imported.columns),
         columns_without_null=_bounded(imported.columns_without_null),
+        embeddings=tuple(imported.embeddings),
     )
 
 

@@ -26,7 +26,7 @@ from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.repository.disk import locked, replace_file, storage_errors, try_lock
-from millstream.services.repository.race_parts import StoredProgress, StoredReport
+from millstream.services.repository.race_parts import TRIALS_MAX, StoredProgress, StoredReport, Trial, trials_of
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.races")
@@ -152,6 +152,7 @@ class Race(BaseModel):
         report: what was measured, and the winner; None: it is not decided.
         undone: why the winner serves no longer.
         past: how earlier races of the version ended on this kind of device, the last one first.
+        trials: what earlier races of the version found out of candidates that the report does not have.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -177,6 +178,7 @@ class Race(BaseModel):
     report: dict[str, Any] | None = None
     undone: Undone | None = None
     past: tuple[Verdict, ...] = Field((), max_length=PAST_MAX)
+    trials: tuple[Trial, ...] = Field((), max_length=TRIALS_MAX)
 
     @field_validator("report", "progress")
     @classmethod
@@ -195,6 +197,18 @@ class Race(BaseModel):
         """The candidate that won; None: the baseline, or there is no verdict."""
         found = (self.report or {}).get("winner")
         return found if isinstance(found, str) else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The device of the report; empty: there is none."""
+        found = (self.report or {}).get("fingerprint")
+        return found if isinstance(found, str) else ""
+
+    def known_trials(self) -> tuple[Trial, ...]:
+        """Return the trials of the report, and earlier ones of other candidates."""
+        last = trials_of(StoredReport.model_validate(self.report or {}))
+        keys = {trial.candidate for trial in last}
+        return (*last, *(trial for trial in self.trials if trial.candidate not in keys))[:TRIALS_MAX]
 
     def is_same_request(self, other: Race) -> bool:
         """Return whether another document is of the same request: neither asked for anew, nor of other content."""
@@ -232,6 +246,7 @@ class Race(BaseModel):
             requested_at=now,
             why=why,
             past=past,
+            trials=self.known_trials(),
         )
 
 

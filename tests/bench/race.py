@@ -42,7 +42,7 @@ def race_of(
     content = raced.model.SerializeToString()
     task = race_task(
         folder, content, raced.signature, seconds=seconds, threads=threads, targets=tuple(targets),
-        rows=dict(raced.rows), samples=samples,
+        rows=dict(raced.rows), samples=samples, embeddings=raced.embeddings,
     )  # fmt: skip
     return task, run_race(task, lambda _: None)
 
@@ -126,7 +126,7 @@ def main() -> None:
         for at, raced in enumerate(chosen):
             task, report = race_of(raced, Path(folder, str(at)), seconds, options.threads, options.targets)
             lines += lines_of(raced, report)
-            wanted = f"(wanted on a CPU with VNNI: {raced.wanted:g})"
+            wanted = f"(wanted with VNNI: {raced.wanted:g})"
             used = f"{report.seconds / report.seconds_max:.0%} of the budget"
             summary.append(
                 f"- {raced.name}: {report.ratio:.2f} times as fast {wanted}, {report.winner or 'unchanged'}; {used}"

@@ -33,6 +33,7 @@ class Raced(NamedTuple):
     Args:
         samples: inputs, one row for each sample.
         wanted: ratio that the project wants on a CPU with VNNI.
+        embeddings: outputs that are embeddings, as the importer says.
         held_out: inputs and labels of which the accuracy is taken; None: the model has no labels.
     """
 
@@ -43,6 +44,7 @@ class Raced(NamedTuple):
     wanted: float
     rows: Mapping[int, float] = {1: 1.0, 4: 1.0, 16: 1.0}
     held_out: tuple[Array, Array] | None = None
+    embeddings: tuple[str, ...] = ()
 
 
 class _Graph:
@@ -251,13 +253,13 @@ def _minilm_raced(random: np.random.Generator) -> Raced:
     if found is None:
         words = random.integers(0, 30_522, (TEXTS, TOKENS))
         shape = signature([("input_ids", "INT64", (-1, -1))], [("y", "FP32", (-1, 384))])
-        return Raced("MiniLM's shape, random weights", minilm(), shape, {"input_ids": words}, 2.0)
+        return Raced("MiniLM's shape, random weights", minilm(), shape, {"input_ids": words}, 2.0, embeddings=("y",))
     model, samples = found
     inputs = [(name, "INT64", (-1, -1)) for name in samples]
     output = model.graph.output[0]
     sizes = [dim.dim_value or -1 for dim in output.type.tensor_type.shape.dim]
     of = signature(inputs, [(output.name, "FP32", tuple(sizes))])
-    return Raced("all-MiniLM-L6-v2", model, of, samples, 2.0)
+    return Raced("all-MiniLM-L6-v2", model, of, samples, 2.0, embeddings=(output.name,))
 
 
 def _squeezenet_bytes(models: Any) -> bytes:

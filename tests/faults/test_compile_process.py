@@ -7,19 +7,22 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from millstream.services.compiler import compile_runner
 from millstream.services.compiler.candidate import Candidate, Compiled, Subject
 from millstream.services.compiler.compile_runner import check_files, compile_candidate
 from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
 from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.sandbox import landlock
+from millstream.services.sandbox import landlock, seccomp
 from tests.kit import models
+from tests.kit.wait import PAUSE_S_MIN
 
 COMPILE_S_MAX = 300.0  # a busy machine takes a minute for it
 ROWS = Signature(
@@ -66,6 +69,18 @@ def test_a_compilation_that_hangs_is_ended(task):
     assert failed(outcome, task.folder) == "it took longer than 0.5 s"
 
 
+def test_a_compilation_whose_files_take_too_much_together_is_ended_at_once(task):
+    """Each of them may have the size of all: RLIMIT_FSIZE does not bound their sum."""
+
+    def write(process: subprocess.Popen[bytes]) -> None:
+        os.kill(process.pid, signal.SIGSTOP)
+        for name in "abc":
+            (task.folder / name).write_bytes(bytes(1 << 20))
+
+    outcome = compile_candidate(task.model_copy(update={"written_bytes": 2 << 20}), write)
+    assert failed(outcome, task.folder) == "it was ended: its files take more than 2 MiB"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -101,6 +116,14 @@ def test_the_report_of_a_process_that_was_taken_over_is_not_believed(task, repor
         check_files(task.model_copy(update={"written_bytes": 8}), made)
 
 
+@pytest.mark.parametrize("seconds", [-1.0, 1e9, float("inf"), float("nan")])
+def test_seconds_that_a_compilation_cannot_have_taken_are_not_believed(seconds):
+    """Later races of all models rely on them."""
+    for told, expected in ((seconds, 2.5), (1.5, 1.5)):
+        outcome = compile_runner._with_possible_seconds(CompileOutcome(seconds=told), 2.5)
+        assert outcome.seconds == expected
+
+
 @pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 def test_only_the_programs_of_a_target_start_and_they_stay_confined(tmp_path):
     script = """
@@ -121,6 +144,29 @@ except PermissionError:
     assert done.stdout.split() == ["0", "1", "refused"], done.stderr
 
 
+@pytest.mark.skipif(not seccomp.is_supported(), reason="this kernel or machine takes no seccomp filter")
+def test_what_a_compiler_starts_cannot_leave_the_group_that_is_killed(tmp_path):
+    script = """
+import os, sys
+from pathlib import Path
+from millstream.services.sandbox.confine import confine
+confine((), (Path(sys.argv[1]),), (Path("/usr/bin/cat").resolve(),))
+for escape in (os.setsid, lambda: os.setpgid(0, 0)):
+    child = os.fork()
+    if child == 0:
+        try:
+            escape()
+            os._exit(1)
+        except PermissionError:
+            os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.split() == ["0", "0"], done.stderr
+
+
 @pytest.mark.parametrize(("low_priority", "lowered"), [(True, True), (False, False)])
 def test_a_compilation_that_calls_wait_for_has_the_priority_of_its_caller(task, low_priority, lowered):
     """At the lowest priority a busy machine lets it run into its time limit."""
@@ -130,6 +176,7 @@ def test_a_compilation_that_calls_wait_for_has_the_priority_of_its_caller(task, 
         with suppress(ProcessLookupError):
             while True:
                 policies.add(os.sched_getscheduler(process.pid))
+                time.sleep(PAUSE_S_MIN)
 
     threads = []
 

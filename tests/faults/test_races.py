@@ -81,6 +81,7 @@ def test_a_winner_takes_over_and_goes_back_under_load_without_a_request_lost(sta
     with load_on(stack) as load:
         choose(stack, "m", choices.raising(tmp_path / "form.onnx"))
         is_served_by(stack, "by-hand")
+        wait_until(lambda: stack.metrics().value("millstream_variants_swapped_total", model="m"), what="it is counted")
         load.more(50)
         reply = stack.http.post(f"{RACE}/undo")
         assert reply.status_code == 200, reply.text

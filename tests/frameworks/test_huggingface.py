@@ -62,6 +62,7 @@ def test_minilm_embeds_texts_as_sentence_transformers_does(stack: Stack) -> None
     version = stack.http.get("/admin/v1/models/minilm/versions/1").json()
     assert version["batching_decided"] == "proven"
     assert version["imported"]["importer"] == "Hugging Face"
+    assert version["imported"]["embeddings"] == ["sentence_embedding"]
     reply = stack.http.post("/v1/embeddings", json={"model": "minilm", "input": TEXTS})
     assert reply.status_code == 200, reply.text
     vectors = np.array([entry["embedding"] for entry in reply.json()["data"]])

@@ -16,10 +16,15 @@ from onnx import TensorProto, helper
 
 from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
 from millstream.services.compiler.compile_task import CompileOutcome
-from millstream.services.compiler.race.report import Gate, RaceEvent, RaceReport, RaceTask, Row
+from millstream.services.compiler.race.choice import ROUNDS_MIN, Choice
+from millstream.services.compiler.race.estimate import estimates_from
+from millstream.services.compiler.race.race import Result
+from millstream.services.compiler.race.report import Gate, RaceEvent, RaceReport, RaceTask, Row, Verdict
 from millstream.services.compiler.race.samples import write_samples
+from millstream.services.compiler.targets import get_target
 from millstream.services.compiler.targets.base import Target
 from millstream.services.errors import Failure
+from millstream.services.repository.race_parts import StoredReport, trials_of
 from millstream.workers.race import driver, track
 from millstream.workers.race.compiled_cache import NEW, CompiledCache, working
 from millstream.workers.race.track import UnfinishedError
@@ -229,6 +234,44 @@ def test_one_candidate_of_a_report_can_race_alone(tmp_path: Path) -> None:
         driver.run_race(task.model_copy(update={"targets": ("glow-01234567",)}), lambda _: None)
 
 
+def test_what_serves_takes_part_in_a_race_of_other_candidates(tmp_path: Path) -> None:
+    """Else repeating the row of a loser would end what serves. Its consent was given."""
+    subject = Subject(path=models.mlp(tmp_path / "mlp.onnx"), source_format="onnx", signature=MLP)
+    [dynamic, *_] = get_target("onnxruntime-int8-dynamic").candidates(subject)
+    task = race_task(tmp_path, serving=(dynamic.key, "glow-01234567"))
+    report = driver.run_race(task, lambda _: None)
+    assert {row.target for row in report.rows} == {"onnxruntime", dynamic.target}
+    served = report.row(dynamic.key)
+    assert served is not None
+    assert served.verdict not in {"skipped", "unavailable"}
+    assert "RANDOM" in " ".join(report.notes)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rounds", "winner", "unfinished"),
+    [
+        ("skipped", 0, None, True),
+        ("skipped", 2, "other", True),
+        ("lost", ROUNDS_MIN - 1, None, True),
+        ("lost", 2, "other", False),
+        ("lost", ROUNDS_MIN, None, False),
+        ("inaccurate", 2, None, False),
+        ("won", ROUNDS_MIN, "serves", False),
+    ],
+)
+def test_what_serves_is_not_ended_for_lack_of_time(
+    tmp_path: Path, verdict: Verdict, rounds: int, winner: str | None, unfinished: bool
+) -> None:
+    task = simulated(tmp_path, serving=("serves",))
+    row = Row(target="prepared", candidate="serves", verdict=verdict, rounds=rounds, why="the budget ended")
+    result = Result((row,), Choice(winner, 1.0, {}, ""))
+    if not unfinished:
+        driver._check_serving(task, result)
+        return
+    with pytest.raises(UnfinishedError, match="serves, which serves now, was not measured often enough: the budget"):
+        driver._check_serving(task, result)
+
+
 @pytest.mark.parametrize(("run_s", "why"), [(60.0, "did not end within"), (0.5, "did not answer the samples within")])
 def test_a_candidate_that_runs_or_answers_too_slowly_is_not_waited_for(
     race: Any, monkeypatch: pytest.MonkeyPatch, run_s: float, why: str
@@ -250,6 +293,25 @@ def test_the_process_prints_progress_and_a_report_and_compiles_nothing_twice(tmp
     for one in again.rows:
         assert one.compiled is not None
         assert (task.cache / one.folder).is_dir()
+
+
+def test_what_earlier_races_say_orders_the_candidates_and_is_in_the_report(tmp_path: Path) -> None:
+    task = race_task(tmp_path)
+    first = driver.run_race(task, lambda _: None)
+    assert {row.estimate_s for row in first.rows} == {None}
+    assert first.model_bytes == (task.folder / task.manifest.served).stat().st_size
+    trials = trials_of(StoredReport.model_validate(first.model_dump(mode="json")))
+    known = estimates_from(trials, first.model_bytes)
+    last = first.rows[-1].candidate
+    known[last] = known[last].model_copy(update={"gain": 9.0})
+    for estimates, cache in ((known, tmp_path / "empty"), ({}, task.cache)):
+        events: list[RaceEvent] = []
+        again = driver.run_race(task.model_copy(update={"estimates": estimates, "cache": cache}), events.append)
+        assert all(row.estimate_s is not None for row in again.rows)
+        if estimates:
+            assert next(event.candidate for event in events if event.stage == "compiling") == last
+        else:
+            assert {row.estimate_s for row in again.rows} == {0.0}, "they are compiled already"
 
 
 def test_a_damaged_compiled_form_is_made_again(tmp_path: Path) -> None:

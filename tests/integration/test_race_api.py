@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import subprocess
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +167,69 @@ def test_the_commands_show_a_race(stack: Stack) -> None:
     if found["rows"]:
         command.ok("race", "mlp", "--show", "--svg", path := stack.home / "race.svg")
         assert ET.fromstring(path.read_text()).tag.endswith("svg")
+        command.ok("race", "mlp", "--show", "--markdown", path := stack.home / "race.md")
+        assert command.ok("race", "mlp", "--show", "--markdown", "-") == path.read_text()
+        assert path.read_text().startswith("# Race of mlp version 1")
         line = command.ok("race", "mlp", "--reproduce", "1")
         assert line.startswith("millstream race mlp --version 1 --pool cpu --targets ")
         absent = {row["target"] for row in found["rows"] if row["verdict"] == "unavailable"}
         assert {"cuda", "tensorrt"} <= absent
         assert set(text.rpartition("not here: ")[2].partition(" (")[0].split(", ")) == absent
+
+
+def test_the_gate_is_set_by_the_command_and_repeated_with_a_row(stack: Stack) -> None:
+    command = Millstream(stack.home)
+    gate = ["--cosine-min", "0.9", "--agreement-min", "0.5", "--metric", "cosine > 0.5 and max_abs < 10"]
+    asked = json.loads(command.ok("race", "mlp", "--race-seconds", "60", "--targets", "onnxruntime", *gate, "--json"))
+    expected = {"cosine_min": 0.9, "agreement_min": 0.5, "metric": "cosine > 0.5 and max_abs < 10"}
+    assert asked["options"]["gate"] == expected
+    assert ended(stack)["state"] == "decided"
+    words = shlex.split(command.ok("race", "mlp", "--reproduce", "1"))
+    assert words[words.index("--metric") + 1] == gate[-1]
+    again = json.loads(command.ok(*[one for one in words[1:] if one != "--wait"], "--json"))
+    assert again["options"]["gate"] == expected
+    [target] = again["options"]["targets"]
+    found = ended(stack)
+    assert found["state"] == "decided"
+    assert target in {row["candidate"] for row in found["rows"]}
+
+
+def is_done(stack: Stack, end: Future[Any]) -> bool:
+    raise_priorities(stack)
+    return end.done()
+
+
+@contextmanager
+def waiting(stack: Stack, *options: str) -> Iterator[Future[subprocess.CompletedProcess[str]]]:
+    """Run `millstream race mlp --wait` during the block, and yield its end."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(Millstream(stack.home).run, "race", "mlp", "--wait", *options)
+
+
+def test_waiting_for_a_race_ends_with_its_verdict(stack: Stack) -> None:
+    with waiting(stack, "--race-seconds", "60", "--targets", "onnxruntime", "--json") as end:
+        wait_until(lambda: is_done(stack, end), 300, "the command returns")
+    assert end.result().returncode == 0, end.result().stderr
+    document = json.loads(end.result().stdout)
+    assert (document["state"], bool(document["rows"])) == ("decided", True)
+
+
+def test_waiting_for_a_race_without_a_verdict_fails(stack: Stack) -> None:
+    with waiting(stack, "--race-seconds", "600") as end:
+        wait_until(
+            lambda: stack.http.get(RACE).json().get("options", {}).get("seconds") == 600, what="it was asked for"
+        )
+        assert stack.http.delete(RACE).json()["state"] == "cancelled"
+    assert end.result().returncode == 1
+    assert "no verdict was reached: it was cancelled" in end.result().stderr
+
+
+def test_a_race_is_shown_on_a_terminal_while_it_runs(stack: Stack) -> None:
+    arguments = ["race", "mlp", "--race-seconds", "60", "--targets", "onnxruntime"]
+    with ThreadPoolExecutor(1) as thread:
+        end = thread.submit(Millstream(stack.home).in_terminal, arguments, 120)
+        wait_until(lambda: is_done(stack, end), 300, "the command returns")
+    code, text = end.result()
+    assert code == 0, text
+    assert "mlp version 1: " in text, "the title of the table that is drawn again and again"
+    assert "ROW" in text, "the report at its end"

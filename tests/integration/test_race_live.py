@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +61,47 @@ def test_a_race_reaches_a_verdict_while_the_version_serves(stack: Stack, tmp_pat
     assert left == winners
     if found["winner"]:
         assert found["serving"]
+        repeat_a_loser(stack, command, found)
         assert "times as fast" in command.ok("describe", "mlp")
         assert json.loads(command.ok("compile", "undo", "mlp", "--json"))["serving"] is False
     assert "ROW" in command.ok("race", "mlp", "--show")
+
+
+def repeat_a_loser(stack: Stack, command: Millstream, before: dict[str, Any]) -> None:
+    """Run the command that `--reproduce` prints for a row that lost: what serves takes part, and is not lost for it."""
+    loser = next((row for row in before["rows"] if row["verdict"] == "lost"), None)
+    if loser is None:
+        return
+    words = shlex.split(command.ok("race", "mlp", "--reproduce", loser["candidate"]))
+    command.ok(*[one for one in words[1:] if one != "--wait"], "--json")
+
+    def over() -> bool:
+        raise_priorities(stack)
+        return stack.http.get(RACE).json()["state"] in {"decided", "failed", "cancelled"}
+
+    wait_until(over, 400)
+    after = json.loads(command.ok("race", "mlp", "--show", "--json"))
+    assert after["state"] == "decided", after
+    raced = {row["candidate"] for row in after["rows"]}
+    assert {loser["candidate"], before["winner"]} <= raced
+    assert all(row["cached"] for row in after["rows"] if row["candidate"] == before["winner"])
+    assert json.loads(command.ok("race", "mlp", "--show", "--json"))["serving"] is bool(after["winner"])
+
+
+def test_a_race_learns_from_those_of_other_models(stack: Stack, tmp_path: Path) -> None:
+    command = Millstream(stack.home)
+    stack.push("wide", models.wide(tmp_path / "wide.onnx", 1 << 20))
+    command.ok("race", "wide", "--race-seconds", "60", "--targets", "onnxruntime", "--json")
+    path = "/admin/v1/models/wide/versions/1/race"
+
+    def over() -> bool:
+        raise_priorities(stack)
+        return stack.http.get(path).json()["state"] in {"decided", "failed", "cancelled"}
+
+    wait_until(over, 240)
+    found = stack.http.get(path).json()
+    assert found["state"] == "decided", found
+    earlier = {row["candidate"] for row in stack.http.get(RACE).json()["rows"] if row["target"] == "onnxruntime"}
+    for row in found["rows"]:
+        assert row["candidate"] in earlier
+        assert row["estimate_s"] is not None

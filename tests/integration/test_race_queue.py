@@ -8,7 +8,7 @@ import pytest
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import UNFINISHED_MAX, Race, RaceState, new_race
+from millstream.services.repository.races import UNFINISHED_MAX, Race, RaceOptions, RaceState, new_race
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.load_version import LoadEnvironment
@@ -17,6 +17,7 @@ from millstream.workers.race.queue import RaceQueue, Racer, change
 from tests.kit.versions import publish
 
 HERE = "0123456789abcdef"
+ELSEWHERE = "fedcba9876543210"
 
 
 class Queue:
@@ -30,7 +31,8 @@ class Queue:
         self.queue = RaceQueue(Racer("cpu-0", "cpu", "host", HERE, lambda: self.idle), self.repository, at)
 
     def asked(self, state: RaceState, **more: object) -> Race:
-        one = new_race(self.manifest, "onnxruntime.cpu", HERE, "cpu", 1.0).model_copy(update={"state": state, **more})
+        fields = {"state": state, **more}
+        one = new_race(self.manifest, "onnxruntime.cpu", HERE, "cpu", 1.0).model_copy(update=fields)
         self.repository.races.change(one.key, lambda _: one)
         return one
 
@@ -94,3 +96,36 @@ def test_a_race_that_was_asked_for_anew_is_not_changed_by_the_one_before(queue: 
     assert queue.stored() == again
     change(queue.repository, again, lambda one: one.model_copy(update={"state": RaceState.QUEUED}))
     assert queue.stored().state is RaceState.QUEUED
+
+
+def test_another_device_or_library_asks_for_a_race_of_its_own_once(queue: Queue) -> None:
+    options = RaceOptions(seconds=33, targets=("openvino",), accept_random_samples=True)
+    report = {"winner": "openvino-0", "rows": [{"target": "openvino", "candidate": "openvino-0", "verdict": "won"}]}
+    before = queue.asked(RaceState.DECIDED, options=options, rows={4: 1.0}, device=ELSEWHERE, report=report)
+    assert queue.ready(State.LOADING) == [], "the version must be ready first"
+    assert queue.repository.races.all() == [before]
+    for _ in range(2):
+        queue.ready()
+        again = queue.repository.races.get(before.key._replace(device=HERE))
+        assert again is not None
+        assert (again.state, again.options, again.rows) == (RaceState.QUEUED, options, {4: 1.0})
+        assert "another than that of the last verdict" in again.why
+    assert len(queue.repository.races.all()) == 2
+    assert [race.device for race in queue.ready()] == [HERE]
+    assert queue.repository.races.get(before.key) == before, "workers with that device keep their verdict"
+
+
+@pytest.mark.parametrize(
+    ("state", "other"),
+    [
+        (RaceState.DECIDED, {"kind": "onnxruntime.cuda"}),
+        (RaceState.DECIDED, {"pool": "other"}),
+        (RaceState.CANCELLED, {}),
+    ],
+)
+def test_races_of_other_pools_and_kinds_and_cancelled_ones_ask_for_none(
+    queue: Queue, state: RaceState, other: dict[str, str]
+) -> None:
+    queue.asked(state, device=ELSEWHERE, **other)
+    assert queue.ready() == []
+    assert len(queue.repository.races.all()) == 1

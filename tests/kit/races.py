@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.services.compiler.race.report import RaceEvent, RaceReport, RaceTask
-from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.manifest import ImportRecord, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository
 from tests.kit import models
@@ -43,13 +43,29 @@ def signature(inputs: Sequence[Any], outputs: Sequence[Any], *, batching: bool =
 MLP = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
 
 
-def race_task(folder: Path, content: bytes | None = None, of: Signature = MLP, **more: Any) -> RaceTask:
-    """Return a task for a version that is published below `folder`: an MLP, or the ONNX file `content`."""
+def race_task(
+    folder: Path,
+    content: bytes | None = None,
+    of: Signature = MLP,
+    *,
+    embeddings: tuple[str, ...] = (),
+    **more: Any,
+) -> RaceTask:
+    """Return a task for a version that is published below `folder`: an MLP, or the ONNX file `content`.
+
+    `embeddings`: outputs that are embeddings, as an importer would say.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     repository = FolderRepository(folder / "repository")
     content = models.mlp(folder / "mlp.onnx").read_bytes() if content is None else content
     publish_content(repository, "m", content, "onnx", of, ModelConfig())
     manifest = repository.manifest("m", 1)
+    if embeddings:
+        record = ImportRecord(
+            importer="Hugging Face", producer="", rows=1, output=embeddings[0], difference=0, rtol=0, atol=0,
+            embeddings=embeddings,
+        )  # fmt: skip
+        manifest = manifest.model_copy(update={"imported": record})
     fields = {"seconds": 120.0, "rows": {1: 1.0, 4: 1.0}, "targets": ("onnxruntime",), **more}
     return RaceTask(manifest=manifest, folder=repository.folder_of(manifest), cache=folder / "cache", **fields)
 

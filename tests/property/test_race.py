@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.services.compiler.candidate import Candidate, Compiled
 from millstream.services.compiler.race.choice import GAIN_MIN, Measured, choose
+from millstream.services.compiler.race.estimate import Estimate
 from millstream.services.compiler.race.gate import Judgement
 from millstream.services.compiler.race.race import LateError, LostError, Prepared, Race, Result
 from millstream.services.compiler.race.report import BASELINE, RaceEvent, variant_for
@@ -100,9 +101,22 @@ def key_of(at: int) -> str:
     return candidate_of(at, Entry(1.0)).key
 
 
-def race(track: VirtualTrack, entries: Sequence[Entry], seconds: float = 120.0) -> Result:
+def race(
+    track: VirtualTrack,
+    entries: Sequence[Entry],
+    seconds: float = 120.0,
+    estimates: Mapping[str, Estimate] | None = None,
+) -> Result:
     candidates = [candidate_of(at, entry) for at, entry in enumerate(entries)]
-    return Race(candidates, WEIGHTS, Budget(track.now(), seconds), track, seed=1).run()
+    return Race(candidates, WEIGHTS, Budget(track.now(), seconds), track, seed=1, estimates=estimates).run()
+
+
+def known(entries: Sequence[Entry]) -> dict[str, Estimate]:
+    """Return true estimates, as a race of the same version before gives them."""
+    return {
+        key_of(at): Estimate(seconds=entry.compile_s, gain=max(0.0, entry.speed - 1), trials=1)
+        for at, entry in enumerate(entries)
+    }
 
 
 ENTRIES = st.builds(
@@ -191,6 +205,29 @@ def test_a_hanging_compilation_leaves_time_for_the_others() -> None:
     assert result.choice.winner == key_of(2)
 
 
+def test_with_many_candidates_a_compilation_has_time_to_end() -> None:
+    """Two equal parts of the time for entries are 6 s here: none of them would be compiled."""
+    entries = [Entry(3.0, compile_s=8.0) for _ in range(24)]
+    result = race(VirtualTrack(entries, 1), entries)
+    assert result.choice.winner is not None
+    assert sum(row.verdict in {"won", "lost"} for row in result.rows) >= 3
+
+
+def test_what_one_candidate_of_a_target_did_not_meet_the_others_are_not_given() -> None:
+    """They would take as long, and the time of other targets."""
+    slow = [Candidate(target="slow", flags={"at": at}, lossy=False) for at in range(5)]
+    quick = [Candidate(target=f"quick{at}", lossy=False) for at in range(5)]
+    track = VirtualTrack([], 1)
+    track.entries = {one.key: Entry(4.0, hangs=True) for one in slow} | {one.key: Entry(1.5, 3.0) for one in quick}
+    result = Race([*slow, *quick], WEIGHTS, Budget(track.now(), 120.0), track, seed=1).run()
+    compiled = [event.candidate for event in track.events if event.stage == "compiling"]
+    assert compiled[: 1 + len(quick)] == [slow[0].key, *(one.key for one in quick)]
+    assert result.choice.winner in {one.key for one in quick}
+    (last,) = [row for row in result.rows if row.candidate == slow[-1].key]
+    assert (last.verdict, last.compile_s) == ("skipped", 0.0)
+    assert last.why.startswith("another candidate of its target took longer than")
+
+
 def test_a_long_compilation_is_set_aside_and_tried_after_the_others() -> None:
     entries = [Entry(4.0, compile_s=30.0), *(Entry(1.5) for _ in range(5))]
     result = race(VirtualTrack(entries, 1), entries)
@@ -205,6 +242,76 @@ def test_a_compilation_that_takes_too_long_says_how_long_and_what_to_do() -> Non
     assert late.verdict == "failed"
     assert late.compile_s > 60 * ENTRY_SHARE  # tried twice
     assert late.why.endswith(f"allow more seconds (--race-seconds 240), or --targets {key_of(0)}")
+
+
+def test_in_a_short_budget_the_cheap_and_promising_are_compiled_first() -> None:
+    """Six expensive candidates that gain nothing stand before the best one."""
+    entries = [*(Entry(0.5, compile_s=4.0) for _ in range(6)), Entry(3.5, compile_s=5.0), Entry(1.2, compile_s=0.1)]
+    assert race(VirtualTrack(entries, 1), entries, seconds=30).choice.winner != key_of(6)
+    result = race(VirtualTrack(entries, 1), entries, 30, known(entries))
+    assert result.choice.winner == key_of(6)
+    assert {row.estimate_s for row in result.rows} == {4.0, 5.0, 0.1}
+
+
+def test_a_compilation_that_earlier_races_saw_gets_the_time_that_it_takes() -> None:
+    """An equal part of the budget is 8 s here."""
+    entries = [Entry(4.0, compile_s=20.0), *(Entry(1.1, compile_s=0.5) for _ in range(17))]
+    track = VirtualTrack(entries, 1)
+    result = race(track, entries, 120, known(entries))
+    assert result.choice.winner == key_of(0)
+    compiling = [event.candidate for event in track.events if event.stage == "compiling"]
+    assert compiling.count(key_of(0)) == 1, "its first try is long enough"
+
+
+def test_a_compilation_that_the_budget_cannot_hold_is_not_begun_and_says_what_it_takes() -> None:
+    entries = [Entry(9.0, compile_s=300.0), *(Entry(1.5) for _ in range(5))]
+    track = VirtualTrack(entries, 1)
+    result = race(track, entries, 120, known(entries))
+    assert key_of(0) not in {event.candidate for event in track.events if event.stage == "compiling"}
+    (row,) = [row for row in result.rows if row.candidate == key_of(0)]
+    assert (row.verdict, row.compile_s, row.estimate_s) == ("skipped", 0.0, 300.0)
+    assert row.why.startswith("by earlier races it takes 300 s to compile")
+    assert row.why.endswith(f"(--race-seconds 1000), or --targets {key_of(0)}")
+    entries[0] = Entry(9.0, compile_s=40.0)  # more than half of the time for entries, which only the last one may take
+    assert race(VirtualTrack(entries, 1), entries, 120, known(entries)).choice.winner == key_of(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    entries=st.lists(ENTRIES, min_size=1, max_size=12),
+    seconds=st.floats(0.5, 300.0),
+    seed=st.integers(0, 99),
+    wrong=st.dictionaries(
+        st.integers(0, 11), st.builds(Estimate, seconds=st.floats(0, 1e6), gain=st.floats(0, 1e6)), max_size=12
+    ),
+)
+def test_a_race_with_wrong_estimates_ends_within_its_budget_and_every_candidate_has_one_row(
+    entries: list[Entry], seconds: float, seed: int, wrong: dict[int, Estimate]
+) -> None:
+    track = VirtualTrack(entries, seed, noise=0.2, drift=0.01)
+    result = race(track, entries, seconds, {key_of(at): one for at, one in wrong.items()})
+    assert track.now() - 100.0 <= seconds * (1 + 1e-9)
+    assert sorted(row.candidate for row in result.rows) == sorted(map(key_of, range(len(entries))))
+    assert all(row.why or row.verdict == "won" for row in result.rows)
+
+
+def test_a_slow_candidate_is_measured_once_before_the_others_enter() -> None:
+    track = VirtualTrack(entries := [Entry(0.2), Entry(0.3), Entry(1.5), Entry(2.0), Entry(2.5)], 1)
+    result = race(track, entries)
+    rounds = {row.candidate: row.rounds for row in result.rows}
+    assert (rounds[key_of(0)], rounds[key_of(1)]) == (1, 1)
+    (slowest,) = [row for row in result.rows if row.candidate == key_of(0)]
+    assert slowest.why == "slower than others after 1 round"
+
+
+def test_a_compilation_that_failed_has_its_seconds_in_the_report() -> None:
+    class Failing(VirtualTrack):
+        def compile(self, candidate: Candidate, seconds_max: float) -> Prepared:
+            self.spend(3.0, seconds_max)
+            raise LostError("no such operator")
+
+    [row] = race(Failing(entries := [Entry(2.0)], 1), entries).rows
+    assert (row.verdict, row.compile_s) == ("failed", 3.0)
 
 
 @settings(max_examples=30, deadline=None)

@@ -202,3 +202,17 @@ def test_rows_that_take_their_scale_from_the_batch_are_found() -> None:
     one, other = quantized(inputs["x"]), quantized(changed["x"])
     assert influenced(signature("FP32"), [one], [other]) == "y0"
     assert influenced(signature("FP32"), [inputs["x"] * 2], [changed["x"] * 2]) == ""
+
+
+def test_largest_element_of_an_embedding_means_nothing() -> None:
+    """Another element is the largest by a little, in the same direction."""
+    expected = np.tile(np.linspace(0.95, 1, 32, dtype=np.float32), (4, 1))
+    actual = expected.copy()
+    actual[:, 0] = 1.01
+    judged = judge(signature("FP32"), [expected], [actual], Gate())
+    assert "the largest element is another" in judged.why
+    assert judge(signature("FP32"), [expected], [actual], Gate(), ["y0"]) == (
+        {"y0": judged.outputs["y0"].model_copy(update={"agreement": None, "why": ""})},
+        "",
+    )
+    assert "the cosine is" in judge(signature("FP32"), [expected], [-actual], Gate(), ["y0"]).why

@@ -12,6 +12,7 @@ import pytest
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.races import RaceState, new_race
 from millstream.services.wire.records import State
 from millstream.workers import sample_capture
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
@@ -188,3 +189,23 @@ def test_a_race_ends_the_capture_that_it_used(repository: FolderRepository, mani
         worker.captures.write(manifest.content_id)
     assert not worker.active
     assert repository.samples.find(manifest) is None
+
+
+def test_a_verdict_of_another_worker_ends_the_capture_too(repository: FolderRepository, manifest: Manifest) -> None:
+    earlier = new_race(manifest, "onnxruntime.cpu", "0" * 16, "cpu", 1.0).ended(RaceState.DECIDED, 2.0)
+    later = new_race(manifest, "onnxruntime.cpu", "1" * 16, "cpu", 3.0)
+    worker = Worker(repository, manifest)
+    worker.ask(10)
+    worker.active[manifest.content_id].keep(rows(2), [])
+    for races in ([earlier], [earlier], [earlier, later]):
+        worker.captures.end_used(races)
+        assert worker.active, "an earlier verdict did not use it"
+    worker.captures.write(manifest.content_id)
+    assert repository.samples.find(manifest) is not None
+    worker.captures.end_used([earlier, later.ended(RaceState.DECIDED, 4.0)])
+    worker.captures.write(manifest.content_id)
+    assert not worker.active
+    assert repository.samples.find(manifest) is None
+    worker.ask(11)
+    worker.captures.end_used([earlier, later.ended(RaceState.DECIDED, 4.0)])
+    assert worker.active, "it was asked for again"

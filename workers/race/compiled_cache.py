@@ -72,6 +72,10 @@ class CompiledCache:
         parts = [*self._of_all, candidate.key, self._samples if candidate.lossy else ""]
         return f"{candidate.key}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:DIGITS]}"
 
+    def has(self, candidate: Candidate) -> bool:
+        """Return whether a candidate seems to be compiled; `find` looks whether it is damaged."""
+        return (self.root / self.name(candidate) / DOCUMENT).is_file()
+
     def find(self, candidate: Candidate) -> Prepared | None:
         """Return a compiled candidate whose files have their digests; a damaged one is deleted."""
         folder = self.root / self.name(candidate)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.compiler.candidate import Candidate, Subject
 from millstream.services.compiler.race.choice import ROUNDS_MIN
+from millstream.services.compiler.race.estimate import Estimate, estimate_of
 from millstream.services.compiler.race.metric import Metric
-from millstream.services.compiler.race.race import Race
+from millstream.services.compiler.race.race import Race, Result
 from millstream.services.compiler.race.report import CANDIDATES_MAX, Origin, RaceEvent, RaceReport, RaceTask, Row
 from millstream.services.compiler.race.samples import (
     INTEGERS_MAX,
@@ -33,6 +34,7 @@ from millstream.services.model.samples import read_inputs
 from millstream.services.model.warmup_inputs import VARIABLE_SIZES, has_variable_dims, make_inputs
 from millstream.services.process.device import find_device
 from millstream.services.repository.disk import storage_failure
+from millstream.services.repository.footprints import file_bytes
 from millstream.workers.race.compiled_cache import CompiledCache, libraries, working
 from millstream.workers.race.sample_files import SampleFiles, write_files, write_timed
 from millstream.workers.race.track import BLOCK_S, BaselineError, ProcessTrack, UnfinishedError
@@ -67,7 +69,7 @@ def run_race(task: RaceTask, tell: Callable[[RaceEvent], None]) -> RaceReport:
     began = time.monotonic()
     if task.gate.metric:
         Metric(task.gate.metric)
-    targets = list({target.name: target for target in map(target_of, task.targets)}.values())
+    targets = list({target.name: target for target in map(target_of, _named(task))}.values())
     try:
         with working(task.cache) as folder:
             return _run(task, folder, began, tell, targets or [one for one in TARGETS if not one.experimental])
@@ -97,11 +99,15 @@ def _run(
         inputs = _inputs(task, track, folder, max(weights))
         weights, dropped = _affordable(track, weights, budget)
         files = _files(task, track, folder, inputs, weights)
-        steady = track.use(files, CompiledCache(task, files.digest))
-        candidates, others = _candidates(subject, targets, task.targets, allow_lossy=_allows_lossy(task, inputs))
-        result = Race(candidates, weights, budget, track, task.seed).run()
+        cache = CompiledCache(task, files.digest)
+        steady = track.use(files, cache)
+        lossy = None if _allows_lossy(task, inputs) else task.serving
+        candidates, others = _candidates(subject, targets, _named(task), lossy)
+        estimates = _estimates(task, cache, candidates)
+        result = Race(candidates, weights, budget, track, task.seed, estimates).run()
         if result.rows and all(row.verdict == "skipped" for row in result.rows):
             raise UnfinishedError(f"no candidate was measured: {result.rows[0].why}")
+        _check_serving(task, result)
     finally:
         track.close()
     total = sum(weights.values())
@@ -122,10 +128,21 @@ def _run(
         samples=inputs.origin,
         device=task.device,
         fingerprint=find_device(task.device).fingerprint,
+        model_bytes=file_bytes(manifest),
         runtimes=libraries() or dict.fromkeys(runtimes, ""),
         seed=task.seed,
         notes=(*inputs.notes, *dropped, *(() if steady else (_UNSTEADY,))),
     )
+
+
+def _estimates(task: RaceTask, cache: CompiledCache, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
+    """Return the estimates of the task; candidates that are compiled already take no time."""
+    compiled = {
+        one.key: estimate_of(one, task.estimates).model_copy(update={"seconds": 0.0})
+        for one in candidates
+        if cache.has(one)
+    }
+    return {**task.estimates, **compiled}
 
 
 def _weights(task: RaceTask) -> dict[int, float]:
@@ -249,12 +266,41 @@ def _allows_lossy(task: RaceTask, inputs: Inputs) -> bool:
     return inputs.origin != "random" or task.accept_random_samples
 
 
+def _named(task: RaceTask) -> tuple[str, ...]:
+    """Return the names of what takes part; empty: all does.
+
+    What serves now does, too: a verdict on other candidates alone would end it.
+    """
+    return (*task.targets, *filter(_is_known, task.serving)) if task.targets else ()
+
+
+def _check_serving(task: RaceTask, result: Result) -> None:
+    """Raise UnfinishedError if what serves now found no time: a verdict without it would end it unbeaten."""
+    for row in result.rows:
+        few = row.verdict == "lost" and row.rounds < ROUNDS_MIN and result.choice.winner is None
+        if row.candidate in task.serving and (row.verdict == "skipped" or few):
+            raise UnfinishedError(f"{row.candidate}, which serves now, was not measured often enough: {row.why}")
+
+
+def _is_known(name: str) -> bool:
+    """Return whether this release has the target of a candidate."""
+    try:
+        target_of(name)
+    except Failure:
+        return False
+    return True
+
+
 def _candidates(
-    subject: Subject, targets: Sequence[Target], names: Sequence[str], *, allow_lossy: bool
+    subject: Subject, targets: Sequence[Target], names: Sequence[str] = (), lossy: Collection[str] | None = None
 ) -> tuple[list[Candidate], list[Row]]:
     """Return the candidates that race, and rows of targets and candidates that do not.
 
-    `names`: of the targets and candidates that take part; empty: all do.
+    Args:
+        subject: the version.
+        targets: that are looked at.
+        names: of the targets and candidates that take part; empty: all do.
+        lossy: keys of the lossy candidates that take part; None: all do.
     """
     racing: list[Candidate] = []
     rows: list[Row] = []
@@ -273,9 +319,9 @@ def _candidates(
             why = f"{missing.why}; {missing.install}" if missing.install else missing.why
             rows.append(Row(target=target.name, candidate=target.name, verdict="unavailable", why=why))
         for one in found:
-            why = "it is lossy: send samples (--samples) or --accept-random-samples" if one.lossy else ""
-            if not one.lossy or allow_lossy:
-                why = "" if len(racing) < CANDIDATES_MAX else f"only {CANDIDATES_MAX} candidates race"
+            why = "" if len(racing) < CANDIDATES_MAX else f"only {CANDIDATES_MAX} candidates race"
+            if one.lossy and lossy is not None and one.key not in lossy:
+                why = "it is lossy: send samples (--samples) or --accept-random-samples"
             if why:
                 row = Row(
                     target=one.target, candidate=one.key, flags=one.flags, lossy=one.lossy, verdict="skipped", why=why

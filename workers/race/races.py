@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from millstream.services.compiler.race.report import Gate, RaceTask
+from millstream.services.compiler.race.estimate import Estimate, estimates_from
+from millstream.services.compiler.race.report import ESTIMATES_MAX, Gate, RaceTask
 from millstream.services.compiler.race.weights import batch_weights
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
+from millstream.services.process.device import find_device
 from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.race_verdicts import decide
@@ -99,6 +101,7 @@ class WorkerRaces:
                 races = self._repository.races.all()
                 self._check_running(races)
                 self._captures.follow()
+                self._captures.end_used(races)
                 self._swaps.follow({(race.model, race.version) for race in races})
                 if racing is None or not racing.is_alive():
                     racing = self._begin(races)
@@ -246,6 +249,7 @@ class WorkerRaces:
         manifest, options = model.manifest, race.options
         choices, samples = self._repository.choices, self._repository.samples
         cache = choices.make_cache(manifest, self._at.kind, self._racer.environment)
+        serving = choices.get(manifest, self._at.kind, self._racer.environment)
         self._captures.write(manifest.content_id)
         given = samples.find(manifest)
         rows = batch_weights(race.rows or model.calls.sizes(), model.rows_max)
@@ -262,9 +266,22 @@ class WorkerRaces:
             accept_random_samples=options.accept_random_samples,
             memory_bytes=bytes_each,
             targets=options.targets,
+            serving=tuple(one.key for one in serving.variants) if serving is not None else (),
+            estimates=self._estimates(race, manifest),
             cache=cache,
         )
         return task.model_copy(update={"rows": rows}) if rows else task
+
+    def _estimates(self, race: Race, manifest: Manifest) -> dict[str, Estimate]:
+        """Return what earlier races of workers of this kind, on such a device, say of candidates."""
+        device = find_device(self._at.device).fingerprint
+        alike = [
+            one
+            for one in self._repository.races.all()
+            if one.kind == race.kind and (one.device == race.device or (device and one.fingerprint == device))
+        ]
+        known = estimates_from((trial for one in alike for trial in one.known_trials()), file_bytes(manifest))
+        return dict(list(known.items())[:ESTIMATES_MAX])
 
     # Its end.
 

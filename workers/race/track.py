@@ -18,6 +18,7 @@ from millstream.services.compiler.race.gate import Judgement, influenced, judge
 from millstream.services.compiler.race.race import LateError, LostError, Prepared
 from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX, RaceEvent, RaceTask
 from millstream.services.compiler.race.statistics import Round, ratio_of
+from millstream.services.repository.footprints import file_bytes
 from millstream.workers.backends.base import Array
 from millstream.workers.race.compiled_cache import CompiledCache
 from millstream.workers.race.measuring import FailedError, Measuring
@@ -32,7 +33,8 @@ SLOWER_MAX = 10.0
 LOAD_S = 20.0  # of a load: the import of a library
 BASELINE_FAILURES_MAX = 3  # of runs that succeeded before, as when the machine is short of memory
 SLOW_S = 5.0  # of a block, or of the answers that are judged
-
+#: Bytes that a compilation may write: libraries and calibration, then copies of the version's files.
+WRITTEN_BYTES, WRITTEN_RATIO = 512 << 20, 16
 
 _NOT_LOADED = (
     "the version was not loaded within {:g} s: a race has only the time that others leave, so race when the machine is "
@@ -148,7 +150,7 @@ class ProcessTrack:
             raise BaselineError(f"the version fails with these samples: {error}") from None
         except TimeoutError:
             raise UnfinishedError(_NOT_ANSWERED.format(self._task.seconds)) from None
-        return not judge(self._task.manifest.signature, self._expected[0], again, self._task.gate).why
+        return not self._judgement(self._expected[0], again).why
 
     def close(self) -> None:
         """End all processes."""
@@ -178,6 +180,7 @@ class ProcessTrack:
                 samples=self._files.calibration,
                 seconds_max=seconds_max,
                 memory_bytes=self._task.memory_bytes * (PROCESSES_MAX - 1) or MEMORY_BYTES_DEFAULT,
+                written_bytes=WRITTEN_BYTES + WRITTEN_RATIO * file_bytes(self._task.manifest),
             )
             outcome = compile_candidate(task)
             if outcome.late:
@@ -213,13 +216,18 @@ class ProcessTrack:
         worst: Judgement | None = None
         for path, expected in zip(self._files.judged, self._expected, strict=True):
             actual = self._answers(process, path, 1 if single else rows, deadline - time.monotonic())
-            judgement = judge(signature, expected, actual, self._task.gate)
+            judgement = self._judgement(expected, actual)
             if judgement.why:
                 return judgement, single
             if worst is None or (judgement.cosine_min or 0.0) < (worst.cosine_min or 0.0):
                 worst = judgement
         assert worst is not None
         return self._alone(process, worst, deadline) if batches and not single else worst, single
+
+    def _judgement(self, expected: Sequence[Array], actual: Sequence[Array]) -> Judgement:
+        manifest = self._task.manifest
+        embeddings = manifest.imported.embeddings if manifest.imported is not None else ()
+        return judge(manifest.signature, expected, actual, self._task.gate, embeddings)
 
     def _influenced(self, process: Measuring, deadline: float) -> bool:
         once, again = self._files.neighbours
@@ -231,7 +239,7 @@ class ProcessTrack:
         """Return the judgement of some rows alone, if that is worse."""
         actual = self._answers(process, self._files.alone, 1, deadline - time.monotonic())
         expected = [array[: len(actual[0])] for array in self._expected[0]]
-        alone = judge(self._task.manifest.signature, expected, actual, self._task.gate)
+        alone = self._judgement(expected, actual)
         return alone._replace(why=f"alone, {alone.why}") if alone.why else judgement
 
     def round(self, key: str, sizes: Sequence[int], seconds_max: float) -> Round:

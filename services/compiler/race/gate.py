@@ -8,7 +8,7 @@ cosine allows between vectors of one length: sqrt(2 (1 - cosine_min)), 4.5 % by 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,13 @@ class Judgement(NamedTuple):
         return min((one.agreement for one in self.outputs.values() if one.agreement is not None), default=None)
 
 
-def judge(signature: Signature, expected: Sequence[Array], actual: Sequence[Array], gate: Gate) -> Judgement:
+def judge(
+    signature: Signature,
+    expected: Sequence[Array],
+    actual: Sequence[Array],
+    gate: Gate,
+    embeddings: Collection[str] = (),
+) -> Judgement:
     """Compare all outputs of the same inputs. The first axis of each array is the rows, if the version batches.
 
     Args:
@@ -52,6 +58,7 @@ def judge(signature: Signature, expected: Sequence[Array], actual: Sequence[Arra
         expected: outputs of the baseline, in the signature's order.
         actual: outputs of the candidate.
         gate: the limits. Raises Failure(INVALID) if its metric is no expression.
+        embeddings: outputs whose largest element says nothing.
     """
     metric = Metric(gate.metric) if gate.metric else None
     if len(actual) != len(signature.outputs):
@@ -59,6 +66,8 @@ def judge(signature: Signature, expected: Sequence[Array], actual: Sequence[Arra
     outputs: dict[str, OutputFigures] = {}
     for spec, one, other in zip(signature.outputs, expected, actual, strict=True):
         figures = _figures(spec, one, other, batching=signature.batching)
+        if spec.name in embeddings:
+            figures = figures.model_copy(update={"agreement": None})
         outputs[spec.name] = figures.model_copy(update={"why": figures.why or _refusal(spec, figures, gate, metric)})
     refused = [f"output {name!r}: {figures.why}" for name, figures in outputs.items() if figures.why]
     return Judgement(outputs, "; ".join(refused[:3]))

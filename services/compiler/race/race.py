@@ -7,18 +7,22 @@ same code runs under the tests' virtual clock. A candidate that is lost hurts no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from millstream.services.compiler.candidate import Candidate, Compiled
+from millstream.services.compiler.race import reasons
 from millstream.services.compiler.race.choice import ROUNDS_MIN, Choice, Measured, choose
+from millstream.services.compiler.race.estimate import UNKNOWN, Estimate, estimate_of
 from millstream.services.compiler.race.gate import Judgement
 from millstream.services.compiler.race.report import RaceEvent, Row, Stage, Verdict
 from millstream.services.compiler.race.schedule import (
     AGAIN_MIN,
     COMPILE_PARTS,
+    COMPILE_S_MIN,
+    ESTIMATE_LEAST,
     FINALISTS,
+    SLOW,
     Budget,
     entry_order,
     is_settled,
@@ -27,8 +31,6 @@ from millstream.services.compiler.race.schedule import (
     survivors,
 )
 from millstream.services.compiler.race.statistics import Round, by_size, median_ratio, overall
-
-_OVER = "the budget of {:g} s ended before it was compiled: allow more seconds, or name targets"
 
 
 class LostError(Exception):
@@ -96,6 +98,7 @@ class Race:
         candidates: those of a target in the order in which they are tried; targets take turns.
         weights: batch size -> share of the runs; all sizes are measured.
         budget: of the whole race, from its beginning.
+        estimates: by keys of candidates and names of targets, what earlier races say.
     """
 
     def __init__(
@@ -105,8 +108,10 @@ class Race:
         budget: Budget,
         track: Track,
         seed: int = 0,
+        estimates: Mapping[str, Estimate] | None = None,
     ) -> None:
-        self._candidates = entry_order(candidates)
+        self._estimates = estimates or {}
+        self._candidates = entry_order(candidates, self._estimates)
         self._weights = dict(sorted(weights.items()))
         self._budget = budget
         self._track = track
@@ -117,15 +122,12 @@ class Race:
         self._cost_s: dict[str, float] = {}  # of the last round
         self._unjudged: set[str] = set()
         self._late: list[tuple[Candidate, float]] = []  # compilations that took longer than this limit
+        self._late_s: dict[str, float] = {}  # target -> longest limit that one of its compilations did not meet
+        self._long: list[Candidate] = []  # compilations that are expected to take longer than their limit
 
     def run(self) -> Result:
         """Race within the budget. Returns rows and choice; candidates that found no time are skipped."""
-        for at, candidate in enumerate(self._candidates):
-            self._enter(candidate, self._budget.compile_s_max(self._now(), len(self._candidates) - at))
-        for candidate, limit_s in self._late:
-            again_s = min(limit_s * COMPILE_PARTS, self._budget.entry_left_s(self._now()))
-            if again_s >= limit_s * AGAIN_MIN:
-                self._enter(candidate, again_s)
+        self._enter_all()
         self._judge_all()
         rung = 1
         while len(alive := ranking(self._rounds, self._weights)) > FINALISTS:
@@ -145,31 +147,80 @@ class Race:
     def _now(self) -> float:
         return self._track.now()
 
+    def _enter_all(self) -> None:
+        """Compile all candidates for which there is time; those that take long are tried after the others."""
+        for at, candidate in enumerate(self._candidates):
+            expected_s, usual_s = self._expected_s(candidate), self._usual_s(candidate)
+            limit_s = self._budget.compile_s_max(self._now(), len(self._candidates) - at, usual_s)
+            late_s = self._late_s.get(candidate.target, 0.0) * AGAIN_MIN
+            if limit_s and max(expected_s or 0.0, late_s) > limit_s:
+                self._long.append(candidate)
+                self._rows[candidate.key] = self._row_of(candidate)
+            else:
+                self._enter(candidate, limit_s)
+        for candidate, limit_s in self._late:
+            again_s = min(limit_s * COMPILE_PARTS, self._budget.entry_left_s(self._now()))
+            if again_s >= limit_s * AGAIN_MIN:
+                self._enter(candidate, again_s)
+        for candidate in self._long:
+            self._enter_long(candidate)
+
+    def _enter_long(self, candidate: Candidate) -> None:
+        """Try a candidate that is expected to take long with all the time that is left, unless that is hopeless."""
+        late_s = self._late_s.get(candidate.target, 0.0)
+        expected_s = max(self._expected_s(candidate) or 0.0, late_s * COMPILE_PARTS)
+        left = self._budget.entry_left_s(self._now())
+        if left >= max(COMPILE_S_MIN, ESTIMATE_LEAST * expected_s):
+            self._enter(candidate, left)
+            return
+        why = reasons.compiles_too_long(expected_s, late_s, self._budget.seconds, candidate.key)
+        self._rows[candidate.key] = self._rows[candidate.key].model_copy(update={"why": why})
+
+    def _expected_s(self, candidate: Candidate) -> float | None:
+        """Return what the compilation takes, by earlier races; None: they did not try its target."""
+        known = candidate.key in self._estimates or candidate.target in self._estimates
+        return estimate_of(candidate, self._estimates).seconds if known else None
+
+    def _usual_s(self, candidate: Candidate) -> float | None:
+        """Return what the compilation takes by earlier races, or as such targets do; None: nothing is known."""
+        found = estimate_of(candidate, self._estimates)
+        return None if found == UNKNOWN else found.seconds
+
+    def _row_of(self, candidate: Candidate) -> Row:
+        return Row(
+            target=candidate.target,
+            candidate=candidate.key,
+            flags=candidate.flags,
+            lossy=candidate.lossy,
+            verdict="skipped",
+            estimate_s=self._expected_s(candidate),
+        )
+
     def _enter(self, candidate: Candidate, seconds_max: float) -> None:
         """Compile a candidate and measure it for the first time."""
         key = candidate.key
         earlier = self._rows.get(key)
-        row = Row(
-            target=candidate.target, candidate=key, flags=candidate.flags, lossy=candidate.lossy, verdict="skipped"
-        )
+        row = self._row_of(candidate)
         self._rows[key] = row
         if not seconds_max:
-            self._rows[key] = row.model_copy(update={"why": _OVER.format(self._budget.seconds)})
+            self._rows[key] = row.model_copy(update={"why": reasons.not_compiled(self._budget.seconds)})
             return
         self._tell("compiling", key)
+        began = self._now()
         try:
             prepared = self._track.compile(candidate, seconds_max)
         except LateError as late:
             if earlier is None:
                 self._late.append((candidate, seconds_max))
+            self._late_s[candidate.target] = max(seconds_max, self._late_s.get(candidate.target, 0.0))
             self._lose(key, late)
             seconds = late.seconds + (earlier.compile_s if earlier is not None else 0.0)
-            more = math.ceil(self._budget.seconds * COMPILE_PARTS)
-            why = f"{late.why}, its part of the budget: allow more seconds (--race-seconds {more}), or --targets {key}"
-            self._rows[key] = self._rows[key].model_copy(update={"compile_s": seconds, "why": why})
+            why = reasons.compiled_late(late.why, self._budget.seconds, key)
+            self._rows[key] = self._rows[key].model_copy(update={"compile_s": seconds, "late": True, "why": why})
             return
         except LostError as lost:
             self._lose(key, lost)
+            self._rows[key] = self._rows[key].model_copy(update={"compile_s": self._now() - began})
             return
         self._rows[key] = row.model_copy(
             update={
@@ -260,6 +311,8 @@ class Race:
                 return
             self._cost_s[key] = self._now() - began
             self._tell("measuring", key)
+            if entry and median_ratio(self._rounds[key], self._weights) < SLOW:
+                return
 
     def _affords(self, keys: Sequence[str], rounds: int) -> bool:
         """Return whether a rung leaves the final its time."""
@@ -320,33 +373,21 @@ class Race:
         if rounds is None:
             return row
         if not rounds:
-            why = f"the budget of {self._budget.seconds:g} s ended before it was measured"
-            return row.model_copy(update={"verdict": "skipped", "why": why})
+            return row.model_copy(update={"verdict": "skipped", "why": reasons.not_measured(self._budget.seconds)})
         median, low, high = overall(rounds, self._weights, self._seed)
         ratios = {rows: tuple(found) for rows, found in by_size(rounds, self._seed).items()}
         update = {"rounds": len(rounds), "ratio": median, "ratio_low": low, "ratio_high": high, "ratios": ratios}
         row = row.model_copy(update=update)
         if key in self._unjudged:
-            return row.model_copy(update={"compiled": None, **self._why_unjudged(len(rounds), choice)})
+            return row.model_copy(
+                update={"compiled": None, **reasons.unjudged(len(rounds), choice, self._budget.seconds)}
+            )
         if key in choice.table.values():
             sizes = ", ".join(str(size) for size, one in choice.table.items() if one == key)
             return row.model_copy(update={"verdict": "won", "why": f"serves batches of {sizes} rows"})
-        return row.model_copy(update={"verdict": "lost", "why": self._why_lost(key, len(rounds), choice)})
-
-    def _why_unjudged(self, rounds: int, choice: Choice) -> dict[str, str]:
-        """Return verdict and reason of a candidate whose answers were not judged."""
-        if choice.winner is not None:
-            return {"verdict": "lost", "why": f"slower than others after {rounds} rounds; its answers were not judged"}
-        more = math.ceil(self._budget.seconds * 2)
-        why = f"the budget of {self._budget.seconds:g} s ended before it was judged (--race-seconds {more})"
-        return {"verdict": "skipped", "why": why}
-
-    def _why_lost(self, key: str, rounds: int, choice: Choice) -> str:
-        if key in self._dropped:
-            return f"slower than others after {rounds} rounds"
-        if rounds < ROUNDS_MIN:
-            return f"the budget ended after {rounds} rounds"
-        return "gains less than 5 %" if choice.winner is None else f"gains less than {choice.winner}"
+        return row.model_copy(
+            update={"verdict": "lost", "why": reasons.lost(len(rounds), choice, dropped=key in self._dropped)}
+        )
 
     def _tell(self, stage: Stage, key: str) -> None:
         ratios = {

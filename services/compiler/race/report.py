@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.compiler.candidate import Compiled, Flags
+from millstream.services.compiler.race.estimate import Estimate
 from millstream.services.model.manifest import Manifest
 
 BASELINE = "baseline"  # key of the version as it is served without a race
@@ -23,6 +24,7 @@ METRIC_CHARACTERS_MAX = 500
 STDERR_CHARACTERS_MAX = 4000  # of one candidate, its end
 OVERDUE = 3  # exit code of the process of a race that did not end with its budget
 CANDIDATES_MAX = 64  # of one race; further ones are skipped
+ESTIMATES_MAX = 1024  # of one race
 
 Verdict = Literal["won", "lost", "inaccurate", "failed", "skipped", "unavailable"]
 #: Where the samples are from: "random" ones were drawn from the signature; "none": no input is known that runs.
@@ -61,6 +63,8 @@ class RaceTask(BaseModel):
         memory_bytes: of each measuring process, of which there are at most three at once; 0: no limit. A compilation,
             beside which only the baseline's process is left, may use that of two.
         targets: names, or keys of candidates; (): all targets that are not experimental.
+        serving: keys of candidates that serve the version now: they take part in each race, and need no new consent.
+        estimates: by keys of candidates and names of targets, from earlier races on this device.
         cache: folder of compiled candidates, kept between races of the same version.
     """
 
@@ -81,6 +85,8 @@ class RaceTask(BaseModel):
     accept_random_samples: bool = False
     memory_bytes: int = Field(0, ge=0)
     targets: tuple[str, ...] = ()
+    serving: tuple[str, ...] = ()
+    estimates: dict[str, Estimate] = Field({}, max_length=ESTIMATES_MAX)
     cache: Path
     seed: int = Field(0, ge=0)
 
@@ -97,7 +103,7 @@ class OutputFigures(BaseModel):
         why: why the output is refused; empty: it is not.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     cosine: float | None = None
     agreement: float | None = None
@@ -113,6 +119,8 @@ class Row(BaseModel):
     Args:
         candidate: its key.
         why: of the verdict, one sentence.
+        estimate_s: what the compilation was expected to take, by earlier races; None: there were none of its target.
+        late: its compilation was ended for its time, after `compile_s`.
         cached: its compiled form was there already; `compile_s` is what it took then.
         rounds: that were measured.
         ratio: times as fast as the baseline: the median of the rounds. None: not measured.
@@ -124,7 +132,7 @@ class Row(BaseModel):
         compiled: what a worker loads, in the folder `folder` of the task's cache.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     target: str
     candidate: str
@@ -133,6 +141,8 @@ class Row(BaseModel):
     verdict: Verdict
     why: str = ""
     compile_s: float = 0.0
+    estimate_s: float | None = None
+    late: bool = False
     cached: bool = False
     size_bytes: int = 0
     rounds: int = 0
@@ -162,11 +172,12 @@ class RaceReport(BaseModel):
         weights: batch size -> share of the runs.
         baseline_s: batch size -> seconds of a run of the baseline, on this machine as busy as it was.
         seconds: that the race took.
+        model_bytes: of the version's files.
         runtimes: library -> version.
         notes: what a reader must know, such as that samples were random.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     format: int = 1
     model: str
@@ -184,6 +195,7 @@ class RaceReport(BaseModel):
     samples: Origin = "none"
     device: str = "cpu"
     fingerprint: str = ""
+    model_bytes: int = Field(0, ge=0)
     runtimes: dict[str, str] = {}
     seed: int = 0
     notes: tuple[str, ...] = ()

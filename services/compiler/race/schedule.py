@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from millstream.services.compiler.candidate import Candidate
 from millstream.services.compiler.race.choice import ROUNDS_MIN
+from millstream.services.compiler.race.estimate import Estimate, by_promise
 from millstream.services.compiler.race.statistics import Round, median_ratio, overall
 
 ENTRY_SHARE = 0.6  # of the budget, for compilations and first rounds
@@ -22,7 +23,13 @@ COMPILE_SHARE = 0.5  # of the time that is left for entries, which one compilati
 #: a compilation may take so many equal parts of that time, of which each candidate that waits has one; one that takes
 #: longer is set aside, and tried again after the others with up to this many times its limit
 COMPILE_PARTS = 2.0
+#: of the whole time for entries, which a compilation may take at least: with many candidates an equal part is too short
+#: for most of them, and the time is spent on compilations of which none ends
+COMPILE_LEAST = 0.12
 AGAIN_MIN = 1.25  # of the limit of the first try: with less time left there is no second one
+ESTIMATE_PARTS = 2.0  # a compilation may take so many times what earlier races say, if there is that much time
+ESTIMATE_LEAST = 0.5  # of its estimate: with less time left, a compilation is not begun
+SLOW = 0.5  # times as fast as the baseline after one round: a candidate below it gets no second first round
 ROUNDS_FIRST = 2
 ROUNDS_MAX = 40  # of one candidate
 FINALISTS = 2
@@ -47,30 +54,33 @@ class Budget(NamedTuple):
         """Return the seconds in which candidates are judged although one may win already, at least 0."""
         return max(0.0, self.began + self.seconds * (1 - FINAL_SHARE) - now)
 
-    def compile_s_max(self, now: float, waiting: int) -> float:
+    def compile_s_max(self, now: float, waiting: int, estimate_s: float | None = None) -> float:
         """Return how long the next compilation may take; 0: no candidate enters any longer.
 
         Args:
             now: the current instant.
             waiting: candidates that are not compiled, this one included.
+            estimate_s: what it is expected to take; None: that is not known.
         """
         left = self.entry_left_s(now)
         most = left * COMPILE_SHARE
         if most < COMPILE_S_MIN:
             return 0.0
-        return max(COMPILE_S_MIN, min(most, left * COMPILE_PARTS / waiting))
+        part = max(left * COMPILE_PARTS / waiting, self.seconds * ENTRY_SHARE * COMPILE_LEAST)
+        return max(COMPILE_S_MIN, min(most, max(part, ESTIMATE_PARTS * (estimate_s or 0.0))))
 
 
-def entry_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates in the order in which they enter: the first of each target, then the second of each.
+def entry_order(candidates: Iterable[Candidate], estimates: Mapping[str, Estimate] | None = None) -> list[Candidate]:
+    """Return the candidates in the order in which they enter: those with the most expected gain for each second first.
 
-    A budget that ends early has then seen every target. Equal candidates enter once.
+    Of equal ones: the first of each target, then the second of each, so that a budget that ends early has seen every
+    target. A candidate that is given twice enters once.
     """
     by_target: dict[str, dict[str, Candidate]] = {}
     for one in candidates:
         by_target.setdefault(one.target, {})[one.key] = one
     turns = zip_longest(*(of.values() for of in by_target.values()))
-    return [one for turn in turns for one in turn if one is not None]
+    return by_promise([one for turn in turns for one in turn if one is not None], estimates or {})
 
 
 def survivors(measured: Mapping[str, Sequence[Round]], weights: Mapping[int, float]) -> list[str]:
