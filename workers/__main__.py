@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.extras import BACKEND_EXTRAS, exit_unfit, exit_without, require
+from millstream.services.process.gc_tuning import collect_rarely, exit_without_gc, freeze_gc
 
 if __name__ == "__main__":
+    collect_rarely()
+    exit_without_gc()
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
 from millstream.services.allowed_hosts import AllowedHosts
-from millstream.services.crashes import run_marks
-from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
-from millstream.services.crashes.load_marks import PROBE, LoadMarks, record_death, take_stale_marks
+from millstream.services.crashes.exit_status import LOAD_STUCK
+from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name
@@ -33,19 +34,16 @@ from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.allocator import use_one_arena
 from millstream.services.process.cpu_share import cpus
-from millstream.services.process.device import find_device, installed_packages
-from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.device import find_device, installed_packages, missing_for
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.memory_share import worker_budget
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
-from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.reply_links import ReplyLinks
-from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.races import environment
@@ -60,7 +58,9 @@ from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
 from millstream.workers.backends.triton import Triton
 from millstream.workers.batching_off import BatchingOff
-from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.consumer import Consumer
+from millstream.workers.departure import Departure
+from millstream.workers.direct_work import DirectWork
 from millstream.workers.drain import DrainThread
 from millstream.workers.heartbeat import Heartbeat
 from millstream.workers.idle_trim import IdleTrimmer
@@ -78,21 +78,21 @@ from millstream.workers.race.queue import Racer
 from millstream.workers.race.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.reply_sender import ReplySender
-from millstream.workers.residency import Residency
+from millstream.workers.residency.residency import Residency
 from millstream.workers.sample_capture import Capture, SampleCaptures
 from millstream.workers.unloads import Unloads
+from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
 from millstream.workers.usage_log import UsageLog
 from millstream.workers.variants.swaps import Progress, VariantSwaps
 from millstream.workers.variants.trials import VariantTrials
 from millstream.workers.version_loads import LoadGuard, VersionLoads
 from millstream.workers.wanted import WantedVersions
-from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog
+from millstream.workers.watchdog import GRACE_S, Watchdog
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
 
 BACKEND_DEFAULT = "onnxruntime"
-HAND_OVER_S_MAX = 5.0  # for giving work back before the process ends
 DEVICE_GRACE_S = 60.0  # GPU libraries seldom check whether they should stop, and may compile between two checks
 
 
@@ -187,7 +187,7 @@ class WorkerProcess:
         run_dir, runs = settings.home / "run", runs_dir(settings)
         self._runs = runs
         repository = FolderRepository(settings.repository_dir)
-        _record_unseen_load_deaths(repository, run_dir, f"{identity.name}-")
+        record_unseen_load_deaths(repository, run_dir, f"{identity.name}-")
         # Named without the process' id, so that a worker that is started again continues its series.
         self._registry = MetricsRegistry(
             settings.metrics_dir, f"worker-{identity.name}", models_max=settings.metrics_models_max
@@ -215,14 +215,16 @@ class WorkerProcess:
         self._reconciler = Reconciler(
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
         )
+        self._departure = Departure(self._connect, self._heartbeat, self._reconciler, lambda: self.loop)
         self._races = self._new_races(repository, run_dir)
         self._loads.spare.append(self._races.memory)
         self._orders = OrderThread(self._connect, self._residency)
         self._mark = _run_mark(runs, identity.worker)
         self._watchdog = self._new_watchdog()
         self.loop = self._new_loop(repository)
-        self._draining = threading.Event()
-        self._drain = DrainThread(self._begin_drain, self._leave_early, settings.drain_s, supervised=supervised)
+        self._drain = DrainThread(
+            self._departure.begin, self._departure.leave_early, settings.drain_s, supervised=supervised
+        )
 
     def start(self) -> None:
         """Start the threads; the main loop is run by the caller, in the main thread."""
@@ -230,7 +232,9 @@ class WorkerProcess:
             hosts = AllowedHosts(self._settings.allowed_host_list, (platform.node(),))
             serve(self._settings.worker_metrics_port, self._registry, hosts)
         self._process_metrics.start()
-        _report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
+        if missing := missing_for(self._backend.name, self._settings.worker_device, self._device, self._packages):
+            log.warning("pool %s can load no model: %s", self._identity.pool, missing)
+        report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
         self._drain.start()
         self._watchdog.start()
         self._heartbeat.start()
@@ -250,7 +254,7 @@ class WorkerProcess:
         self._races.stop()
         self._reconciler.stop()  # no further version is loaded, and no lane is added
         self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
-        _leave(self._connect)  # what it might still lease goes to other workers
+        self._departure.leave()  # what it might still lease goes to other workers
         if self._mark is not None:
             self._mark.close()  # nothing runs: a later process finds no mark
         self._process_metrics.stop()
@@ -286,7 +290,12 @@ class WorkerProcess:
         settings = self._settings
         grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
         return Watchdog(
-            self._clock, settings.worker_run_s_max, self._give_back_waiting, self._end_stuck, grace_s, self._mark
+            self._clock,
+            settings.worker_run_s_max,
+            self._departure.give_back_waiting,
+            self._departure.end_stuck,
+            grace_s,
+            self._mark,
         )
 
     def _new_loop(self, repository: FolderRepository) -> Worker:
@@ -299,7 +308,16 @@ class WorkerProcess:
         )
         lease_valid, segments = self._heartbeat.lease_valid, Segments(settings.shm_dir)
         writer = ReplyWriter(self._identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, lease_valid)
-        replies = ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), lease_valid)
+        direct = DirectWork(
+            ReplyLinks(settings.shm_dir, self._keys),
+            self._keys,
+            self._identity.worker,
+            self._models,
+            self._clock,
+            Spin(settings.busy_poll_us_max / 1e6),
+            on=settings.queue_direct,
+        )
+        replies = ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), lease_valid, direct)
         loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
         loop.forwards = isinstance(self._environment.backend, Triton)
         return loop
@@ -379,7 +397,7 @@ class WorkerProcess:
             device_used_bytes=device_used_bytes,
             room_bytes=self._budget.room_bytes if self._budget.budget_bytes else 0,
             device_room_bytes=self._budget.device_room_bytes if self._budget.device_budget_bytes else 0,
-            draining=self._draining.is_set(),
+            draining=self._departure.draining,
             token=token,
             clock_ahead_s=round(time.time() - self._clock.now_ms() / 1000),  # noqa: TID251 - the clock that is compared
             refusals=self._residency.refusals.records(),
@@ -390,72 +408,6 @@ class WorkerProcess:
         """Shut down because a load cannot be ended; the supervisor starts a new process."""
         self._load_stuck.set()
         self._drain.begin()
-
-    def _begin_drain(self) -> None:
-        """Take no more work: gateways and the controller have other workers load from now on."""
-        self._draining.set()
-        self._heartbeat.beat_now()
-        self.loop.stop()
-
-    def _leave_early(self) -> None:
-        """Give all batches back near the end of the drain time, while a run is still in progress."""
-        self._reconciler.stop()
-        _leave(self._connect)
-
-    def _give_back_waiting(self, guarded: Guarded) -> None:
-        """Give the batches that wait behind a long run to other workers."""
-        self._heartbeat.forget_leases()
-        with contextlib.suppress(Failure), contextlib.closing(self._connect()) as consumer:
-            consumer.give_back(guarded.group)
-
-    def _end_stuck(self, guarded: Guarded) -> None:
-        """End the process because a run cannot be terminated: answer its requests and give back all other batches."""
-        log.error("a run of %s cannot be terminated: this process ends", guarded.group[0].lane)
-        finished = self.loop.final_replies(guarded)
-        giving = threading.Thread(target=self._hand_over, args=(finished,), name="hand over", daemon=True)
-        giving.start()
-        giving.join(HAND_OVER_S_MAX)
-        logging.shutdown()
-        os._exit(RUN_STUCK)
-
-    def _hand_over(self, finished: list[Finished]) -> None:
-        """Send the finished replies and give back all other batches.
-
-        The heartbeat is stopped first: a beat would add the worker to its pool again.
-        """
-        self._heartbeat.stop()
-        with contextlib.suppress(Failure):
-            consumer = self._connect()
-            consumer.send_next(finished, 0, 0)
-            consumer.receive_next()
-            consumer.leave(ATTEMPTS_MAX, dying=True)
-            consumer.announce()
-
-
-def _leave(connect: Callable[[], Consumer]) -> None:
-    """Remove the worker from its pool and give its batches to other workers. Without Redis its leases expire."""
-    with contextlib.suppress(Failure), contextlib.closing(connect()) as consumer:
-        consumer.leave(ATTEMPTS_MAX)
-        consumer.announce()
-
-
-def _record_unseen_load_deaths(repository: FolderRepository, run_dir: Path, name: str) -> None:
-    """Record deaths during loads, of earlier workers of this name and of trial loads, that no supervisor saw."""
-    for worker in (name, f"{PROBE}-"):
-        marks = take_stale_marks(run_dir, worker)
-        with contextlib.suppress(Failure):
-            record_death(repository, marks, "in a way that no supervisor saw", time.time(), certain=False)  # noqa: TID251 - for people
-
-
-def _report_unseen_deaths(connect: Callable[[], Consumer], runs: Path, name: str) -> None:
-    """Publish deaths of earlier workers of this name that no supervisor saw: their batches must run alone next."""
-    for worker in run_marks.marked_workers(runs, name):
-        run = run_marks.take_fatal_run(runs, worker)
-        if run is None:
-            continue
-        death = Death(worker, run.batches if run.batches or not run.lane else None, run.lane)
-        with contextlib.suppress(Failure), contextlib.closing(connect()) as consumer:
-            consumer.publish(death.message())
 
 
 def _run_rows(seconds_max: float, model: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:

@@ -11,7 +11,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
 from millstream.services.queue.clock import RedisClock
-from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
+from millstream.services.queue.consumer_link import NOTHING, CommandRefused, ConsumerLink
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
@@ -29,6 +29,7 @@ log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
 ALONE_MS = 3_600_000  # after which the note about the batch that runs alone expires
+ATTACHED = 1000  # batches that an attached worker counts as leasing: every other idle worker is served before it
 PROBES_READ_MAX = 4  # entries of a lane that `has_calls` reads; more than these are taken for calls
 POOLS_LIFE_S = 86_400  # after the last beat in any pool, the list of pools expires
 
@@ -70,6 +71,7 @@ class Consumer:
         self._clock = clock
         self._spin = spin or Spin(0)
         self._link = ConsumerLink(address)
+        self._queued: bool | None = None  # the first answer to `send_wait`; None: not received yet
         self._requested_at = 0.0  # when the next entries were requested (monotonic); never after they were leased
         try:
             for name in _SCRIPTS:
@@ -157,20 +159,44 @@ class Consumer:
         """Return the leases that `send_next` asked for."""
         return self._leases(self._link.receive())
 
-    def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float) -> None:
-        """Send as `send_next` does, and block on the inbox, in one write; for a worker that leases nothing."""
+    def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float, leased: int = 0) -> None:
+        """Send as `send_next` does, and block on the inbox, in one write.
+
+        For a worker that leases nothing, or whose batches came directly; then `leased` is ATTACHED.
+        """
         self._requested_at = time.monotonic()
+        self._queued = None
         wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
-        self._link.send_both(self._next(finished, 0, wanted, leave=True), wait)
+        self._link.send_both(self._next(finished, leased, wanted, leave=True), wait)
 
     def receive_wait(self) -> tuple[list[Lease], bool]:
         """Return the leases that `send_wait` asked for (none after the timeout), and whether batches were queued."""
         spin, began = self._spin, time.perf_counter()
-        were_queued = int(self._link.receive()) > 0
+        were_queued = int(self._link.receive()) > 0 if self._queued is None else self._queued
         popped = self._link.receive(spin.seconds)
         leases = self._leases(popped[1]) if popped else []
         spin.record_wait(time.perf_counter() - began, sum(len(lease.header.rows) for lease in leases))
         return leases, were_queued
+
+    def try_receive_wait(self) -> tuple[list[Lease], bool] | None:
+        """Return what `receive_wait` returns if it is there, else None. Only for a `pollable` consumer."""
+        if self._queued is None:
+            queued = self._link.try_receive()
+            if queued is NOTHING:
+                return None
+            self._queued = int(queued) > 0
+        popped = self._link.try_receive()
+        if popped is NOTHING:
+            return None
+        return self._leases(popped[1]) if popped else [], self._queued
+
+    @property
+    def pollable(self) -> bool:
+        """Whether `fileno` becomes readable with each answer."""
+        return self._link.pollable
+
+    def fileno(self) -> int:
+        return self._link.fileno()
 
     def take_inbox(self) -> list[Lease]:
         """Empty the inbox and return its leases."""

@@ -20,6 +20,7 @@ from millstream.services.process.second_signal import end_at_once
 log = logging.getLogger("millstream.drain")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BEGIN = (0, *SIGNALS)  # the wake-up descriptor delivers any handled signal's number, or 0 from `begin`
 GIVE_UP_SHARE = 0.9  # of the drain time; the remainder is for giving batches back
 CUT_SHORT = 3  # exit code of a worker whose run was not over in time
 
@@ -59,7 +60,8 @@ class DrainThread:
             self._wake_sender.send(b"\0")
 
     def _run(self) -> None:
-        self._wake_receiver.recv(1)
+        while self._wake_receiver.recv(1)[0] not in BEGIN:
+            pass  # another signal that has a handler
         self._stop()
         # If the worker leaves in time, the process ends during this wait.
         self._wait_for_signals(self._drain_s * GIVE_UP_SHARE)
@@ -75,6 +77,6 @@ class DrainThread:
         while (left_s := until - time.monotonic()) > 0:
             self._wake_receiver.settimeout(left_s)
             with contextlib.suppress(TimeoutError):
-                number = self._wake_receiver.recv(1)[0]  # the signal's, as set_wakeup_fd writes it; 0 from `begin`
+                number = self._wake_receiver.recv(1)[0]
                 if number in SIGNALS and not self._supervised:
                     end_at_once(number)

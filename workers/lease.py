@@ -1,11 +1,12 @@
 """Leased batches in a worker: an entry of the queue -> arrays to run -> its reply.
 
-A lease is a batch with the id of the entry that must be acknowledged. Its inputs are views (of the entry, or of shared
-memory) until they are merged with those of other leases.
+A lease is a batch with the id of the entry that must be acknowledged, or with the connection over which it came
+directly. Its inputs are views (of the entry, or of shared memory) until they are merged with those of other leases.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -29,6 +30,7 @@ from millstream.services.wire.batch import (
     decode_batch,
     encode_reply,
 )
+from millstream.workers.direct_gate import DirectGate
 from millstream.workers.reply_limits import fit
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +38,7 @@ Inputs = dict[str, Array]
 
 
 class Lease:
-    """An entry of a stream that this worker leases.
+    """An entry of a stream that this worker leases, or a batch that a gateway sent to it directly.
 
     Raises ValueError if the batch cannot be read, or if its gateway reads no reply format that this worker can write.
     """
@@ -45,10 +47,12 @@ class Lease:
         "attempt",
         "entry",
         "failures",
+        "gate",
         "header",
         "inline",
         "lane",
         "leased_at",
+        "link",
         "live_requests",
         "losses",
         "reply_format",
@@ -66,6 +70,8 @@ class Lease:
             raise ValueError(f"its gateway reads only replies of the formats {list(readable)}")
         self.reply_format = reply_format
         self.leased_at = leased_at  # monotonic; not later than the lease in Redis
+        self.link: socket.socket | None = None  # over which it came directly; None: it is an entry of a stream
+        self.gate: DirectGate | None = None  # of its version, if it came directly
         self.losses = 0  # connections that broke while the reply was sent
         self.failures: dict[int, list[str]] = {}
         self.live_requests: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run

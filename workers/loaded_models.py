@@ -15,6 +15,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
+from millstream.workers.direct_gate import DirectGate
 from millstream.workers.exploration import Exploration
 from millstream.workers.usage_log import Calls, Known, UsageLog
 
@@ -23,6 +24,8 @@ USAGE_PUBLISHED_S = 5.0
 #: A profile is published again when a run takes longer or shorter by this share, and by this time at least.
 PROFILE_STEP = 0.2
 PROFILE_STEP_S_MIN = 500e-6
+#: A Redis clock that moved further against the monotonic clock was set: instants are published anew. Drift takes hours.
+CLOCK_STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +40,15 @@ class LoadedModel:
     rows_fitting: int = 1 << 30  # more rows found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
     exploration: Exploration | None = None  # corrects `measured`
-    retry_at: float = 0.0  # of a failed load: when it is tried again, on the Redis clock; 0: an operator decides
+    retry_at: float = 0.0  # of a failed load: when it is tried again (monotonic); 0: an operator decides
     footprint: Footprint | None = None  # measured; None: not yet
-    loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
+    loaded_at: float = 0.0  # instant at which it became ready (monotonic); 0: not yet
     alone: str = ""  # why requests share no runs although the version supports batching; "": they may share runs
     why: str = ""  # why it was loaded, for people
     demanded: bool = False  # a call waited for its load
     staged: bool = False  # it was loaded before it was published, for a client that asked for the load
     calls: Calls = field(default_factory=Calls)  # written by the main loop
+    gate: DirectGate = field(default_factory=DirectGate)  # of batches that were dispatched directly
     variant: str = ""  # targets of the compiled forms that serve; "": the version's own file
 
     @property
@@ -82,13 +86,13 @@ class LoadedModel:
             device_resident_bytes=self.footprint.device_resident_bytes if self.footprint else 0,
             device_peak_bytes=self.footprint.device_peak_bytes if self.footprint else 0,
             load_s=self.footprint.load_s if self.footprint else 0.0,
-            loaded_at=self.loaded_at,
-            last_used=round(known.last_used + offset_s, 3) if known.last_used else 0.0,
+            loaded_at=_shifted(self.loaded_at, offset_s),
+            last_used=_shifted(known.last_used, offset_s),
             usage=known.usage.pack(),
             runs=self.calls.runs,
             busy_s=round(self.calls.busy_s, 6),
             why=self.why,
-            retry_at=round(self.retry_at, 3),
+            retry_at=_shifted(self.retry_at, offset_s),
             variant=self.variant,
             batches=self.calls.sizes(),
         )
@@ -100,6 +104,7 @@ class _Published(NamedTuple):
     Args:
         runs: of the instance when the record was last compared: only a run corrects what was measured.
         at: monotonic.
+        offset_s: the Redis clock minus the monotonic clock, with which its instants were made.
     """
 
     model: LoadedModel
@@ -107,14 +112,20 @@ class _Published(NamedTuple):
     record: InstanceRecord
     runs: int
     at: float
+    offset_s: float
 
-    def is_outdated(self, model: LoadedModel, runs: int, now: float) -> bool:
+    def is_outdated(self, model: LoadedModel, runs: int, now: float, offset_s: float) -> bool:
         """Return whether the record no longer says what it should of the model, after so many runs and `now`."""
-        if self.model is not model:
+        if self.model is not model or abs(offset_s - self.offset_s) > CLOCK_STEP_S:
             return True
         if self.runs != runs and _differ(self.record.profile, dict(model.measured)):
             return True
         return model.calls.last != self.known.last_used and now - self.at >= USAGE_PUBLISHED_S
+
+
+def _shifted(instant: float, offset_s: float) -> float:
+    """Return an instant of the monotonic clock on the Redis clock; 0, which is none, stays 0."""
+    return round(instant + offset_s, 3) if instant else 0.0
 
 
 def _differ(published: Mapping[int, float], measured: Mapping[int, float]) -> bool:
@@ -225,9 +236,9 @@ class LoadedModels:
         records: dict[str, _Published] = {}
         for content_id, model in self.all().items():
             last, runs = self._records.get(content_id), model.calls.runs
-            if last is None or last.is_outdated(model, runs, now):
+            if last is None or last.is_outdated(model, runs, now, offset_s):
                 known = self.usage.fold(content_id, model.calls)
-                last = _Published(model, known, model.record(known, offset_s), runs, now)
+                last = _Published(model, known, model.record(known, offset_s), runs, now, offset_s)
             elif last.runs != runs:
                 last = last._replace(runs=runs)
             records[content_id] = last

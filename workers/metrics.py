@@ -26,6 +26,7 @@ class WorkerMetrics:
         self._redis = registry.counter(catalogue.REDIS_BYTES, "worker_out")
         self._by_redis = registry.counter(catalogue.BATCH_REPLIES, pool, "redis")
         self._by_socket = registry.counter(catalogue.BATCH_REPLIES, pool, "socket")
+        self._by_direct = registry.counter(catalogue.BATCH_REPLIES, pool, "direct")
         self._segment = registry.counter(catalogue.SEGMENT_BYTES, "worker_out")
         self._too_large = registry.counter(catalogue.REPLIES_REFUSED, "too_large")
         self._unreadable = registry.counter(catalogue.BATCHES_UNREADABLE, pool)
@@ -61,7 +62,8 @@ class WorkerMetrics:
         self._redis.add(sender.redis_bytes)
         self._by_redis.add(sender.by_redis)
         self._by_socket.add(sender.by_socket)
-        sender.redis_bytes = sender.by_redis = sender.by_socket = 0
+        self._by_direct.add(sender.by_direct)
+        sender.redis_bytes = sender.by_redis = sender.by_socket = sender.by_direct = 0
         replies = sender.writer
         self._segment.add(replies.segment_bytes)
         if replies.too_large:

@@ -18,7 +18,7 @@ from millstream.services.placement.planned import OrderReason
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.orders import Order
 from millstream.workers.consumer import Consumer
-from millstream.workers.residency import Residency
+from millstream.workers.residency.residency import Residency
 from millstream.workers.unloads import EvictionReason
 
 log = logging.getLogger("millstream.orders")
@@ -83,10 +83,10 @@ class OrderThread:
         while residency.ended:
             consumer.end_demand(residency.ended[0])
             residency.ended.popleft()
-        residency.repay(consumer)
-        residency.recall(consumer)
-        residency.unload_idle(consumer)
-        residency.unload_ahead(consumer)
+        residency.evictions.repay(consumer)
+        residency.evictions.recall(consumer)
+        residency.evictions.unload_idle(consumer)
+        residency.evictions.unload_ahead(consumer)
         if not residency.again:
             data = consumer.take_order(LOAD_WAIT_S if time.monotonic() < self._loads_until else ORDER_WAIT_S)
             self._current = None if data is None else self._read(data)
@@ -108,7 +108,7 @@ class OrderThread:
         if order.do == "load":
             self._residency.load(order, consumer)
             self._loads_until = time.monotonic() + SHORT_LOAD_S
-        elif not self._residency.unload(order.content_id, _reason_of(order), order.why, consumer):
+        elif not self._residency.evictions.unload(order.content_id, _reason_of(order), order.why, consumer):
             log.info("not unloaded: %s: it is in use, pinned, not loaded or needed", order.content_id)
 
 

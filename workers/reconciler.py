@@ -15,7 +15,7 @@ from millstream.services.repository.base import Repository
 from millstream.services.wire.records import State
 from millstream.workers.loaded_models import LoadedModels
 from millstream.workers.lost_instances import unload_lost
-from millstream.workers.residency import Residency
+from millstream.workers.residency.residency import Residency
 from millstream.workers.unloads import PROPAGATION_S, Unloads
 from millstream.workers.version_loads import VersionLoads
 from millstream.workers.wanted import WantedVersions

@@ -17,13 +17,15 @@ class Refusals:
     """Refusals by content id. Safe for several threads.
 
     Args:
-        now: returns seconds on the Redis clock.
+        now: returns monotonic seconds.
+        on_redis_clock: returns an instant of `now` on the Redis clock, on which it is published.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], on_redis_clock: Callable[[float], float] = lambda at: at) -> None:
         self._now = now
+        self._on_redis_clock = on_redis_clock
         self._lock = threading.Lock()
-        self._refusals: dict[str, RefusalRecord] = {}
+        self._refusals: dict[str, RefusalRecord] = {}  # `until` is an instant of `now`
         self._logged: dict[str, tuple[RefusalKind, float]] = {}  # by content id: its last line, and when
         self.on_change: Callable[[], None] = lambda: None
 
@@ -59,7 +61,7 @@ class Refusals:
             self.on_change()
 
     def of(self, content_id: str) -> RefusalRecord | None:
-        """Return the refusal of a version that still holds."""
+        """Return the refusal of a version that still holds. Its `until` is monotonic."""
         known = self._refusals.get(content_id)
         return known if known is not None and known.until > self._now() else None
 
@@ -69,4 +71,6 @@ class Refusals:
         with self._lock:
             for content_id in [one for one, record in self._refusals.items() if record.until <= now]:
                 del self._refusals[content_id]
-            return tuple(self._refusals.values())
+            return tuple(
+                one.model_copy(update={"until": self._on_redis_clock(one.until)}) for one in self._refusals.values()
+            )

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from millstream.services.model.signature import Signature
 from millstream.services.queue.reply_links import ReplyLinks
+from millstream.services.wire.batch import encode_given_up
 from millstream.workers.consumer import Finished
+from millstream.workers.direct_work import DirectWork
 from millstream.workers.lease import Lease, ReplyWriter
 from millstream.workers.runner import RunResult
 
@@ -28,30 +30,49 @@ class ReplySender:
         writer: turns outputs into replies.
         links: the gateways on this host.
         lease_valid: as in ReplyWriter.
+        direct: takes the replies to batches that were dispatched directly.
     """
 
-    def __init__(self, writer: ReplyWriter, links: ReplyLinks, lease_valid: Callable[[float], bool]) -> None:
+    def __init__(
+        self, writer: ReplyWriter, links: ReplyLinks, lease_valid: Callable[[float], bool], direct: DirectWork
+    ) -> None:
         self.writer = writer
         self._links = links
         self._lease_valid = lease_valid
+        self.direct = direct
         # Counters, which WorkerMetrics reads and resets.
         self.redis_bytes = 0
         self.by_redis = 0
         self.by_socket = 0
+        self.by_direct = 0  # over the connection over which the batch came
 
-    def finish(self, result: RunResult, signature: Signature, *, at_once: bool = True) -> Finished:
+    def finish(self, result: RunResult, signature: Signature, *, at_once: bool = True) -> Finished | None:
         """Send the reply of a run if that is possible now; return what is left for Redis.
 
-        `at_once` False: all of it is, and Redis takes it only from the worker that owns the lease.
+        `at_once` False: all of it is, and Redis takes it only from the worker that owns the lease. Returns None for a
+        batch that was dispatched directly: Redis does not know it.
         """
         lease = result.lease
         reply, blob = self.writer.write(lease, signature, result.outputs, result.cost)
+        if lease.link is not None:
+            self.by_direct += 1
+            self.direct.answer(lease, reply, blob)
+            return None
+        self.direct.served(lease)
         if at_once and not blob and self._allowed(lease) and self._links.send(lease.header.replies, reply):
             self.by_socket += 1
             return Finished(lease, b"", b"")
         self.by_redis += 1
         self.redis_bytes += len(reply) + len(blob)
         return Finished(lease, reply, blob)
+
+    def give_up(self, lease: Lease) -> Finished | None:
+        """Have the requests of a lease tried alone. Returns what `finish` returns."""
+        message = encode_given_up(lease.header.name)
+        if lease.link is None:
+            return Finished(lease, message, b"")
+        self.direct.answer(lease, message, b"")
+        return None
 
     def _allowed(self, lease: Lease) -> bool:
         header = lease.header

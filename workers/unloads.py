@@ -17,6 +17,7 @@ from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
 from millstream.services.wire.records import State
 from millstream.workers.consumer import Consumer
+from millstream.workers.direct_gate import DirectGate
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
@@ -85,7 +86,7 @@ class Unloads:
         if model.state is State.READY:
             consumer = self._connect()
             try:
-                self._drain(consumer, content_id)
+                self._drain(consumer, content_id, model.gate)
             finally:
                 consumer.close()
         loads = model.state in {
@@ -116,12 +117,16 @@ class Unloads:
             model = self._models.get(content_id)
             if model is None or model.state is not State.READY:
                 return False
+            if not model.gate.close():
+                return False
             try:
                 released = consumer.release_lane(content_id, others_min)
             except Failure:
+                model.gate.closed = False
                 self._on_unsure()
                 raise
             if not released:
+                model.gate.closed = False
                 return False
             self._budget.begin_unload(content_id)
             self._models.remove(content_id)
@@ -149,7 +154,7 @@ class Unloads:
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s, %s", model.manifest.model, model.manifest.version, why, extra=about)
 
-    def _drain(self, consumer: Consumer, content_id: str) -> None:
+    def _drain(self, consumer: Consumer, content_id: str, gate: DirectGate) -> None:
         """Wait until the lane's batches are run, then remove the lane. Gateways stop sending when the state changes."""
         self._models.move(content_id, State.DRAINING)
         until = time.monotonic() + DRAIN_S_MAX
@@ -157,6 +162,8 @@ class Unloads:
             continue
         with self._models.changing_lanes:
             consumer.remove_lane(content_id)
+        while not gate.close() and time.monotonic() < until and not self._stopping.wait(0.02):
+            continue
         while consumer.leased(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
         consumer.remove_lane(content_id)  # again: the stream is empty now, and the last worker deletes it

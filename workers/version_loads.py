@@ -160,7 +160,7 @@ class VersionLoads:
     def lose(self, manifest: Manifest, reason: str) -> None:
         """Publish that an instance is gone for a reason that may pass, and load the version again soon."""
         failed = self.failed.lost(manifest.content_id, reason)
-        self._models.set(LoadedModel(manifest, State.FAILED, reason, retry_at=self._on_redis_clock(failed)))
+        self._models.set(LoadedModel(manifest, State.FAILED, reason, retry_at=_retry_at(failed)))
 
     def _load(self, current: Load) -> None:
         """Load one version, in a thread of the loader."""
@@ -239,7 +239,7 @@ class VersionLoads:
             alone=self._repository.verdicts.of(manifest).batching_off,
             exploration=Exploration(measured, model.rows_max),
             rows_efficient=profile.rows_worth_running(model.rows_max),
-            loaded_at=self._now(),
+            loaded_at=time.monotonic(),
             footprint=footprint,
         )
         if not self._publish_progress(current, ready):
@@ -264,18 +264,13 @@ class VersionLoads:
         content_id = manifest.content_id
         # Its verdict says that no worker of this kind loads it again, if its end was requested.
         failed = self.failed.next(content_id, reason, passing=passing, final=bool(current.stop.reason))
-        model = LoadedModel(manifest, State.FAILED, reason, retry_at=self._on_redis_clock(failed))
+        model = LoadedModel(manifest, State.FAILED, reason, retry_at=_retry_at(failed))
         if self._publish_progress(current, model):
             self.failed.note(content_id, failed)
             self._metrics.load_failed(manifest)
             level = logging.INFO if failed.repeated else logging.ERROR
             version = manifest.model, manifest.version
             log.log(level, "failed: %s version %s: %s", *version, reason, extra=about_version(manifest))
-
-    def _on_redis_clock(self, failed: FailedLoad) -> float:
-        """Return when a version is tried again, in seconds on the Redis clock; 0: an operator decides."""
-        pause_s = failed.retry_at - failed.at
-        return self._now() + pause_s if pause_s < float("inf") else 0.0
 
     def _publish_progress(self, current: Load, model: LoadedModel) -> bool:
         """Publish the progress of a load, unless it is no longer wanted; returns whether it is."""
@@ -312,3 +307,8 @@ class VersionLoads:
 def about_version(manifest: Manifest) -> dict[str, Any]:
     """Return the fields of a log entry about a version."""
     return about(manifest.model, version=manifest.version)
+
+
+def _retry_at(failed: FailedLoad) -> float:
+    """Return when a version is tried again (monotonic); 0: an operator decides."""
+    return failed.retry_at if failed.retry_at < float("inf") else 0.0

@@ -17,9 +17,9 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.process.backoff import Backoff
 from millstream.services.queue.clock import RedisClock
-from millstream.services.wire.batch import encode_given_up
 from millstream.workers.backends.base import Terminated
-from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.consumer import ATTACHED, Consumer, Finished
+from millstream.workers.direct_work import AGAIN_S
 from millstream.workers.lease import Lease, RunCost
 from millstream.workers.live_check import LiveCheck
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
@@ -40,6 +40,7 @@ INBOX_WAIT_S = 0.5  # an idle worker checks at this interval whether it should s
 AHEAD_RUN_S_MAX = 0.1
 SHARED_AHEAD_RUN_S_MAX = 0.001  # the same limit while several lanes are active
 SHARED_S = 1.0  # how long after a change of lanes several lanes count as active
+REDIS_LOOK_S = 0.001  # between two looks for an answer of Redis while batches come directly
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
@@ -66,6 +67,7 @@ class Worker:
         self._models = models
         self._segments = replies.writer.segments
         self._replies = replies
+        self._direct = replies.direct
         self._metrics = metrics
         self._clock = clock
         self._live_check = live_check
@@ -109,6 +111,7 @@ class Worker:
                 self._loop(consumer)
                 self._drain(consumer)
             except Failure as failure:
+                self._direct.detach(self._leased)
                 log.warning("%s; connecting again", failure.message)
                 # Also after a connection succeeded: Redis may be out of memory, still loading, …
                 self._stopping.wait(backoff.after_death(time.monotonic() - began))
@@ -120,12 +123,10 @@ class Worker:
         ahead = False  # whether to ask for the next batch before a run
         while not self._stopping.is_set():
             if not leased:
-                self.waiting = True
-                consumer.send_wait(self._done, ENTRIES_WANTED, self._live_check.wait_s(INBOX_WAIT_S))
-                self._count()
-                leases, ahead = consumer.receive_wait()
-                self.waiting = False
+                leases, ahead = self._wait(consumer)
                 self._done = []
+                if ahead:  # batches waited in Redis, which shares the workers between gateways and lanes
+                    self._direct.detach((), pause_s=AGAIN_S)
                 if not leases:
                     self._segments.forget_removed()
                     self._live_check.step()
@@ -142,6 +143,60 @@ class Worker:
                 self._done += self._execute(group)
                 if leased:  # a finished request does not wait for the next run
                     self._reply(consumer)
+
+    def _wait(self, consumer: Consumer) -> tuple[list[Lease], bool]:
+        """Wait for batches in Redis, and run those that come directly meanwhile. Returns as `receive_wait` does."""
+        direct = self._direct
+        attached = consumer.pollable and direct.attach()
+        self.waiting = True
+        wait_s = self._live_check.wait_s(INBOX_WAIT_S)
+        consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0)
+        self._count()
+        if attached:
+            found = self._serve_direct(consumer)
+            if found is not None:
+                self.waiting = False
+                return found
+        answer = consumer.receive_wait()
+        self.waiting = False
+        return answer
+
+    def _serve_direct(self, consumer: Consumer) -> tuple[list[Lease], bool] | None:
+        """Run what comes directly until Redis answers; None: the worker stops, or is no longer attached."""
+        direct, redis_fd = self._direct, consumer.fileno()
+        poller = direct.poller(redis_fd)
+        looked_at = time.monotonic()
+        while direct.attached and not self._stopping.is_set():
+            leases, answered = direct.wait(poller, redis_fd)
+            if leases:
+                self.waiting = False
+                self._run_direct(leases)
+                self.waiting = True
+                now = time.monotonic()
+                answered |= now > looked_at + REDIS_LOOK_S
+            if answered:
+                looked_at = time.monotonic()
+                found = consumer.try_receive_wait()
+                if found is not None:
+                    return found
+        return None
+
+    def _run_direct(self, leases: list[Lease]) -> None:
+        """Run batches that came directly; their replies are sent at once."""
+        self._leased += leases
+        while self._leased:
+            self._execute(self._next_group())
+            self._count()
+            if self._live_check.overdue:
+                self._live_check.step()
+
+    def detach_behind(self, guarded: Guarded) -> None:
+        """Let the gateway put the batches into the queue that wait behind a long run. Called in another thread."""
+        self._direct.detach(guarded.group)
+
+    def detach_all(self) -> None:
+        """Let the gateway put all batches into the queue, those that run, too. Called in another thread."""
+        self._direct.detach((), writing=True)
 
     def _is_short(self, group: list[Lease]) -> bool:
         """Return whether the run is expected to be short enough for leasing the next batch before it."""
@@ -206,7 +261,7 @@ class Worker:
     def _execute(self, group: list[Lease]) -> list[Finished]:
         model = self._models.get(group[0].lane)
         if model is None:
-            return [self._refuse(lease) for lease in group]
+            return _left([self._refuse(lease) for lease in group])
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = shared and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
@@ -225,7 +280,7 @@ class Worker:
             return self._answer_terminated(guarded)
         finally:
             if guarded.gave_back:
-                self._leased.clear()  # other workers run them
+                self._forget_leased()  # other workers run them
             self._watchdog.disarm()
         if runs[0].execution_s:
             rows = runs[0].cost.rows
@@ -233,7 +288,13 @@ class Worker:
             whole = any(result.cost.runs == [rows] for result in runs)
             self._to_count.append((model, runs[0].execution_s, rows, whole))
         signature = model.manifest.signature
-        return [self._replies.finish(result, signature) for result in runs]
+        return _left([self._replies.finish(result, signature) for result in runs])
+
+    def _forget_leased(self) -> None:
+        for lease in self._leased:
+            if lease.gate is not None:
+                lease.gate.leave()
+        self._leased.clear()
 
     def _answer_terminated(self, guarded: Guarded) -> list[Finished]:
         """Return the replies for a terminated run: several requests are to be tried alone, a single one fails."""
@@ -243,13 +304,13 @@ class Worker:
             self._metrics.terminated(model)
         log.warning("a run of %s was terminated after %.3g s", group[0].lane, time.monotonic() - guarded.began)
         if not guarded.alone:
-            return [Finished(lease, encode_given_up(lease.header.name), b"") for lease in group]
+            return _left([self._replies.give_up(lease) for lease in group])
         code, message = guarded.error()
         for lease in group:
             for position in list(lease.live_requests):
                 lease.fail(position, code, message)
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
-        return [self._fail(lease, cost) for lease in group]
+        return _left([self._fail(lease, cost) for lease in group])
 
     def final_replies(self, guarded: Guarded) -> list[Finished]:
         """Return all unsent replies, before the process ends because a run cannot be terminated.
@@ -258,22 +319,28 @@ class Worker:
         """
         return [*self._done, *self._answer_terminated(guarded)]
 
-    def _refuse(self, lease: Lease) -> Finished:
+    def _refuse(self, lease: Lease) -> Finished | None:
         for position in list(lease.live_requests):
             lease.fail(position, Code.UNAVAILABLE, "the version is no longer loaded in this worker")
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return self._fail(lease, cost)
 
-    def _fail(self, lease: Lease, cost: RunCost) -> Finished:
+    def _fail(self, lease: Lease, cost: RunCost) -> Finished | None:
         return self._replies.finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE, at_once=False)
 
     def _drain(self, consumer: Consumer) -> None:
         """Leave the set of idle workers, so that no further entry is delivered; then run what is leased."""
+        self._direct.detach(self._leased)
         self._reply(consumer)
         self._leased += consumer.take_inbox()
         while self._leased:
             consumer.send_next(self._execute(self._next_group()), 0, 0)
             consumer.receive_next()
+
+
+def _left(finished: Sequence[Finished | None]) -> list[Finished]:
+    """Return what is left for Redis."""
+    return [one for one in finished if one is not None]
 
 
 def _limit_run(group: Sequence[Lease], model: LoadedModel, now_ms: float) -> None:

@@ -29,10 +29,10 @@ def acting(address: str, label: str = "") -> None:
 
 
 def audit(change: str, model: str | None = None, **fields: object) -> None:
-    """Log that a change was made. `fields`: values for programs that read logs."""
+    """Log that a change was made. `fields`: values for programs that read logs; people are shown those that are set."""
     actor = _ACTOR.get()
     subject = "" if model is None else f": {model}"
-    details = "".join(f", {name} {value}" for name, value in fields.items())
+    details = "".join(f", {name} {value}" for name, value in fields.items() if value != "")
     changes = CHANGES.get()
     if changes is not None and len(changes) < CHANGES_MAX:
         changes.append(f"{change}{subject}{details}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from hashlib import blake2b
 from importlib import metadata
@@ -126,6 +127,22 @@ def installed_packages() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def missing_for(backend: str, device: str, found: DeviceRecord, packages: Collection[str]) -> str:
+    """Return what a worker lacks to run models on its GPU; "" if nothing is known to be missing, or it has none.
+
+    Args:
+        backend: that of the worker.
+        device: as MILLSTREAM_WORKER_DEVICE.
+        found: what the device is.
+        packages: inference libraries that are installed.
+    """
+    if found.kind != "gpu" or backend != "onnxruntime":
+        return ""
+    if "onnxruntime-gpu" not in packages:
+        return f"device {device} needs onnxruntime-gpu: install millstream[gpu] in place of millstream[cpu]"
+    return "" if found.name else f"the NVIDIA driver knows no GPU that is {device}"
 
 
 def _features(text: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from millstream.services.errors import Failure
@@ -63,11 +64,13 @@ class LogLevel:
         self._seen: tuple[int, ...] = ()
         self._stopped = threading.Event()
         self._applying = threading.Lock()
+        self._signals: SimpleQueue[None] = SimpleQueue()
 
     def start(self) -> None:
         """Follow the document and the installation in a thread, and SIGUSR2. Call it in the main thread."""
         signal.signal(signal.SIGUSR2, self._on_signal)
         threading.Thread(target=self._run, name="log level", daemon=True).start()
+        threading.Thread(target=self._follow_signals, name="log level signal", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -114,13 +117,15 @@ class LogLevel:
             logging.getLogger().setLevel(max(logging.INFO, LEVELS[asked or "info"]))
 
     def _on_signal(self, *_: object) -> None:
-        self._signalled = not self._signalled
-        # In a thread: the signal may have interrupted code that holds a lock of logging.
-        threading.Thread(target=self._follow_signal, name="log level signal", daemon=True).start()
+        # It may have interrupted code that holds a lock, of logging or of threading: this queue takes none.
+        self._signals.put(None)
 
-    def _follow_signal(self) -> None:
-        self._apply()
-        log.warning("SIGUSR2: log level: %s", "debug" if self._signalled else self._asked or "the default")
+    def _follow_signals(self) -> None:
+        while True:
+            self._signals.get()
+            self._signalled = not self._signalled
+            self._apply()
+            log.warning("SIGUSR2: log level: %s", "debug" if self._signalled else self._asked or "the default")
 
     def _run(self) -> None:
         self.check()

@@ -14,7 +14,14 @@ from pydantic import SecretStr
 
 from millstream.services.client.trust import Trust
 from millstream.services.installation import shm_prefix
-from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, MANAGER_VARIABLES, SECRET_FILES, Settings
+from millstream.services.settings import (
+    ACCESS_SECRET,
+    ADMIN_KEY,
+    MANAGER_VARIABLES,
+    METRICS_KEY,
+    SECRET_FILES,
+    Settings,
+)
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
@@ -44,7 +51,7 @@ class Program:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    withheld: frozenset[str] = WITHHELD | {ADMIN_KEY, ACCESS_SECRET}
+    withheld: frozenset[str] = WITHHELD | {ADMIN_KEY, ACCESS_SECRET, METRICS_KEY}
     fds: tuple[int, ...] = ()
     worker: bool = False
     signals_ready: bool = False

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
 from millstream.services.supervisor.child import Child
+from millstream.services.supervisor.other_workers import OtherWorkers
+from millstream.services.wire.scaling import ScaleDecision
 
 log = logging.getLogger("millstream.supervisor")
 
 EVERY_S = 0.5  # between two looks at the decisions
 
-#: returns the number of workers that each pool should have, of pools with a fresh decision. Raises Failure.
-ReadWanted = Callable[[], Awaitable[Mapping[str, int]]]
+#: returns the fresh decisions of pools. Raises Failure.
+ReadDecisions = Callable[[], Awaitable[Mapping[str, ScaleDecision]]]
 
 
 class PoolScaler:
@@ -29,7 +33,7 @@ class PoolScaler:
     Args:
         sizes: least and largest number of workers of those pools, by the settings.
         children: returns the running workers of all pools, a list that is changed here.
-        wanted: reads the decisions.
+        decisions: reads the decisions.
         start: starts the worker of a pool with a number.
         drain_s: how long a worker may take to stop.
         paused: returns whether a pool may not change now, as while one of its workers is replaced.
@@ -40,7 +44,7 @@ class PoolScaler:
         self,
         sizes: Mapping[str, tuple[int, int]],
         children: Callable[[], list[Child]],
-        wanted: ReadWanted,
+        decisions: ReadDecisions,
         start: Callable[[str, int], Child],
         drain_s: float,
         paused: Callable[[str], bool],
@@ -48,11 +52,12 @@ class PoolScaler:
     ) -> None:
         self._sizes = sizes
         self._children = children
-        self._wanted = wanted
+        self._decisions = decisions
         self._start_worker = start
         self._drain_s = drain_s
         self._paused = paused
         self._show = show
+        self._others = OtherWorkers(show)
         self._leaving: dict[Child, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -73,12 +78,19 @@ class PoolScaler:
     async def _run(self) -> None:
         while True:
             try:
-                self.follow(await self._wanted())
+                decisions = await self._decisions()
+                self._look_for_others(decisions)
+                self.follow({pool: one.wanted for pool, one in decisions.items()})
             except Failure as failure:
                 log.debug("the pools keep their sizes: %s", failure.message)
             except Exception:
                 log.exception("the pools could not be resized; trying again")
             await asyncio.sleep(EVERY_S)
+
+    def _look_for_others(self, decisions: Mapping[str, ScaleDecision]) -> None:
+        here = Counter(child.program.pool for child in (*self._children(), *self._leaving))
+        for pool in self._sizes.keys() & decisions.keys():
+            self._others.look(pool, decisions[pool].ready, here[pool], time.monotonic())
 
     def follow(self, wanted: Mapping[str, int]) -> None:
         """Start or stop workers, so that each pool that is not paused has as many as are wanted, within its limits."""

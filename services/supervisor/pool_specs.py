@@ -70,6 +70,7 @@ class PoolSpec(NamedTuple):
 
 #: Share of the memory of a device that its workers may use together; the rest is for the driver and the libraries.
 DEVICE_SHARE = 0.9
+DEVICE_BYTES_MIN = 64 << 20  # of a worker; CUDA's context alone takes more
 OPTIONS = ("device", "threads", "memory", "backend", "device_memory")
 
 
@@ -101,15 +102,19 @@ def worker_counts(text: str) -> dict[str, int]:
 
 
 def check_device_memory(pools: str, worker_device: str) -> None:
-    """Raise Failure(INVALID), one line, if a pool limits the memory of a device that has none of its own.
+    """Raise Failure(INVALID), one line, if a pool's limit of device memory is too small, or its device has none.
 
     Args:
         pools: the setting `pools`.
         worker_device: device of the pools that name none.
     """
     for name, spec in parse_pools(pools).items():
-        if spec.device_memory and _device_number(spec.device or worker_device) is None:
-            where = f"--pool {name}={spec.size},device_memory={spec.device_memory}"
+        if not spec.device_memory:
+            continue
+        where = f"--pool {name}={spec.size},device_memory={spec.device_memory}"
+        if 0 < parse_size(spec.device_memory) < DEVICE_BYTES_MIN:
+            raise invalid(f"{where}: too small for one worker, which needs {DEVICE_BYTES_MIN >> 20}MiB")
+        if _device_number(spec.device or worker_device) is None:
             hint = f"memory={spec.device_memory} limits its workers"
             raise invalid(f"{where}: the pool runs on the CPU, which has no memory of its own; {hint}")
 

@@ -19,14 +19,11 @@ from typing import Protocol
 from millstream.services.client.trust import Trust
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.process.cpu_share import cores, cpus
 from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
-from millstream.services.process.memory_share import check_memory, total_bytes
-from millstream.services.process.private_files import make_private_folder
-from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.scale_state import ScaleState
@@ -44,23 +41,23 @@ from millstream.services.start_log import log_start
 from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
 from millstream.services.supervisor.child_log import WriteLine
-from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent
+from millstream.services.supervisor.control import ControlSocket
 from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
+from millstream.services.supervisor.death_reports import DeathReports
 from millstream.services.supervisor.health import Health
+from millstream.services.supervisor.home import make_home
 from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.pool_scaler import PoolScaler
-from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, parse_pools, worker_counts
+from millstream.services.supervisor.pool_specs import parse_pools, worker_counts
 from millstream.services.supervisor.preload_pipe import PreloadPipe
 from millstream.services.supervisor.readiness import wait_until_ready
-from millstream.services.supervisor.rolling import Rolling
+from millstream.services.supervisor.restarts import Restarts
 from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
-from millstream.services.tls.files import TlsFiles
-from millstream.services.tls.identity import load_identity
-from millstream.services.wire.scaling import is_fresh
-from millstream.services.wire.worker_id import worker_id
+from millstream.services.supervisor.start_checks import check_start
+from millstream.services.wire.scaling import ScaleDecision, is_fresh
 
 log = logging.getLogger(LOGGER)
 
@@ -70,7 +67,6 @@ DEATHS_MAX_AT_START = 5
 #: Shares of the drain time after which the gateways and the workers have ended. Workers get less time than gateways:
 #: once the gateways are gone, no caller waits for a result.
 GATEWAYS_SHARE, WORKERS_SHARE = 0.9, 0.95
-RESTARTS = ("all", "gateways", "workers")
 
 
 class StatusView(Protocol):
@@ -123,7 +119,6 @@ class Supervisor:
         self._status = ""  # for the service manager, while it serves
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
-        self._crashes: CrashAnalyzer | None = None
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._grpc_reservation: socket.socket | None = None  # the port for gRPC
@@ -134,13 +129,12 @@ class Supervisor:
         self._gateways: list[Child] = []
         self._controllers: list[Child] = []
         self._worker_of: Callable[[str, int], Program] | None = None
+        self._restarts = self._new_restarts()
         self._scaler = self._new_scaler()
         self._scale_state: ScaleState | None = None
-        self._death_notices: set[asyncio.Task[bool]] = set()
-        self._control = ControlSocket(self._on_command)
+        self._deaths: DeathReports | None = None
+        self._control = ControlSocket(self._restarts.on_command)
         self._control_path: Path | None = None
-        self._rolling: asyncio.Task[None] | None = None
-        self._replacer: Rolling | None = None  # of that restart
         self._hangup_restart: asyncio.Task[None] | None = None
         self._terminal = machine.has_terminal()
         self._end: asyncio.Future[None] = asyncio.Future()
@@ -153,11 +147,7 @@ class Supervisor:
         The code is 0 after a clean stop, 130 after a second signal. Raises Failure if the start fails; then nothing is
         left running, and a failure before the lock is taken has changed nothing.
         """
-        check_exposure(self._settings)
-        check_tls(self._settings)
-        check_device_memory(self._settings.pools, self._settings.worker_device)
-        memory = memory_of_pools(self._settings.pools, self._settings.worker_memory)
-        check_memory(memory, worker_counts(self._settings.pools), total_bytes())
+        check_start(self._settings)
         make_home(self._settings.home)
         self._lock.take()
         own_log = OwnLog(self._settings.home / "logs" / f"{NAME}.log", self._settings.log_format, self._forward)
@@ -175,7 +165,6 @@ class Supervisor:
         log_start(self._settings, NAME, supervised=False)
         try:
             self._settings = self._settings.model_copy(update={"installation_name": installation_name(self._settings)})
-            self._crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
             self._handle_signals()
             await self._serve()
         finally:
@@ -234,6 +223,8 @@ class Supervisor:
         )
         self._lock.announce(running.local_url, self._control_path, certificate)
         assert self._address is not None
+        crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
+        self._deaths = DeathReports(crashes, self._address, self._keys())
         settings = plan.settings_of_children(
             self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
         )
@@ -312,22 +303,44 @@ class Supervisor:
                 if spec.elastic
             },
             lambda: self._workers,
-            self._workers_wanted,
+            self._scale_decisions,
             start,
             self._settings.drain_s,
-            lambda pool: self._end.done() or pool == self._replaced_pool(),
+            lambda pool: self._end.done() or pool == self._restarts.replaced_pool,
             self._show,
         )
 
-    def _replaced_pool(self) -> str | None:
-        """Return the pool of the worker that a restart is replacing, which counts twice until the old one ended."""
-        program = self._replacer.replacing if self._replacer is not None else None
-        return program.pool if program is not None else None
+    def _new_restarts(self) -> Restarts:
+        def groups() -> dict[str, Sequence[list[Child]]]:
+            # Workers first: an older worker might not understand what a newer gateway sends.
+            return {
+                "workers": [self._workers],
+                "gateways": [self._gateways],
+                "all": [self._workers, self._gateways, self._controllers],
+            }
 
-    async def _workers_wanted(self) -> Mapping[str, int]:
+        def obstacle() -> str:
+            if self._end.done():
+                return "is being stopped"
+            return "" if self._ready else "is still starting"
+
+        def announce(restart: str) -> None:
+            if restart:
+                self._manager.reloading(restart)
+            elif not self._end.done():
+                self._manager.ready(self._status)
+
+        async def until_ready(old: Child, new: Child) -> None:
+            assert self._address is not None
+            await wait_until_ready(old, new, self._address, self._keys())
+
+        start = partial(self._start_child, on_trial=True)
+        return Restarts(groups, start, until_ready, self._settings.drain_s, obstacle, self._show, announce)
+
+    async def _scale_decisions(self) -> Mapping[str, ScaleDecision]:
         assert self._scale_state is not None
         decisions, now = await self._scale_state.decisions()
-        return {pool: one.wanted for pool, one in decisions.items() if is_fresh(one, now)}
+        return {pool: one for pool, one in decisions.items() if is_fresh(one, now)}
 
     def _start_all(self, programs: Sequence[Program]) -> list[Child]:
         return [self._start_child(program) for program in programs]
@@ -345,72 +358,11 @@ class Supervisor:
         child.start()
         return child
 
-    async def _on_command(self, request: Event, report: ReportEvent) -> None:
-        what = request.get("restart")
-        if what not in RESTARTS:
-            raise invalid(f"restart one of {', '.join(RESTARTS)}")
-        await self._restart(what, report)
-
-    async def _restart(self, what: str, report: ReportEvent) -> None:
-        """Replace gateways, workers or all, one after the other. Raises Failure if a restart is not possible now."""
-        try:
-            await self._roll(what, report)
-        except Failure as failure:
-            self._show(f"restart: {failure.message}")
-            raise
-
-    async def _roll(self, what: str, report: ReportEvent) -> None:
-        if not self._ready or self._end.done():
-            state = "is being stopped" if self._end.done() else "is still starting"
-            raise Failure(Code.CONFLICT, f"millstream {state}: nothing was restarted")
-        if self._rolling is not None:
-            raise Failure(Code.CONFLICT, "a restart is already in progress: wait for its end")
-        assert self._address is not None
-        address = self._address
-        self._replacer = Rolling(
-            lambda program: self._start_child(program, on_trial=True),
-            lambda old, new: wait_until_ready(old, new, address, self._keys()),
-            self._settings.drain_s,
-        )
-        # Workers first: an older worker might not understand what a newer gateway sends.
-        groups = {
-            "workers": [self._workers],
-            "gateways": [self._gateways],
-            "all": [self._workers, self._gateways, self._controllers],
-        }
-        replacing = self._replacer.run(groups[what], partial(self._report, report))
-        self._rolling = asyncio.create_task(replacing, name="restart")
-        self._manager.reloading(f"replacing {what}")
-        try:
-            # Waited for, not awaited: if the command that requested the restart is cancelled, the restart continues.
-            await asyncio.wait({self._rolling})
-            if self._rolling.cancelled():
-                raise Failure(Code.UNAVAILABLE, "millstream is being stopped: the restart was not completed")
-            self._rolling.result()
-        finally:
-            self._rolling = self._replacer = None
-            if not self._end.done():
-                self._manager.ready(self._status)
-
-    def _report(self, report: ReportEvent, event: Event) -> None:
-        if event["event"] == "replaced":
-            before, pid, seconds = event["pid_before"], event["pid"], event["seconds"]
-            self._show(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
-        report(event)
-
     async def _on_death(self, child: Child, pid: int) -> bool:
-        """Announce the death of a worker to the gateways; return whether a model is at fault."""
+        """Report the death of a worker; return whether a model is at fault. During the start, end it after many."""
         model_at_fault = False
-        if child.program.worker and pid and self._address is not None:
-            worker = worker_id(child.program.name, child.start_id)
-            # Before the restart: the new worker must already see which version not to load.
-            assert self._crashes is not None
-            report = await asyncio.to_thread(self._crashes.analyze, worker, child.code, planned=child.stopped)
-            model_at_fault = report.model_at_fault
-            # Gateways requeue its batches now instead of after the lease.
-            task = asyncio.create_task(publish_death(self._address, self._keys(), report.death))
-            self._death_notices.add(task)
-            task.add_done_callback(self._death_notices.discard)
+        if child.program.worker and pid and self._deaths is not None:
+            model_at_fault = await self._deaths.report(child)
         give_up = child.program.vital and not model_at_fault and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
         if not self._ready and give_up and not self._end.done():
             last_line = f": {child.last_line}" if child.last_line else ""
@@ -426,9 +378,7 @@ class Supervisor:
         # Nothing new is started.
         await self._scaler.stop()
         # A command that waits for a restart is told that it was cancelled.
-        if self._rolling is not None:
-            self._rolling.cancel()
-            await asyncio.wait({self._rolling})
+        await self._restarts.cancel()
         await self._control.close()
         if self._listener is not None:
             # Gateways inherited this socket. While our copy is open, the kernel queues connections that none accepts.
@@ -446,7 +396,8 @@ class Supervisor:
         await self._stop([*self._workers, *self._scaler.leaving], started + self._settings.drain_s * WORKERS_SHARE)
         if self._scale_state is not None:
             await self._scale_state.close()
-        await asyncio.gather(*self._death_notices, return_exceptions=True)
+        if self._deaths is not None:
+            await self._deaths.settle()
         if self._grpc_reservation is not None:
             self._grpc_reservation.close()
         # Redis last: gateways and workers write to it when they end.
@@ -506,47 +457,9 @@ class Supervisor:
         self._hangup_restart = asyncio.create_task(self._restart_on_hangup(), name="SIGHUP")
 
     async def _restart_on_hangup(self) -> None:
-        with contextlib.suppress(Failure):  # `_restart` has shown it
-            await self._restart("all", lambda _: None)
+        with contextlib.suppress(Failure):  # it was shown
+            await self._restarts.restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
         for child in (*self._gateways, *self._controllers, *self._workers, *self._scaler.leaving, *self._redis):
             child.kill()
-
-
-def check_tls(settings: Settings) -> None:
-    """Check the certificates of the listeners. Raises Failure(INVALID)."""
-    files = TlsFiles.of(settings)
-    if files is None:
-        return
-    load_identity(files)
-    if files.client_ca is not None and settings.client_cert_file is None:
-        raise invalid(
-            "MILLSTREAM_TLS_CLIENT_CA_FILE: `millstream up` calls its own gateways, too: set "
-            "MILLSTREAM_CLIENT_CERT_FILE and MILLSTREAM_CLIENT_KEY_FILE to a certificate of these authorities"
-        )
-
-
-def check_exposure(settings: Settings) -> None:
-    """Raise Failure(INVALID) if other machines could reach the admin API without a key."""
-    if settings.admin_key is None and not listener.binds_loopback(settings.host):
-        raise invalid(
-            f"--host {settings.host} is reachable from other machines and there is no admin key: set "
-            "MILLSTREAM_ADMIN_KEY to a secret of your choice, or listen on 127.0.0.1"
-        )
-
-
-def make_home(home: Path) -> None:
-    """Create the folders of a home, private to this user. Raises Failure(INVALID) if they cannot be written.
-
-    An existing folder that is not empty and not a home keeps its mode, since it may contain other files; only the
-    folders created in it are private.
-    """
-    try:
-        if not home.exists() or (home / "run" / "lock").exists() or not any(home.iterdir()):
-            make_private_folder(home)
-        for name in ("logs", "run", "repository"):
-            make_private_folder(home / name)
-        (home / "run" / "lock").touch()
-    except OSError as error:
-        raise invalid(f"--home {home}: cannot be written ({error.strerror}); choose another folder") from error

@@ -220,6 +220,7 @@ class VariantSwaps:
             model, table, measured, Profile(measured).rows_worth_running(model.rows_max), choice.names
         ):
             self._swapped[content_id] = swapped
+            self._metrics.variant_swapped(manifest)
             log.info("swapped: %s is served by %s", content_id, choice.names)
         else:  # it was unloaded meanwhile, which closed the baseline
             table.release()

@@ -1,0 +1,37 @@
+"""death_reports: finds out why a worker died, and announces its death to the gateways."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.services.crashes.analyzer import CrashAnalyzer
+from millstream.services.queue.death_notices import publish_death
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.url import RedisAddress
+from millstream.services.supervisor.child import Child
+from millstream.services.wire.worker_id import worker_id
+
+
+class DeathReports:
+    """The reports of one supervisor."""
+
+    def __init__(self, crashes: CrashAnalyzer, address: RedisAddress, keys: InstallationKeys) -> None:
+        self._crashes = crashes
+        self._address = address
+        self._keys = keys
+        self._notices: set[asyncio.Task[bool]] = set()
+
+    async def report(self, child: Child) -> bool:
+        """Announce the death of a worker; return whether a model is at fault."""
+        worker = worker_id(child.program.name, child.start_id)
+        # Before the restart: the new worker must already see which version not to load.
+        report = await asyncio.to_thread(self._crashes.analyze, worker, child.code, planned=child.stopped)
+        # Gateways requeue its batches now instead of after the lease.
+        task = asyncio.create_task(publish_death(self._address, self._keys, report.death))
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+        return report.model_at_fault
+
+    async def settle(self) -> None:
+        """Return when all deaths are announced, or could not be."""
+        await asyncio.gather(*self._notices, return_exceptions=True)

@@ -1,0 +1,160 @@
+"""evictions: unloads versions that are still to be served: for others, for want of calls, or by order.
+
+Redis decides whether a version is in use (`Unloads.evict`). A batch that was on its way has its version loaded again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from millstream.services.placement.eviction import make_room
+from millstream.services.placement.headroom import headroom_of, unloaded_ahead
+from millstream.services.placement.ordered_loads import OrderedLoads
+from millstream.services.placement.views import Footprint, Refusal, RefusalKind
+from millstream.services.wire.orders import Order
+from millstream.services.wire.records import State
+from millstream.workers.consumer import Consumer
+from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.residency.own_view import OwnView, settled
+from millstream.workers.residency.state import ResidencyState
+from millstream.workers.unloads import EvictionReason, Unloads
+from millstream.workers.version_loads import VersionLoads
+
+log = logging.getLogger("millstream.residency")
+
+CLOSE_WAIT_S = 0.25  # for an order until what was unloaded for it is closed; then other orders come first
+#: When the lane of an unloaded version is looked at: a gateway may have sent a batch before it knew.
+RECHECKS_S = (1.0, 3.0)
+RECALL_LIFE_MS = 60_000  # of the demand for a version that a batch waits for
+
+
+class Evictions:
+    """The evictions of one worker. Safe for several threads."""
+
+    def __init__(
+        self, state: ResidencyState, view: OwnView, models: LoadedModels, loads: VersionLoads, unloads: Unloads
+    ) -> None:
+        self._state = state
+        self._view = view
+        self._models = models
+        self._loads = loads
+        self._unloads = unloads
+        self._budget = loads.memory.budget
+        self.ordered = OrderedLoads()
+        self._measured = False  # whether a load ended since it was last checked that the budget holds
+        self._unpaid = ""  # why nothing is unloaded although the budget is exceeded
+        self._rechecks: deque[tuple[float, str]] = deque(maxlen=1000)
+        self._ahead: Sequence[str] = ()  # content ids that were unloaded last to keep memory free
+
+    def load_ended(self) -> None:
+        """Look soon whether the budget holds: an instance may have turned out to take more than was predicted."""
+        self._measured = True
+
+    def unload(self, content_id: str, reason: EvictionReason, why: str, consumer: Consumer) -> bool:
+        """Unload a version that is not in use, not pinned, and not needed for instances_min; False: it stays.
+
+        Raises Failure(UNAVAILABLE) without Redis.
+        """
+        with self._state.changed:
+            one = self._state.wanted.get(content_id)
+            if one is None or one.placement.pin:
+                return False
+            model = self._models.get(content_id)
+            if not self._unloads.evict(consumer, content_id, one.placement.instances_min, reason, why):
+                return False
+            if model is not None and model.demanded:  # if its lane was not added yet, nothing else ends the demand
+                consumer.end_demand(content_id)
+            self._state.put_away.add(content_id)
+            now = time.monotonic()
+            self._rechecks.extend((now + after_s, content_id) for after_s in RECHECKS_S)
+            return True
+
+    def unload_for(self, content_id: str, victims: Sequence[str], consumer: Consumer) -> None:
+        """Unload instances for a version, up to the first that is in use again."""
+        for victim in victims:
+            if not self.unload(victim, EvictionReason.ROOM, f"to make room for {content_id}", consumer):
+                break
+
+    def unload_idle(self, consumer: Consumer) -> None:
+        """Unload the versions that were not called for the `idle_s` of their endpoints."""
+        now = self._view.monotonic()
+        with self._state.changed:
+            limited = [one for one in self._state.wanted.values() if one.placement.idle_s]
+            for one in limited:
+                model = self._models.get(one.content_id)
+                if model is not None and model.state is State.READY:
+                    idle_s = now - max(model.loaded_at, model.calls.last)
+                    if idle_s >= one.placement.idle_s:
+                        self.unload(one.content_id, EvictionReason.IDLE, f"idle for {idle_s:.0f} s", consumer)
+
+    def repay(self, consumer: Consumer) -> None:
+        """Unload what costs least if an instance turned out to take more than was predicted, and there is too little.
+
+        Raises Failure(UNAVAILABLE) without Redis.
+        """
+        if not self._measured or self._unloads.closing:
+            return
+        with self._state.changed:
+            over_bytes, device_over_bytes = self._budget.over_bytes
+            if not over_bytes and not device_over_bytes:
+                self._measured, self._unpaid = False, ""
+                return
+            view, protected = self._view.with_use(consumer)
+            need, now = Footprint(over_bytes, device_resident_bytes=device_over_bytes), self._view.now()
+            victims = make_room(view, need, now, protected)
+            if isinstance(victims, Refusal) and victims.kind is RefusalKind.THRASHING:
+                victims = make_room(settled(view), need, now, protected)  # the budget comes first
+            if isinstance(victims, Refusal):
+                if victims.reason != self._unpaid:
+                    log.warning("more than the memory budget is in use: %s", victims.reason)
+                self._unpaid = victims.reason
+                return
+            for victim in victims:
+                why = "the worker uses more than its memory budget"
+                self.unload(victim, EvictionReason.BUDGET, why, consumer)
+
+    def unload_ahead(self, consumer: Consumer) -> None:
+        """Unload what is hardly called, after a load that a call waited for, so that the next one finds memory free.
+
+        Not while another load runs, which could not be measured beside it. Raises Failure(UNAVAILABLE) without Redis.
+        """
+        if not self.ordered.any_new or self._loads.pending or self._unloads.closing:
+            return
+        with self._state.changed:
+            expected = self.ordered.take()
+            if expected is None:
+                return
+            headroom = headroom_of(expected.footprint, self._budget.room_bytes, self._budget.device_room_bytes)
+            if headroom is None or self._budget.within(headroom.low, 1.0):
+                return
+            view, protected = self._view.with_use(consumer)
+            victims = unloaded_ahead(view, headroom, expected.gap_s, self._view.now(), protected)
+            why = "to keep memory free for the next model that is called"
+            self._ahead = [one for one in victims if self.unload(one, EvictionReason.ROOM, why, consumer)]
+
+    def wait_for_headroom(self) -> None:
+        """Wait until what was unloaded ahead is closed: only then is its memory free, and a load measured alone."""
+        ahead, self._ahead = self._ahead, ()
+        self.closed(ahead)
+
+    def closed(self, victims: Sequence[str]) -> bool:
+        """Wait until instances that were unloaded are closed; False: that takes longer than CLOSE_WAIT_S."""
+        return self._state.changed.wait_for(lambda: not self._unloads.any_closing(victims), CLOSE_WAIT_S)
+
+    def recall(self, consumer: Consumer) -> None:
+        """Order the load of unloaded versions whose lanes have calls: their gateways did not know of the unload.
+
+        A readiness probe loads nothing, and so makes no other version give way.
+        """
+        now = time.monotonic()
+        for _ in range(len(self._rechecks)):
+            at, content_id = self._rechecks.popleft()
+            gone = self._models.get(content_id) is None and content_id in self._state.wanted
+            if at > now:
+                self._rechecks.append((at, content_id))
+            elif gone and consumer.has_calls(content_id):
+                order = Order(do="load", content_id=content_id, why="a call came as it was unloaded", evict=True)
+                consumer.demand(content_id, RECALL_LIFE_MS, order.model_dump_json().encode())

@@ -1,0 +1,139 @@
+"""own_view: what this worker holds, as the decisions of placement see it.
+
+instances, account of the memory, calls ─> WorkerView ─(and Redis: what is in use)─> what may be unloaded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
+from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.records import State
+from millstream.workers.consumer import Consumer
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.residency.state import ResidencyState
+from millstream.workers.version_loads import VersionLoads
+
+
+class OwnView:
+    """The view that a worker has of itself. Called with `state.changed` locked.
+
+    Args:
+        worker: id of the worker, and its pool.
+        clock: the Redis clock.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        pool: str,
+        state: ResidencyState,
+        models: LoadedModels,
+        loads: VersionLoads,
+        clock: RedisClock,
+    ) -> None:
+        self._worker = worker
+        self._pool = pool
+        self._state = state
+        self._models = models
+        self._loads = loads
+        self._memory = loads.memory
+        self._budget = loads.memory.budget
+        self._clock = clock
+
+    def now(self) -> float:
+        """Return the seconds of the Redis clock."""
+        return self._clock.now_ms() / 1000
+
+    def monotonic(self) -> float:
+        """Return the seconds of the monotonic clock, which is never set."""
+        return self.now() - self._clock.offset_ms / 1000
+
+    def on_redis_clock(self, instant: float) -> float:
+        """Return an instant of the monotonic clock in seconds on the Redis clock; 0, which is none, stays 0."""
+        return instant + self._clock.offset_ms / 1000 if instant else 0.0
+
+    def need(self, manifest: Manifest) -> Footprint:
+        """Return what a version takes here: what was reserved or measured, else what is known or predicted."""
+        return self._budget.footprint(manifest.content_id) or self._memory.need(manifest)
+
+    def last_used(self, model: LoadedModel) -> float:
+        """Return the instant of the last call, in seconds on the Redis clock; 0: there was none."""
+        return self.on_redis_clock(model.calls.last)
+
+    def with_use(self, consumer: Consumer) -> tuple[WorkerView, frozenset[str]]:
+        """Return what the worker holds, with what is in use, and which versions are needed for instances_min.
+
+        Raises Failure(UNAVAILABLE) without Redis.
+        """
+        wanted = self._state.wanted
+        counted = [one.content_id for one in wanted.values() if one.placement.instances_min]
+        counted = [content_id for content_id in counted if self._models.get(content_id) is not None]
+        holders, in_use = consumer.lanes_in_use(counted, list(self._models.lanes()))
+        protected = {
+            content_id
+            for content_id, count in holders.items()
+            if count - 1 < wanted[content_id].placement.instances_min
+        }
+        in_use |= {content_id for content_id, model in self._models.all().items() if model.gate.inside}
+        return self.of(self._loads.active(), in_use), frozenset(protected)
+
+    def of(self, active: Collection[str], in_use: Collection[str] = ()) -> WorkerView:
+        """Return what the worker holds. `active`: content ids that are being loaded or are demanded."""
+        instances: dict[str, PlacedInstance] = {}
+        budget = self._budget
+        footprints = budget.footprints()
+        for content_id, model in self._models.all().items():
+            if is_held(model, content_id in active):
+                footprint = footprints.get(content_id) or self._memory.need(model.manifest)
+                instances[content_id] = self._placed(model, footprint, content_id in in_use)
+        return WorkerView(
+            self._worker,
+            self._pool,
+            budget.budget_bytes,
+            budget.used_bytes,
+            instances=instances,
+            device_budget_bytes=budget.device_budget_bytes,
+            device_used_bytes=budget.device_used_bytes,
+            room_bytes=budget.room_bytes,
+            device_room_bytes=budget.device_room_bytes,
+        )
+
+    def _placed(self, model: LoadedModel, footprint: Footprint, in_use: bool) -> PlacedInstance:
+        content_id = model.manifest.content_id
+        known = self._models.usage.fold(content_id, model.calls)
+        last_used, ready_at = self.last_used(model), self.on_redis_clock(model.loaded_at)
+        if model.demanded:
+            last_used = max(last_used, ready_at)  # its first call is on its way
+        was_called = last_used > 0
+        if model.staged:  # a client asked for it: it makes room for calls, not for what the worker loads by itself
+            last_used = max(last_used, ready_at)
+        draining = model.state is State.DRAINING  # its bytes are there, and go without an order
+        if model.state is not State.READY and not draining:
+            loaded_at = float("inf")
+        else:  # a version that was never called is no loss, however young it is
+            loaded_at = ready_at if was_called else 0.0
+        wanted = self._state.wanted.get(content_id)
+        pinned = wanted is not None and wanted.placement.pin
+        staged = wanted is not None and wanted.staged  # its activation waits until it is ready
+        in_use = in_use or draining or staged
+        return PlacedInstance(content_id, footprint, loaded_at, last_used, in_use, pinned, known.usage)
+
+
+def settled(worker: WorkerView) -> WorkerView:
+    """Return a worker in which every loaded instance has been there long enough to be unloaded."""
+    return replace(
+        worker,
+        instances={
+            content_id: replace(one, loaded_at=0.0 if one.loaded_at < float("inf") else one.loaded_at)
+            for content_id, one in worker.instances.items()
+        },
+    )
+
+
+def is_held(model: LoadedModel | None, active: bool) -> bool:
+    """Return whether a version is loaded, or is being loaded or demanded (`active`)."""
+    return active or (model is not None and model.state in {State.READY, State.DRAINING})

@@ -1,0 +1,403 @@
+"""residency: which versions this worker holds. Repository and orders in, loads and unloads out.
+
+update (repository changed) ─> preloads ─> loader                     what it holds without any order
+load (order: a call waits) ─> make room: unload what costs least ─> reserve memory ─> loader, before all preloads
+                           └> refusal in the worker's record, end of the demand
+The decisions are pure (millstream.services.placement); this module brings them the facts and does what they say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+
+from millstream.services.model.manifest import Manifest
+from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
+from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
+from millstream.services.placement.usage import Usage
+from millstream.services.placement.views import Footprint, Refusal, RefusalKind
+from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.orders import Order
+from millstream.services.wire.records import State
+from millstream.workers.batching_verdicts import BatchingVerdicts
+from millstream.workers.consumer import Consumer
+from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loader import LoadRequest
+from millstream.workers.refusals import Refusals
+from millstream.workers.residency.evictions import Evictions
+from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
+from millstream.workers.residency.own_view import OwnView, is_held
+from millstream.workers.residency.room_making import Answer, RoomMaking
+from millstream.workers.residency.state import ResidencyState
+from millstream.workers.unloads import Unloads
+from millstream.workers.version_loads import VersionLoads
+from millstream.workers.wanted import Wanted
+
+log = logging.getLogger("millstream.residency")
+
+UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered just after it was published
+_LOADS = frozenset({State.LOADING, State.WARMING})
+
+
+class Residency:
+    """The versions of one worker. Safe for several threads: one at a time decides.
+
+    `again` are orders that the worker gives itself, `ended` the content ids whose demands end without a lane.
+
+    Args:
+        worker: id of the worker, its pool, and its number in the pool.
+        clock: the Redis clock.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        pool: str,
+        number: int,
+        models: LoadedModels,
+        loads: VersionLoads,
+        unloads: Unloads,
+        clock: RedisClock,
+    ) -> None:
+        self._number = number
+        self._models = models
+        self._loads = loads
+        self._budget = loads.memory.budget
+        self._kind = loads.kind
+        self._clock = clock
+        self._state = ResidencyState()
+        self._own = OwnView(worker, pool, self._state, models, loads, clock)
+        self.evictions = Evictions(self._state, self._own, models, loads, unloads)
+        self._room = RoomMaking(self._state, self._own, self.evictions, loads, unloads)
+        self.refusals = Refusals(self._own.monotonic, self._own.on_redis_clock)
+        self._batching = BatchingVerdicts(models)
+        self.again = self._state.again
+        self.ended: deque[str] = deque()
+        self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
+        self._needs: dict[str, Footprint] = {}  # what the versions take, as of the last load
+        self._whole = True  # whether all versions fit together
+        self._learnt = False  # whether a load ended since preloads were last chosen
+        self._retried: set[str] = set()  # content ids of loads that found no memory and are tried again
+        self._retries: dict[str, Order] = {}  # for when these loads have ended
+        self._fit_checks = FitChecks()
+        self._after_preloads: dict[str, Order] = {}  # of staged versions, for when a preload has ended
+        loads.follow(self._admit, self._on_end, self._on_out_of_memory)
+
+    # What the worker holds without any order.
+
+    def update(self, wanted: dict[str, Wanted]) -> None:
+        """Load what is to be held, now that the repository has these versions for the pool."""
+        with self._state.changed:
+            removed = self._state.wanted.keys() - wanted.keys()
+            self._state.wanted = wanted
+            self._state.put_away &= wanted.keys()
+            self._retried &= wanted.keys()
+            for content_id in removed:
+                self._needs.pop(content_id, None)
+            self._choose()
+            for content_id in removed:
+                self._forget(content_id)
+            self._state.changed.notify_all()
+
+    def _forget(self, content_id: str) -> None:
+        """Forget a version that was removed. What is loaded of it is unloaded elsewhere."""
+        self.refusals.remove(content_id)
+        self._after_preloads.pop(content_id, None)
+        self._by_verdict.discard(content_id)
+        self._batching.forget(content_id)
+        self._fit_checks.end(content_id)
+        self._loads.failed.forget(content_id)
+        model = self._models.get(content_id)
+        if model is not None and model.state is State.LOADING and not self._loads.in_progress(content_id):
+            self._room.give_back(content_id)  # it was demanded, and its load had not begun
+            self.ended.append(content_id)
+
+    def reconsider(self) -> None:
+        """Choose preloads again after loads have ended, when their memory is known."""
+        if self._learnt and not self._loads.pending:
+            with self._state.changed:
+                self._choose()
+
+    def _choose(self) -> None:
+        if self._learnt:
+            self._learnt = False
+            self._needs.clear()  # predictions have changed
+        active, models = self._loads.active(), self._models.all()
+        fitting: list[Wanted] = []
+        candidates: list[Candidate] = []
+        too_large: list[str] = []
+        for content_id, one in self._state.wanted.items():
+            model = models.get(content_id)
+            if not self._may_load(one, model):
+                continue
+            need = self._needs.get(content_id)
+            if need is None:
+                need = self._needs[content_id] = self._own.need(one.manifest)
+            if not self._budget.too_large(need):
+                fitting.append(one)
+                candidates.append(self._candidate(one, need))
+            elif not is_held(model, content_id in active):
+                too_large.append(content_id)
+        chosen = preloads(self._own.of(active), candidates, self._budget.base_bytes, self._budget.device_base_bytes)
+        self._whole = chosen.whole
+        queued = [*chosen.content_ids, *too_large]
+        self._list(queued if chosen.whole else too_large)
+        ordered = {order.content_id for order in list(self.again)}
+        ordered |= {*self._after_preloads, *self._retries, *self._room.waiting}
+        if not chosen.whole:
+            self._unlist(active, [*too_large, *ordered])
+        for one, candidate in zip(fitting, candidates, strict=True):
+            held = is_held(models.get(one.content_id), one.content_id in active)
+            queued_now = chosen.whole and one.content_id in queued
+            if not (held or queued_now or one.content_id in ordered or self.refusals.of(one.content_id)):
+                self._order_itself(one, candidate)
+        kept = {one.content_id for one in fitting if one.content_id in active}
+        self._loads.want([self._request(self._state.wanted[content_id]) for content_id in queued], kept)
+
+    def _order_itself(self, one: Wanted, candidate: Candidate) -> None:
+        """Order the load of a version that is neither held nor preloaded, if this worker is to make room for it."""
+        if one.staged:
+            self.again.append(Order(do="load", content_id=one.content_id, why="its load is staged", evict=True))
+        elif one.content_id in self._fit_checks or candidate.waits:
+            return
+        elif is_doubtful(candidate.footprint, self._budget):
+            self.again.append(self._fit_checks.begin(one.content_id))
+            self._list([one.content_id])
+
+    def _may_load(self, one: Wanted, model: LoadedModel | None) -> bool:
+        """Return whether a version is held or may be loaded; publish it as failed if its verdict says so."""
+        content_id = one.content_id
+        self._batching.apply(content_id, one.verdict)
+        retry = self._loads.failed.take_due(content_id)
+        failed = one.verdict.on(self._kind).failed
+        if failed:
+            if model is None or model.state in {*_LOADS, State.FAILED}:
+                self._by_verdict.add(content_id)
+                self._models.set(LoadedModel(one.manifest, State.FAILED, failed))
+                return False
+            return True
+        if model is not None and model.state is State.FAILED:
+            if content_id in self._by_verdict:
+                self._loads.failed.forget(content_id)
+            elif not retry:
+                return False
+            self._models.remove(content_id)
+        self._by_verdict.discard(content_id)
+        return True
+
+    def _candidate(self, one: Wanted, need: Footprint) -> Candidate:
+        waits = one.content_id in self._state.put_away or bool(one.instances_max and self._number >= one.instances_max)
+        return Candidate(one.content_id, need, one.placement.pin, waits)
+
+    def _request(self, one: Wanted) -> LoadRequest:
+        why = "it fits with all others" if self._whole else "memory is free"
+        return LoadRequest(one.manifest, suspect=one.verdict.on(self._kind).deaths > 0, staged=one.staged, why=why)
+
+    def _list(self, content_ids: Collection[str]) -> None:
+        """Publish versions as loading although their loads have not begun: callers wait for these."""
+        for content_id in content_ids:
+            if self._models.get(content_id) is None:
+                self._models.set(LoadedModel(self._state.wanted[content_id].manifest, State.LOADING))
+
+    def _unlist(self, active: Collection[str], kept: Collection[str]) -> None:
+        """Do not publish versions as loading whose loads may not begin soon: their first call orders them."""
+        for content_id, model in self._models.all().items():
+            if model.state is State.LOADING and content_id not in active and content_id not in kept:
+                self._models.remove(content_id)
+
+    def _admit(self, request: LoadRequest) -> bool:
+        """Return whether a load may begin now, and reserve its memory. Called by the loader, which is locked."""
+        content_id = request.content_id
+        if request.demanded:
+            if time.monotonic() <= request.until:
+                return True
+            log.info("not loaded: %s: the calls that it was ordered for wait no longer", content_id)
+            self._room.give_back(content_id)
+            self._models.remove(content_id)
+            self.ended.append(content_id)
+            return False
+        need = self._own.need(request.manifest)
+        if self._budget.too_large(need):
+            return True  # its load fails with the numbers
+        wanted = self._state.wanted.get(content_id)
+        limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
+        if self._room.reserve(content_id, need, limit):
+            return True
+        if self._loads.giving_way:
+            self._learnt = True  # `reconsider` tries again, and the version stays one that is being loaded
+            return False
+        self._state.put_away.add(content_id)
+        model = self._models.get(content_id)
+        if model is not None and model.state is State.LOADING:
+            self._models.remove(content_id)
+        return False
+
+    # Orders.
+
+    def load(self, order: Order, consumer: Consumer) -> None:
+        """Carry out an order to load a version. Raises Failure(UNAVAILABLE) without Redis."""
+        content_id = order.content_id
+        with self._state.changed:
+            self._state.changed.wait_for(lambda: content_id in self._state.wanted, UNKNOWN_S_MAX)
+            one = self._state.wanted.get(content_id)
+            if one is None:
+                log.info("not loaded: %s: the repository does not have it for this pool", content_id)
+                self.ended.append(content_id)
+                return
+            if self._fit_checks.is_over(order):
+                return
+            model = self._models.get(content_id)
+            if model is not None and model.state is State.READY:
+                self._usage_of(order)
+                if not model.demanded:  # from now on it is one for which a call is on its way
+                    self._models.set(replace(model, demanded=True))
+                self.ended.append(content_id)
+                return
+            if content_id in {*self._loads.active(), *self._room.waiting, *self._after_preloads}:
+                return
+            if self._until(order) < time.monotonic():
+                self.ended.append(content_id)
+                return
+            self._usage_of(order)
+            self._load_unless_refused(one, model, order, consumer)
+
+    def _load_unless_refused(self, one: Wanted, model: LoadedModel | None, order: Order, consumer: Consumer) -> None:
+        content_id = one.content_id
+        check = self._fit_checks.order_of(content_id) is order
+        put_away = set(self._state.put_away)
+        answer = self._known_failure(one, model) or self._room.make(one, order, consumer, of_unused=check)
+        if check:
+            self._fit_checks.unloaded(content_id, self._state.put_away - put_away)
+        else:
+            self._fit_checks.end(content_id)  # a call decides more, because more makes room for it
+        if isinstance(answer, Refusal):
+            if one.staged and answer.kind is RefusalKind.NOTHING_EVICTABLE and self._preloads_now():
+                self._after_preloads[content_id] = order  # then what was preloaded makes room
+            else:
+                self._refuse(one, answer)
+            return
+        if answer is Answer.LATER:
+            return
+        self.refusals.remove(content_id)
+        self._state.put_away.discard(content_id)
+        self._by_verdict.discard(content_id)
+        staged = one.staged or check  # no call waits for it
+        self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=not staged))
+        self.evictions.ordered.begin(self._own.need(one.manifest))
+        suspect = one.verdict.on(self._kind).deaths > 0
+        self._loads.demand(LoadRequest(one.manifest, suspect, True, staged, order.why, self._until(order)))
+
+    def _until(self, order: Order) -> float:
+        """Return the time (monotonic) after which an order is not worth a load."""
+        if order.token or not order.deadline:
+            return float("inf")
+        return order.deadline - self._clock.offset_ms / 1000
+
+    def _preloads_now(self) -> bool:
+        """Return whether the worker is loading a version by itself: for no call, and for no client."""
+        models = map(self._models.get, self._loads.active())
+        return any(one is None or not (one.demanded or one.staged) for one in models)
+
+    def _usage_of(self, order: Order) -> None:
+        try:
+            self._models.usage.continue_from(order.content_id, Usage.unpack(order.usage))
+        except ValueError as error:
+            log.warning("the usage in an order for %s is ignored: %s", order.content_id, error)
+
+    def _known_failure(self, one: Wanted, model: LoadedModel | None) -> Refusal | None:
+        """Return why a version that failed to load is not tried again now."""
+        failed = one.verdict.on(self._kind).failed
+        if failed:
+            return Refusal(RefusalKind.FAILED, failed, FAILED_OFTEN_RETRY_S)
+        if model is None or model.state is not State.FAILED:
+            return None
+        failures, ago_s = self._loads.failed.of(one.content_id)
+        if failures < FAILURES_MAX or ago_s >= FAILED_OFTEN_RETRY_S:
+            return None
+        reason = f"its load failed {failures} times: {model.reason}"
+        return Refusal(RefusalKind.FAILED, reason, FAILED_OFTEN_RETRY_S - ago_s)
+
+    def _refuse(self, one: Wanted, refusal: Refusal) -> None:
+        content_id = one.content_id
+        checked = content_id in self._fit_checks
+        if self.refusals.first(content_id, refusal.kind):
+            passing = (one.staged or checked) and refusal.kind is not RefusalKind.TOO_LARGE  # no call waits for it
+            log.log(logging.INFO if passing else logging.WARNING, "not loaded: %s: %s", content_id, refusal.reason)
+        self.refusals.add(content_id, refusal)
+        self._retried.discard(content_id)
+        self.ended.append(content_id)
+        if checked:
+            self._end_fit_check(content_id, fits=False)
+            self._state.put_away.add(content_id)  # its first call tries it again, with what is used then
+        model = self._models.get(content_id)
+        if one.staged and refusal.kind is RefusalKind.TOO_LARGE:  # the two-phase load fails; else it ends on standby
+            self._models.set(LoadedModel(one.manifest, State.FAILED, refusal.reason))
+        elif model is None or model.state is State.LOADING:
+            self._stand_by(one.manifest, refusal.kind)
+
+    def _stand_by(self, manifest: Manifest, kind: RefusalKind) -> None:
+        """Publish that a version is not loaded now. One that never fits is loaded once more, which fails it."""
+        if kind is RefusalKind.TOO_LARGE:
+            self._models.set(LoadedModel(manifest, State.LOADING))
+            self._learnt = True
+        else:
+            self._models.remove(manifest.content_id)
+
+    def _end_fit_check(self, content_id: str, *, fits: bool) -> None:
+        """End the fit check of a version. What was unloaded for one that does not fit is preloaded again."""
+        unloaded = self._fit_checks.end(content_id)
+        if not fits:
+            self._state.put_away -= unloaded
+
+    def _on_end(self, content_id: str) -> None:
+        """Note the end of a load, in its thread. A demand ends when the lane is added, otherwise here."""
+        self._learnt = True
+        self.evictions.load_ended()
+        retry = self._retries.pop(content_id, None)
+        model = self._models.get(content_id)
+        ready = model is not None and model.state is State.READY
+        with self._state.changed:  # no order is deciding to wait for this end
+            self.again.extend(self._after_preloads.values())
+            self._after_preloads.clear()
+            if retry is None:
+                self._end_fit_check(content_id, fits=ready)
+        if retry is not None:
+            self.again.append(retry)
+        elif model is not None and ready:
+            self._retried.discard(content_id)
+            self.refusals.remove(content_id)
+            if model.demanded and model.footprint is not None:
+                self.evictions.ordered.end(model.footprint.load_s, self._own.now())
+        else:
+            self.ended.append(content_id)
+
+    def _on_out_of_memory(self, request: LoadRequest) -> bool:
+        """Try a load that found no memory once more, if it is awaited, with the corrected number; False: it failed."""
+        content_id = request.content_id
+        wanted = self._state.wanted.get(content_id)
+        if not request.demanded and not (wanted is not None and wanted.staged):
+            if self._budget.too_large(self._own.need(request.manifest)):
+                return False
+            self._state.put_away.add(content_id)  # its first call loads it, with more memory made free
+            self._models.remove(content_id)
+            return True
+        if content_id not in self._retried:
+            self._retried.add(content_id)
+            # Not removed: to those who wait it is still loading, not on standby.
+            self._models.set(LoadedModel(request.manifest, State.LOADING, why=request.why, demanded=not request.staged))
+            again = Order(do="load", content_id=content_id, why=request.why, evict=True)
+            self._retries[content_id] = self._fit_checks.order_of(content_id) or again
+            return True
+        self._retried.discard(content_id)
+        need = self._own.need(request.manifest)
+        refusal = self._room.too_large(need)
+        if not refusal.reason:
+            reason = f"its loads found less memory than the {need.load_bytes} bytes that it takes"
+            refusal = Refusal(RefusalKind.NOTHING_EVICTABLE, reason, OTHERS_BUSY_RETRY_S)
+        self.refusals.add(content_id, refusal)  # first: a version that is on standby from now on has a reason
+        self._stand_by(request.manifest, refusal.kind)
+        return True

@@ -1,0 +1,27 @@
+"""state: what the parts of a worker's residency share, and the lock under which they decide."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from millstream.services.wire.orders import Order
+from millstream.workers.wanted import Wanted
+
+
+@dataclass(slots=True, eq=False)
+class ResidencyState:
+    """The versions of one worker's pool, and the orders that the worker gives itself.
+
+    Args:
+        changed: locked while deciding; notified when `wanted` changes, and when an instance was closed.
+        wanted: the versions that the repository has for the pool, by content id.
+        put_away: content ids that were unloaded, or not loaded, for want of memory or of calls: not preloaded.
+        again: orders that this worker gives itself.
+    """
+
+    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    put_away: set[str] = field(default_factory=set)
+    again: deque[Order] = field(default_factory=deque)
