@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from millstream.services.allowed_hosts import parse_hosts
@@ -67,6 +67,11 @@ class Settings(BaseSettings):
     )
     admin_key: SecretStr | None = Field(
         None, description="Bearer key of the admin API. Unset: the admin API accepts calls from this machine only."
+    )
+    metrics_key: SecretStr | None = Field(
+        None,
+        description="Bearer key of `GET /metrics` alone, for Prometheus. It does not end, and limits nothing: without "
+        "API keys anyone may read metrics.",
     )
     access_secret: SecretStr | None = Field(
         None,
@@ -236,6 +241,10 @@ class Settings(BaseSettings):
         description="Bytes of the requests that one gateway is receiving, and of those that it has admitted.",
     )
     queue_rows_max: int = Field(8192, ge=1, description="Rows that may wait in one lane of one gateway.")
+    queue_direct: bool = Field(
+        True,
+        description="Send short batches to idle workers on the gateway's host directly, without a trip through Redis.",
+    )
     queue_lease_s: float = Field(
         2, ge=0.1, description="Seconds without a heartbeat after which a worker loses its leases."
     )
@@ -379,15 +388,16 @@ class Settings(BaseSettings):
         platform = InitSettingsSource(settings_cls, {} if (port := platform_port()) is None else {"http_port": port})
         return init_settings, env_settings, SecretFiles(settings_cls, _ENVIRONMENT, SECRETS), platform
 
-    @field_validator("admin_key", mode="after")
+    @field_validator("admin_key", "metrics_key", mode="after")
     @classmethod
-    def _usable_key(cls, key: SecretStr | None) -> SecretStr | None:
+    def _usable_key(cls, key: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         """Refuse an empty key, which any caller would know, and characters that a header cannot carry."""
         text = "x" if key is None else key.get_secret_value()
+        name = str(info.field_name).replace("_", " ")
         if not text.strip():
-            raise ValueError("the admin key is empty: unset it, or set it to a secret of your choice")
+            raise ValueError(f"the {name} is empty: unset it, or set it to a secret of your choice")
         if not all("!" <= character <= "~" for character in text):
-            raise ValueError("the admin key may have visible ASCII characters only, no spaces or line breaks")
+            raise ValueError(f"the {name} may have visible ASCII characters only, no spaces or line breaks")
         return key
 
     @field_validator(
@@ -453,6 +463,11 @@ class Settings(BaseSettings):
         return self.tracing or self.access_log != "off"
 
     @property
+    def serves_grpc(self) -> bool:
+        """Whether there is gRPC, on a port of its own or on that of HTTP."""
+        return self.grpc_port >= 0 or self.grpc_on_http_port
+
+    @property
     def triton_repository_dirs(self) -> list[Path]:
         """The folders of `triton_repositories`, absolute."""
         parts = (part.strip() for part in self.triton_repositories.split(","))
@@ -475,6 +490,7 @@ SECRETS = frozenset(name for name, field in Settings.model_fields.items() if fie
 PREFIX = "MILLSTREAM_"
 ADMIN_KEY = f"{PREFIX}ADMIN_KEY"
 ACCESS_SECRET = f"{PREFIX}ACCESS_SECRET"
+METRICS_KEY = f"{PREFIX}METRICS_KEY"
 #: variables that name files of secrets
 SECRET_FILES = frozenset(map(file_variable, SECRETS))
 _NAME_CHARACTERS_MAX = 128  # of an unknown variable's name in a message

@@ -24,7 +24,10 @@ def _main() -> None:
         if complete_models():
             return
     from millstream.services.extras import exit_without
+    from millstream.services.process.gc_tuning import collect_rarely, exit_without_gc
 
+    collect_rarely()
+    exit_without_gc()
     exit_without("cli")
     from millstream.services.cli.app import main as run
 

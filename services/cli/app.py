@@ -5,9 +5,10 @@ Command modules import large packages when they run, so that `millstream --help`
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -155,10 +156,24 @@ _add(
     "millstream plan --models 500 --workers 4 --memory 8GiB",
     "millstream plan --models 2000 --workers 8 --memory 4GiB --hours 24 --json",
     "millstream plan --models models.csv --trace calls.csv --workers 4 --memory 8GiB --compare",
+    "millstream plan --models server --trace .millstream --pool gpu=1,memory=16GiB,speed=8 --pool cpu=2",
     "millstream plan --models server --trace calls.csv --memory 16GiB",
     "millstream plan --models .millstream/repository --trace calls.csv --json",
 )
 _add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app with the command that the first argument names alone, since building all takes most of the time.
+
+    Without such an argument, all commands count: for the help, for options before the command, for what is misspelt.
+    """
+    chosen = [command for command in app.registered_commands if command.name == (arguments or [""])[0]]
+    if not chosen:
+        return app
+    reduced = copy.copy(app)
+    reduced.registered_commands = chosen
+    return reduced
 
 
 def main() -> None:
@@ -166,7 +181,7 @@ def main() -> None:
     prepare_streams()
     arguments = sys.argv[1:]
     try:
-        code = app(prog_name="millstream", standalone_mode=False)
+        code = app_for(arguments)(prog_name="millstream", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has read enough, as in `millstream logs | head`.

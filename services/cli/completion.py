@@ -34,9 +34,11 @@ MODEL_COMMANDS = frozenset(
 #: options of these commands that take a value; tests hold this to the commands themselves
 VALUE_OPTIONS = frozenset(
     {
+        "--agreement-min",
         "--capture-samples",
         "--config",
         "--connections",
+        "--cosine-min",
         "--endpoint",
         "--home",
         "--idle-s",
@@ -45,6 +47,8 @@ VALUE_OPTIONS = frozenset(
         "--instances-min",
         "--key",
         "--lines",
+        "--markdown",
+        "--metric",
         "--output",
         "--pool",
         "--pools",

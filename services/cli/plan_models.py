@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.services.client.documents import PlacedInstance, PlacedVersion, Placement, VersionStatistics
+from millstream.services.client.documents import (
+    PlacedInstance,
+    PlacedVersion,
+    PlacedWorker,
+    Placement,
+    VersionStatistics,
+)
 from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.simulation.models import MEDIAN_RUN_S, SimulatedModel
 from millstream.services.placement.views import Footprint
@@ -20,6 +26,14 @@ if TYPE_CHECKING:
 SERVING = frozenset({"ready", "standby", "loading", "warming", "pending", "draining"})
 
 
+class KnownPool(NamedTuple):
+    """A pool of a server. `memory_bytes`: what the smallest of its workers has for models; 0: no limit."""
+
+    name: str
+    workers: int
+    memory_bytes: int
+
+
 class KnownModels(NamedTuple):
     """Models, and where their numbers come from.
 
@@ -27,12 +41,14 @@ class KnownModels(NamedTuple):
         measured: models whose memory was measured; the others' is predicted.
         workers: workers that the server has; 0: there is no server.
         memory_bytes: what the smallest of them has for models; 0: no limit, or there is no server.
+        pools: those of the server, by name.
     """
 
     models: list[SimulatedModel]
     measured: int
     workers: int = 0
     memory_bytes: int = 0
+    pools: tuple[KnownPool, ...] = ()
 
 
 def models_of_server(found: Placement, statistics: Iterable[VersionStatistics]) -> KnownModels:
@@ -64,19 +80,27 @@ def models_of_server(found: Placement, statistics: Iterable[VersionStatistics]) 
                 int(settings.get("instances_min", 0)),
                 int(settings.get("instances_max", 0)),
                 float(settings.get("idle_s", 0.0)),
+                tuple(settings.get("pools") or one["pools"]),
             )
         )
     if not models:
         raise ValueError("the server serves no model, or no worker has said what its models take")
     serving = [worker for worker in found["workers"] if not worker["draining"]]
+    names = sorted({worker["pool"] for worker in serving})
+    pools = tuple(_known_pool(name, [worker for worker in serving if worker["pool"] == name]) for name in names)
+    limits = [pool.memory_bytes for pool in pools if pool.memory_bytes]
+    return KnownModels(models, measured, len(serving), min(limits, default=0), pools)
+
+
+def _known_pool(name: str, workers: Sequence[PlacedWorker]) -> KnownPool:
     rooms = [
         # An earlier release does not say it.
         worker.get("room_bytes")
         or max(0, worker["budget_bytes"] - _base_bytes(worker["used_bytes"], worker["instances"]))
-        for worker in serving
+        for worker in workers
         if worker["budget_bytes"]
     ]
-    return KnownModels(models, measured, len(serving), min(rooms, default=0))
+    return KnownPool(name, len(workers), min(rooms, default=0))
 
 
 def _base_bytes(used_bytes: int, instances: list[PlacedInstance]) -> int:
@@ -140,6 +164,7 @@ def models_of_repository(folder: Path) -> KnownModels:
                 settings.instances_min,
                 settings.instances_max,
                 settings.idle_s,
+                settings.pools,
             )
         )
     if not models:

@@ -86,6 +86,15 @@ def _console(stream: TextIO, width: int | None = None, kind: type[Console] | Non
     )
 
 
+def rate(per_s: float | None) -> str:
+    """Format a rate with three digits: 0, 0.25, 12.3, 1,230; "-" for None."""
+    if per_s is None:
+        return "-"
+    if per_s >= 100:
+        return f"{per_s:,.0f}"
+    return f"{per_s:.3g}"
+
+
 def emit(document: Any) -> None:
     """Print a document as JSON, for scripts."""
     print(json.dumps(document, indent=2, ensure_ascii=False))

@@ -196,8 +196,9 @@ class AsyncClient:
         targets: Sequence[str] = (),
         pool: str | None = None,
         accept_random_samples: bool = False,
+        gate: Mapping[str, float | str] | None = None,
     ) -> Race:
-        steps = races.begin(model, version, seconds, targets, pool, accept_random_samples=accept_random_samples)
+        steps = races.begin(model, version, seconds, targets, pool, gate, accept_random_samples=accept_random_samples)
         return await self._run(steps)
 
     async def race(self, model: str, version: int, *, pool: str | None = None) -> Race:

@@ -66,6 +66,7 @@ class ImportedModel(TypedDict):
     difference: float
     rtol: float
     atol: float
+    embeddings: list[str]
 
 
 class _VersionState(TypedDict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from millstream.services.client.call import Call, Pause, Steps, send
@@ -31,10 +31,11 @@ def begin(
     seconds: float | None,
     targets: Sequence[str],
     pool: str | None,
+    gate: Mapping[str, float | str] | None,
     *,
     accept_random_samples: bool,
 ) -> Steps[Race]:
-    document = {"seconds": seconds, "targets": list(targets), "pool": pool}
+    document = {"seconds": seconds, "targets": list(targets), "pool": pool, "gate": dict(gate or {})}
     given = {name: value for name, value in document.items() if value}
     given |= {"accept_random_samples": True} if accept_random_samples else {}
     call = Call("POST", _path(model, version), headers=_JSON, content=json.dumps(given).encode(), repeatable=True)

@@ -88,7 +88,7 @@ def fit(array: Array, shape: list[int], name: str) -> Array:
         expected in {-1, actual} for expected, actual in zip(shape, array.shape, strict=True)
     )
     if not fits:
-        raise invalid(f"input {name} has shape {list(array.shape)}, but the model expects {shape} (-1: any size)")
+        raise invalid(f"input '{name}' has shape {list(array.shape)}, but the model expects {shape} (-1: any size)")
     return array
 
 

@@ -12,8 +12,11 @@ import sys
 from dataclasses import replace
 
 from millstream.services.extras import exit_unfit, exit_without
+from millstream.services.process.gc_tuning import collect_rarely, exit_without_gc, freeze_gc
 
 if __name__ == "__main__":
+    collect_rarely()
+    exit_without_gc()
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
@@ -28,7 +31,6 @@ from millstream.services.errors import Failure
 from millstream.services.installation import installation_name
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private

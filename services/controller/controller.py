@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+from millstream.services.controller.clock_steps import SETTLE_S, ClockSteps
 from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.services.controller.leadership import Leadership
 from millstream.services.controller.metrics import ControllerMetrics
@@ -47,6 +49,7 @@ class Controller:
         lock: hands orders to workers.
         cluster_state: reads the records of workers, and events.
         repository: holds the models.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Controller:
         cluster_state: ClusterState,
         repository: Repository,
         metrics: ControllerMetrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leadership = leadership
         self._lock = lock
@@ -67,6 +71,8 @@ class Controller:
         self._survey = Survey(repository.footprints.of, repository.footprints.measured)
         self._in_flight = InFlight()
         self._plan = Plan()
+        self._clock = clock
+        self._clock_steps = ClockSteps()
         self._token = 0  # with which the pools were fenced and the orders in flight were given
         self._fenced: frozenset[str] = frozenset()  # pools
         self._wake = asyncio.Event()
@@ -117,8 +123,8 @@ class Controller:
     async def round(self, token: int) -> None:
         """Read, decide, give the orders. Raises Failure."""
         workers = await self._cluster_state.workers()
-        now = await self._cluster_state.now()
-        if not await self._lead(token, workers, now):
+        now = await self._cluster_state.now()  # after the records: none of them is of a later clock
+        if not self._is_clock_settled(now) or not await self._lead(token, workers, now):
             return
         for settled in self._in_flight.settle(workers, now):
             self._settled(settled)
@@ -131,6 +137,15 @@ class Controller:
         left = {(order.worker, order.content_id) for order in decided.orders} - kept
         self._plan = decided.without(left)
         self._metrics.in_flight(len(self._in_flight))
+
+    def _is_clock_settled(self, now: float) -> bool:
+        """Return whether instants of workers can be compared with `now`. After a step of the clock, begin anew."""
+        monotonic = self._clock()
+        if step_s := self._clock_steps.observe(now, monotonic):
+            log.warning("the clock of Redis was set by %+.0f s: no orders for %g s", step_s, SETTLE_S)
+            self._survey.clock_was_set(step_s)
+            self._token = 0  # the plan and the orders in flight are of the clock before
+        return self._clock_steps.is_settled(monotonic)
 
     async def _survey_now(self, workers: tuple[WorkerRecord, ...], now: float) -> Findings:
         """Read the repository, if it changed, and return what the planner takes. Raises Failure."""

@@ -85,7 +85,8 @@ class InFlight:
         for given in self._orders.values():
             record = records.get(given.worker)
             if record is None:
-                settled.append(Settled(given, Outcome.LOST, "the worker is gone"))
+                gone = Settled(given, Outcome.LOST, "the worker is gone")
+                settled.append(Settled(given, Outcome.DONE) if given.do == "unload" else gone)
                 continue
             if given.worker not in instances:
                 instances[given.worker] = {instance.content_id: instance for instance in record.instances}

@@ -78,6 +78,13 @@ class Survey:
         """Return the usage of a version, loaded or not."""
         return self._habits.get(content_id, _NONE)
 
+    def clock_was_set(self, step_s: float) -> None:
+        """Move what is remembered by a step of the Redis clock."""
+        for content_id, known in self._habits.items():
+            if known.last_used:
+                self._habits[content_id] = known._replace(last_used=known.last_used + step_s)
+        self._rates.clock_was_set(step_s)
+
     def take(self, workers: Sequence[WorkerRecord], models: Mapping[str, StoredModel], now: float) -> Findings:
         """Return what the planner takes. `now`: on the Redis clock."""
         self._pools = learn(self._pools, workers)
@@ -192,6 +199,11 @@ class Rates:
             return 0.0, 0.0
         weight = 1 - math.exp(-max(RATE_S_MIN, self._at - rate.since) / RATE_S)  # of what was counted so far
         return rate.calls_per_s / weight, rate.run_s
+
+    def clock_was_set(self, step_s: float) -> None:
+        """Move all instants by a step of the clock."""
+        self._at += step_s
+        self._rates = {name: rate._replace(since=rate.since + step_s) for name, rate in self._rates.items()}
 
     def update(self, workers: Sequence[WorkerRecord], now: float) -> None:
         """Add what was counted since the last update."""

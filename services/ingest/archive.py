@@ -256,8 +256,11 @@ def _find_model(source: Path, top: Path) -> Path:
     if nested is not None:
         hint = f"{nested.relative_to(source)} is in a folder: archive the folder's contents"
         raise invalid(f"the archive has no .onnx file at its top; {hint}")
-    members = (str(path.relative_to(source)) for path in sorted(source.rglob("*")))
-    raise invalid(why_no_model(members) or "the archive has no .onnx file at its top")
+    members = [str(path.relative_to(source)) for path in sorted(source.rglob("*"))]
+    if not members:
+        raise invalid("the archive is empty: put the model's ONNX file at its top")
+    shown = ", ".join(members[:5]) + (", …" if len(members) > 5 else "")
+    raise invalid(why_no_model(members) or f"the archive has no .onnx file at its top, but {shown}: add the model")
 
 
 def _refuse_triton(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The checker process: unpacks an upload, rejects models that cannot be served, and reports how to serve the others.
 
-python -m millstream.services.ingest.checker FOLDER
+python -m millstream.services.ingest.checker FOLDER PARENT
 CheckTask (JSON on standard input) ─> sandbox ─> unpack ─> inspect ─> CheckReport (JSON on standard output)
                                                         └> a model of another framework: which importer converts it
 It runs untrusted models in native code that may crash or hang; `ingest.check_process` starts it, or has it forked by
@@ -29,6 +29,7 @@ from millstream.services.ingest.report import (
     Rejection,
 )
 from millstream.services.jax_export.document import is_export_file
+from millstream.services.process.parent_death import die_with_parent
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import confine
 from millstream.services.torch_export.archive import is_program_file
@@ -40,8 +41,11 @@ _REWRITE_BYTES = 64 << 20
 def main(set_title: Callable[..., None] | None = None) -> None:
     """Check one model. Exits with 0 if it printed a report.
 
-    `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it checks.
+    `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it checks. Such a
+    process ends with its parent already.
     """
+    if set_title is None:
+        die_with_parent(int(sys.argv[2]))
     task = CheckTask.model_validate_json(sys.stdin.buffer.read())
     if set_title is not None:
         set_title(sys.executable, "-m", __name__, str(task.folder))

@@ -1,6 +1,7 @@
 """Runs a module in a process of its own that reads untrusted files, and always ends that process.
 
-task (standard input) ─> python -m MODULE FOLDER (own session) ─> Ended: report (standard output), errors, exit status
+task (standard input) ─> python -m MODULE FOLDER PARENT (own session) ─> Ended: report (standard output), errors, status
+The module asks the kernel to kill it with its parent, and ends at once if that is gone already.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from millstream.services.ingest.folder_watch import FolderWatch
 from millstream.services.ingest.forked_check import Ended
 from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
 from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.sandbox.folder_watch import FolderWatch
 from millstream.services.settings import ORT_DISABLE_TELEMETRY, child_environment
 
 IMPORT_ROOT = Path(__file__).parents[3]
@@ -57,6 +58,7 @@ async def _start(module: str, folder: Path, environment: Mapping[str, str]) -> a
         "-m",
         module,
         str(folder),
+        str(os.getpid()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -24,7 +24,8 @@ def read_model(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load_model(path, load_external_data=False)
     except DecodeError:
-        raise invalid("this is not an ONNX model, or it was cut short: it cannot be parsed") from None
+        why = "this is not an ONNX model, or it was damaged or cut short: it cannot be parsed"
+        raise invalid(f"{why}; copy or download it again") from None
     if not model.HasField("graph") or not model.ir_version or not model.graph.output:
         raise invalid("this is not an ONNX model: it has no graph with outputs")
     return model

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream.services.ingest.report import MESSAGE_CHARACTERS_MAX
-from millstream.services.process.parent_death import die_with_parent
 
 _NICE = 10
 
@@ -26,7 +25,6 @@ def limit_process(memory_bytes_max: int, cpu_s_max: int, file_bytes_max: int) ->
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
-    die_with_parent()
     if sys.platform == "linux":
         with suppress(OSError):  # makes the OOM killer choose this process first
             Path("/proc/self/oom_score_adj").write_text("1000")

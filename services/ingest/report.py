@@ -70,6 +70,7 @@ class Converted(BaseModel):
         atol: largest absolute difference, added to the relative one.
         columns: names of the columns of the one input, in its order; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null.
+        embeddings: outputs whose rows are directions.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,6 +86,7 @@ class Converted(BaseModel):
     atol: float = Field(ge=0)
     columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    embeddings: tuple[str, ...] = Field((), max_length=64)
 
 
 class CheckTask(BaseModel):

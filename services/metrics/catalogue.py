@@ -180,6 +180,12 @@ BATCH_REPLIES = Metric(
     "Replies of workers to gateways, by way.",
     ("pool", "way"),
 )
+BATCHES_DIRECT = Metric(
+    "millstream_batches_direct_total",
+    Kind.COUNTER,
+    "Batches that a gateway dispatched to an idle worker without a trip through Redis.",
+    ("pool",),
+)
 DUPLICATE_REPLIES = Metric(
     "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to batches that had been answered already."
 )

@@ -183,6 +183,7 @@ class ImportRecord(BaseModel):
         atol: the absolute tolerance, added to the relative one.
         columns: names of the columns of the one input, in its order; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null: integers in MLflow's signature.
+        embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
         samples: path below the version's folder of the inputs and the framework's outputs (.npz); None: too large.
     """
 
@@ -198,6 +199,7 @@ class ImportRecord(BaseModel):
     samples: str | None = Field(None, max_length=1000)
     columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    embeddings: tuple[str, ...] = Field((), max_length=64)
 
 
 class Manifest(BaseModel):
@@ -259,17 +261,19 @@ class EndpointPlacement(BaseModel):
         max_length=POOLS_MAX,
         description="Pools that may serve the model, the preferred one first; empty: those of the version.",
     )
-    instances_min: int = Field(0, ge=0, le=1024, description="Instances that are always loaded.")
-    instances_max: int = Field(0, ge=0, le=1024, description="Most instances in a pool; 0: no limit.")
+    instances_min: int = Field(0, ge=0, le=1024, strict=True, description="Instances that are always loaded.")
+    instances_max: int = Field(0, ge=0, le=1024, strict=True, description="Most instances in a pool; 0: no limit.")
     idle_s: float = Field(
         0,
+        strict=True,
         ge=0,
         le=31_536_000,
         description="Seconds without a call until it is unloaded; 0: only if memory is short.",
     )
-    pin: bool = Field(False, description="Whether a loaded instance stays, also when memory is short.")
+    pin: bool = Field(False, strict=True, description="Whether a loaded instance stays, also when memory is short.")
     capture_samples: int = Field(
         0,
+        strict=True,
         ge=0,
         le=4096,
         description="Rows of live requests that are kept as samples for a race, which are users' data; 0: none.",

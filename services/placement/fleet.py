@@ -120,6 +120,10 @@ class Fleet:
         for prices in self._prices.values():
             prices[slot] = _NONE
 
+    def has_room(self, need: Footprint) -> bool:
+        """Return whether a version fits into a worker now, with nothing unloaded."""
+        return any(view is not None and not view.draining and view.has_room(need) for view in self._workers)
+
     def order(self, worker: str, content_id: str, need: Footprint, now: float) -> tuple[str, ...]:
         """Count a load that was ordered and that the worker has not published yet, until the next `update`.
 

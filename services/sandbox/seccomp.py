@@ -54,7 +54,7 @@ _X86_64 = {
     "ioperm": 173, "init_module": 175, "delete_module": 176, "finit_module": 313, "quotactl": 179, "kexec_load": 246,
     "kexec_file_load": 320, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "setns": 308,
     "perf_event_open": 298, "name_to_handle_at": 303, "open_by_handle_at": 304, "bpf": 321, "userfaultfd": 323,
-    "migrate_pages": 256, "move_pages": 279, "syslog": 103, "fanotify_init": 300,
+    "migrate_pages": 256, "move_pages": 279, "syslog": 103, "fanotify_init": 300, "setpgid": 109, "setsid": 112,
 }  # fmt: skip
 _AARCH64 = {
     "socket": 198, "socketpair": 199, "bind": 200, "listen": 201, "accept": 202, "connect": 203, "sendto": 206,
@@ -70,7 +70,7 @@ _AARCH64 = {
     "finit_module": 273, "quotactl": 60, "kexec_load": 104, "kexec_file_load": 294, "add_key": 217, "request_key": 218,
     "keyctl": 219, "unshare": 97, "setns": 268, "perf_event_open": 241, "name_to_handle_at": 264,
     "open_by_handle_at": 265, "bpf": 280, "userfaultfd": 282, "migrate_pages": 238, "move_pages": 239, "syslog": 116,
-    "fanotify_init": 262,
+    "fanotify_init": 262, "setpgid": 154, "setsid": 157,
 }  # fmt: skip
 _MACHINES = {
     "x86_64": _Machine(0xC000003E, {**_COMMON, **_X86_64}),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millstream.services.cli.options import Endpoint, Json, Key, ServerAddress, server_address
-from millstream.services.cli.terminal import duration, emit, escape, results, show_rows
+from millstream.services.cli.terminal import duration, emit, escape, rate, results, show_rows
 from millstream.services.errors import Code, Failure
 from millstream.services.process.printable import printable
 
@@ -113,8 +113,8 @@ def _show(console: Console, pools: list[PoolScale]) -> None:
             str(one["wanted"]),
             str(one["ready"]) if one["ready"] == one["wanted"] else f"[yellow]{one['ready']}[/]",
             f"{one['workers_min']} to {one['workers_max']}",
-            f"{one['arrival_rows_per_s']:.4g}/s",
-            f"{one['capacity_rows_per_s']:.4g}/s" if one["capacity_rows_per_s"] else "-",
+            f"{rate(one['arrival_rows_per_s'])}/s",
+            f"{rate(one['capacity_rows_per_s'])}/s" if one["capacity_rows_per_s"] else "-",
             f"{one['utilisation']:.0%}",
             str(one["queue_rows"]),
             duration(one["oldest_wait_s"]) if one["oldest_wait_s"] else "-",

@@ -8,7 +8,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,26 +20,15 @@ from millstream.services.cli.options import Endpoint, Json, Key, server_address
 
 if TYPE_CHECKING:
     from millstream.services.cli.plan_models import KnownModels
+    from millstream.services.placement.simulation.fleet_options import FleetOptions
     from millstream.services.placement.simulation.models import SimulatedModel
     from millstream.services.placement.simulation.report import Summary
-    from millstream.services.placement.simulation.simulator import FleetOptions
     from millstream.services.placement.simulation.traffic import Trace
 
 T = TypeVar("T")
 GENERATED, SERVER = "generated", "server"
 WORKERS, MEMORY = 2, "8GiB"
 RESTART_HOURS_MIN = 0.1
-#: what the controller orders, for people
-REASONS = {
-    "minimum": "loads for instances_min",
-    "drain": "loads and unloads for restarts",
-    "load": "further instances",
-    "regular": "second instances",
-    "prefetch": "loads ahead of a call",
-    "spread": "moves",
-    "idle": "unloads of what idles",
-    "surplus": "unloads of surplus",
-}
 MODELS_MAX = 100_000
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 FILE_BYTES_MAX = 1 << 30
@@ -58,9 +48,10 @@ TraceSource = Annotated[
     str,
     typer.Option(
         "--trace",
-        metavar="FILE|generated",
-        help="Calls (CSV) with the columns model and seconds; or `generated`: made up, with statistics as those of "
-        "Azure Functions in 2019.",
+        metavar="FILE|FOLDER|generated",
+        help="Calls (CSV) with the columns model and seconds; an access log of a gateway, or a folder of logs with "
+        "some (MILLSTREAM_ACCESS_LOG=file); or `generated`: made up, with statistics as those of Azure Functions in "
+        "2019.",
     ),
 ]
 Workers = Annotated[
@@ -76,6 +67,16 @@ Memory = Annotated[
         metavar="SIZE",
         help="Memory of each worker for models, like 8GiB or 500MB; default: that of the server's smallest worker, "
         "else 8GiB.",
+    ),
+]
+Pools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pool",
+        metavar="NAME=N[,OPTION=VALUE…]",
+        help="Pool with N workers, the preferred one first, can be repeated. Options: memory=16GiB of each worker, "
+        "speed=8 (runs take an eighth of what the models say), runs=2, loads=1. Default: those of the server if it has "
+        "several, else one pool.",
     ),
 ]
 Hours = Annotated[float, typer.Option("--hours", metavar="H", min=0.1, max=720, help="Length of a generated trace.")]
@@ -109,6 +110,7 @@ def plan(
     trace: TraceSource = GENERATED,
     workers: Workers = None,
     memory: Memory = None,
+    pool: Pools = None,
     hours: Hours = 12.0,
     timeout: Timeout = 30.0,
     loads: Loads = 1,
@@ -125,37 +127,45 @@ def plan(
 
     Simulates workers, gateways and the controller with the code that decides in them, under a virtual clock. Only
     `--models server` asks a server: for what its models take and how they are set. The first quarter of the trace
-    fills the workers and is not counted. Not simulated: network, batches, failures, pools.
+    fills the workers and is not counted. Not simulated: network, batches, failures.
 
     A trace has the lines `model,seconds`, `digits,0.5`, `digits,62`, …; its models must be among the models.
     """
-    from millstream.services.placement.simulation.simulator import ROUND_S, FleetOptions
-
     if 0 < restart_hours < RESTART_HOURS_MIN:
         raise wrong_usage(f"--restart-hours {restart_hours:g}: a restart takes seconds: at least {RESTART_HOURS_MIN:g}")
+    if pool and workers:
+        raise wrong_usage("--workers: --pool says how many workers there are")
     known = _known(models, seed, context, endpoint, key)
-    workers = workers or known.workers or WORKERS
-    options = FleetOptions(
-        workers,
-        _memory_bytes(memory, known),
-        loads,
-        runs,
-        timeout,
-        0.0 if no_controller else ROUND_S,
-        restart_hours * 3600 / workers,
-    )
+    options = _fleet(known, pool or [], workers, memory, loads, runs)
+    total = sum(one.workers for one in options.each_pool())
+    options = replace(options, timeout_s=timeout, restart_s=restart_hours * 3600 / total)
+    if no_controller:
+        options = replace(options, round_s=0.0)
+    simulated = known.models if options.pools else _in_one_pool(known.models)
     calls = _trace(trace, known.models, hours, seed)
     with _progress(quiet=json_output) as progress:
-        summaries = _simulate(known.models, options, calls, seed, progress, compare=compare)
+        summaries = _simulate(simulated, options, calls, seed, progress, compare=compare)
     needed_bytes = sum(model.footprint.resident_bytes for model in known.models)
     if json_output:
         from millstream.services.cli.terminal import emit
 
-        fleet = {"workers": workers, "memory_bytes": options.memory_bytes, "models": len(known.models)}
-        counts = {"models_measured": known.measured, "models_bytes": needed_bytes, "seed": seed}
-        emit({**fleet, **counts, "policies": [asdict(one) for one in summaries]})
+        fleet = {"workers": total, "memory_bytes": min(one.memory_bytes for one in options.each_pool())}
+        counts = {"models": len(known.models), "models_measured": known.measured, "models_bytes": needed_bytes}
+        shown = [asdict(one) for one in options.each_pool()]
+        emit({**fleet, **counts, "seed": seed, "pools": shown, "policies": [asdict(one) for one in summaries]})
     else:
-        _show(summaries, known, needed_bytes, options)
+        from millstream.services.cli.plan_view import show_plan
+
+        show_plan(summaries, known, needed_bytes, options)
+
+
+def _in_one_pool(models: list[SimulatedModel]) -> list[SimulatedModel]:
+    """Return models that one pool serves, whatever pools they name; say so if they name several."""
+    from millstream.services.cli.terminal import notices
+
+    if len({name for one in models for name in one.pools}) > 1:
+        notices().print("the pools that models name are left out: one pool is simulated; see --pool", style="dim")
+    return [replace(one, pools=()) for one in models]
 
 
 def _simulate(
@@ -179,6 +189,28 @@ def _simulate(
         outcome = simulator.run(calls, lambda share, at=at: progress((at + share) / len(names)))  # type: ignore[misc]
         summaries.append(summary_of(outcome))
     return summaries
+
+
+def _fleet(
+    known: KnownModels, pools: list[str], workers: int | None, memory: str | None, loads: int, runs: int
+) -> FleetOptions:
+    """Return the workers to simulate: the pools of the command, else the pools of the server, else one pool."""
+    from millstream.services.cli.plan_pools import check_pools, parse_pools
+    from millstream.services.placement.simulation.fleet_options import FleetOptions, SimulatedPool
+    from millstream.services.placement.simulation.fleet_state import POOL
+
+    number = workers or known.workers or WORKERS
+    if pools:
+        default = SimulatedPool(POOL, number, _memory_bytes(memory or MEMORY, known), loads, runs)
+        found = _or_wrong_usage("--pool", lambda: parse_pools(pools, default))
+    elif len(known.pools) > 1 and not (workers or memory):
+        if unlimited := [one.name for one in known.pools if not one.memory_bytes]:
+            raise wrong_usage(f"--pool: the workers of the server's pool {unlimited[0]} have no limit; name the pools")
+        found = tuple(SimulatedPool(one.name, one.workers, one.memory_bytes, loads, runs) for one in known.pools)
+    else:
+        return FleetOptions(number, _memory_bytes(memory, known), loads, runs)
+    _or_wrong_usage("--models", lambda: check_pools(known.models, found))
+    return FleetOptions(sum(one.workers for one in found), found[0].memory_bytes, loads, runs, pools=found)
 
 
 def _memory_bytes(text: str | None, known: KnownModels) -> int:
@@ -218,7 +250,7 @@ def _known(source: str, seed: int, context: typer.Context, endpoint: str | None,
         return _or_wrong_usage(f"--models {source}", lambda: models_of_repository(Path(source)))
 
     def of_table() -> KnownModels:
-        read = read_models(_rows(source))
+        read = read_models(_rows_of(_text(Path(source))))
         return KnownModels(read, len(read))
 
     return _or_wrong_usage(f"--models {source}", of_table)
@@ -232,15 +264,47 @@ def _trace(source: str, models: list[SimulatedModel], hours: float, seed: int) -
         if not len(made_up):
             raise wrong_usage(f"--hours {hours:g}: no call comes in this time; try more models or hours")
         return made_up
-    return _or_wrong_usage(f"--trace {source}", lambda: read_trace(_rows(source), [one.name for one in models]))
+    names = [one.name for one in models]
+
+    def of_files() -> Trace:
+        path = Path(source)
+        if path.is_dir():
+            return _logged_trace(path, names)
+        text = _text(path)
+        return _logged_trace(path, names) if _is_access_log(text) else read_trace(_rows_of(text), names)
+
+    return _or_wrong_usage(f"--trace {source}", of_files)
 
 
-def _rows(path: str) -> list[dict[str, Any]]:
-    """Return the rows of a table. Raises ValueError."""
-    file = Path(path)
+def _logged_trace(path: Path, names: list[str]) -> Trace:
+    """Return the calls of the access logs in a file or a folder. Raises ValueError, OSError."""
+    from millstream.services.cli.access_trace import calls_of, log_files, trace_of
+    from millstream.services.cli.terminal import notices
+
+    files = log_files(path)
+    if not files:
+        raise ValueError("it has no access log: start the server with MILLSTREAM_ACCESS_LOG=file")
+    logged = trace_of(chain.from_iterable(calls_of(_text(file).splitlines()) for file in files), names)
+    if logged.left_out:
+        notices().print(f"{logged.left_out:,} logged calls are to none of the models: they are left out", style="dim")
+    return logged.trace
+
+
+def _is_access_log(text: str) -> bool:
+    from millstream.services.cli.access_trace import LOOKED_AT_LINES, is_access_log
+
+    return is_access_log(list(islice(io.StringIO(text), LOOKED_AT_LINES)))
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file. Raises ValueError, OSError."""
     if file.stat().st_size > FILE_BYTES_MAX:
         raise ValueError("it is larger than 1 GiB")
-    text = file.read_text(encoding="utf-8-sig")
+    return file.read_text(encoding="utf-8-sig")
+
+
+def _rows_of(text: str) -> list[dict[str, Any]]:
+    """Return the rows of a table. Raises ValueError."""
     if not text.lstrip().startswith("["):
         return list(csv.DictReader(io.StringIO(text)))
     rows = json.loads(text)
@@ -276,39 +340,3 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[float], None]]:
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("Simulating", total=1.0)
         yield lambda share: bar.update(task, completed=share)
-
-
-def _show(summaries: list[Summary], known: KnownModels, needed_bytes: int, options: FleetOptions) -> None:
-    from millstream.services.cli.terminal import duration, results, show_rows, size
-
-    console = results()
-    figures: dict[str, Callable[[Summary], str]] = {
-        "calls": lambda one: f"{one.calls:,}",
-        "model was loaded (hit rate)": lambda one: f"{one.hit_rate:.2%}",
-        "answered within 100 ms + run": lambda one: f"{one.in_time_share:.2%}",
-        "waited for a load": lambda one: f"{one.cold_calls:,}",
-        "  their median": lambda one: duration(one.cold_p50_s),
-        "  their 99th percentile": lambda one: duration(one.cold_p99_s),
-        "refused": _refusals,
-        "timed out": lambda one: f"{one.expired:,}",
-        "loads": lambda one: f"{one.loads:,}",
-        "evictions": lambda one: f"{one.evictions:,}",
-        "memory used": lambda one: f"{one.memory_share:.0%}",
-    }
-    for reason in dict.fromkeys(reason for one in summaries for reason in one.planned):
-        title = f"  ordered by the controller: {REASONS.get(reason, reason)}"
-        figures[title] = lambda one, reason=reason: f"{one.planned.get(reason, 0):,}"  # type: ignore[misc]
-    rows = [[title, *(figure(one) for one in summaries)] for title, figure in figures.items()]
-    names = [one.policy for one in summaries]
-    memory = f"workers: {options.workers} of {size(options.memory_bytes)}"
-    console.print(f"models: {len(known.models)}, together {size(needed_bytes)}; {memory}")
-    if known.measured < len(known.models):
-        console.print(
-            f"{len(known.models) - known.measured} of the models were never loaded: their memory is predicted"
-        )
-    show_rows(console, ["", *names], rows, right=names)
-
-
-def _refusals(summary: Summary) -> str:
-    kinds = ", ".join(f"{number:,} {kind.replace('_', ' ')}" for kind, number in summary.refused.items())
-    return kinds or "0"

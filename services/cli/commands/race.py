@@ -17,9 +17,11 @@ from millstream.services.errors import Code, Failure
 if TYPE_CHECKING:
     from millstream.services.client.client import Client
     from millstream.services.client.documents import Race
+    from millstream.services.compiler.race.report import RaceReport
 
 POLL_S = 0.5  # between two pictures of a race
 WHY_CHARACTERS_MAX = 100
+STANDARD_OUTPUT = Path("-")
 _COLOURS = {"won": "green", "lost": "", "inaccurate": "yellow", "failed": "red", "skipped": "dim", "unavailable": "dim"}
 _RUNNING = frozenset({"waiting", "queued", "running"})
 
@@ -45,11 +47,28 @@ AcceptRandomSamples = Annotated[
     bool,
     typer.Option("--accept-random-samples", help="Let int8 and others that need real inputs race without them."),
 ]
+CosineMin = Annotated[
+    float | None,
+    typer.Option(metavar="X", min=-1, max=1, help="Least cosine similarity of each output; default 0.999."),
+]
+AgreementMin = Annotated[
+    float | None,
+    typer.Option(metavar="X", min=0, max=1, help="Least share of rows with the same largest element; default 0.99."),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="EXPR", help='In place of both: such as "cosine > 0.99 and max_abs < 0.1" (docs/compilers.md).'
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return at its end, with code 0 if there is a verdict.")]
 Show = Annotated[bool, typer.Option("--show", help="Show the race, and begin none.")]
 Svg = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="With --show: write latency against accuracy of all candidates as SVG."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --show: write the whole report as Markdown; -: print it.")
 ]
 Cancel = Annotated[bool, typer.Option("--cancel", help="Cancel the race that waits or runs.")]
 Reproduce = Annotated[
@@ -66,9 +85,13 @@ def race(
     targets: Targets = None,
     samples: Samples = None,
     accept_random_samples: AcceptRandomSamples = False,
+    cosine_min: CosineMin = None,
+    agreement_min: AgreementMin = None,
+    metric: Metric = None,
     wait: Wait = False,
     show: Show = False,
     svg: Svg = None,
+    markdown: Markdown = None,
     cancel: Cancel = False,
     reproduce: Reproduce = None,
     json_output: Json = False,
@@ -83,8 +106,8 @@ def race(
     """
     if sum((show, cancel, reproduce is not None, wait)) > 1:
         raise wrong_usage("--show, --cancel, --reproduce and --wait exclude each other")
-    if svg is not None and not show:
-        raise wrong_usage("--svg goes with --show")
+    if (svg or markdown) and not show:
+        raise wrong_usage("--svg and --markdown go with --show")
     content = _content(samples)
     from millstream.services.client.client import Client
 
@@ -95,9 +118,8 @@ def race(
             return
         if show or cancel:
             found = client.cancel_race(name, number, pool=pool) if cancel else client.race(name, number, pool=pool)
-            if svg is not None:
-                _write_svg(found, svg)
-            _emit_or_show(found, json_output=json_output)
+            if not _written(found, svg, markdown):
+                _emit_or_show(found, json_output=json_output)
             return
         if content is not None:
             client.put_race_samples(name, number, content)
@@ -108,6 +130,7 @@ def race(
             targets=[one for part in (targets or "").split(",") if (one := part.strip())],
             pool=pool,
             accept_random_samples=accept_random_samples,
+            gate=gate_of(cosine_min, agreement_min, metric),
         )
         if wait or (results().is_terminal and not json_output):
             found = _follow(client, found)
@@ -116,17 +139,46 @@ def race(
             raise Failure(Code.MODEL, f"no verdict was reached: {found['why'] or found['state']}")
 
 
-def _write_svg(found: Race, path: Path) -> None:
-    """Draw the report. Raises Failure(CONFLICT) if there is none, wrong usage if the file cannot be written."""
-    from millstream.services.compiler.race.plot import plot_of
+def gate_of(cosine_min: float | None, agreement_min: float | None, metric: str | None) -> dict[str, float | str]:
+    """Return what is given of the gate."""
+    given = {"cosine_min": cosine_min, "agreement_min": agreement_min, "metric": metric}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _report(found: Race, option: str) -> RaceReport:
+    """Return the report. Raises Failure(CONFLICT) if there is none."""
     from millstream.services.compiler.race.report import RaceReport
 
     if found["report"] is None:
-        raise Failure(Code.CONFLICT, f"--svg: the race is {found['state']}, and has no report")
+        raise Failure(Code.CONFLICT, f"{option}: the race is {found['state']}, and has no report")
+    return RaceReport.model_validate(found["report"])
+
+
+def _written(found: Race, svg: Path | None, markdown: Path | None) -> bool:
+    """Write the report to the files that are named; return whether it went to standard output.
+
+    Raises Failure(CONFLICT) if there is no report, wrong usage if a file cannot be written.
+    """
+    from millstream.services.compiler.race.markdown import markdown_of
+    from millstream.services.compiler.race.plot import plot_of
+
+    if svg is not None:
+        _write(svg, plot_of(_report(found, "--svg")), "--svg")
+    if markdown is None:
+        return False
+    text = markdown_of(_report(found, "--markdown"))
+    if markdown != STANDARD_OUTPUT:
+        _write(markdown, text, "--markdown")
+        return False
+    print(text, end="")
+    return True
+
+
+def _write(path: Path, text: str, option: str) -> None:
     try:
-        path.write_text(plot_of(RaceReport.model_validate(found["report"])))
+        path.write_text(text)
     except OSError as error:
-        raise wrong_usage(f"--svg: {path} cannot be written: {error.strerror}") from error
+        raise wrong_usage(f"{option}: {path} cannot be written: {error.strerror}") from error
 
 
 def _content(samples: Path | None) -> bytes | None:
@@ -239,7 +291,9 @@ def _cells(number: int, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _reproduce(found: Race, wanted: str) -> str:
-    """Return the command that races one row of a report again, against the baseline alone."""
+    """Return the command that races one row of a report again, against the baseline and what serves."""
+    from millstream.services.compiler.race.report import Gate
+
     rows = found["rows"]
     numbered = enumerate(rows, 1)
     row = next((one for at, one in numbered if wanted in {str(at), one["candidate"], one["target"]}), None)
@@ -250,4 +304,8 @@ def _reproduce(found: Race, wanted: str) -> str:
     command += ["--targets", row["candidate"], "--race-seconds", f"{found['options']['seconds']:g}"]
     if found["options"]["accept_random_samples"]:
         command.append("--accept-random-samples")
+    given = found["options"]["gate"]
+    for name, usual in Gate().model_dump().items():
+        if given.get(name, usual) != usual:
+            command += [f"--{name.replace('_', '-')}", str(given[name])]
     return shlex.join([*command, "--wait"])

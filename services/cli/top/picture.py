@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from millstream.services.cli.terminal import bar, duration, escape, size
+from millstream.services.cli.terminal import bar, duration, escape, rate, size
 from millstream.services.cli.top.rates import EndpointRates, Overview, Totals, WorkerRates
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def picture(title: str, found: Overview, by: Sort, columns: int, height: int | N
     totals = Text(f"requests are not shown: {found.no_series}", "yellow")
     if not found.no_series:
         totals = Text.from_markup(_totals(found.totals))
-    lines: list[Text | Table] = [Text.from_markup(title), totals, Text()]
+    heading = Text.from_markup(title)
+    for text in (heading, totals):  # consoles of the command line cut lines of a live picture that do not wrap
+        text.no_wrap, text.overflow = False, "fold"
+    lines: list[Text | Table] = [heading, totals, Text()]
     shown = (len(found.endpoints), len(found.workers))
     if height is not None:
         shown = rows_max(height - totals.cell_len // columns - title.count("\n"), found)
@@ -201,15 +204,6 @@ def _memory(one: WorkerRates, *, bars: bool) -> str:
         return size(one.memory_used_bytes)
     text = f"{size(one.memory_used_bytes)} of {size(one.memory_budget_bytes)}"
     return f"{bar(one.memory_used_bytes / one.memory_budget_bytes, _BAR_COLUMNS)} {text}" if bars else text
-
-
-def rate(per_s: float | None) -> str:
-    """Format a rate with three digits: 0, 0.25, 12.3, 1,230; "-" for None."""
-    if per_s is None:
-        return "-"
-    if per_s >= 100:
-        return f"{per_s:,.0f}"
-    return f"{per_s:.3g}"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     ARRIVALS = "arrivals"  # the work that arrives
     BACKLOG = "backlog"  # rows that wait and that the workers of now would not have answered in time
     HELD = "held"  # fewer are needed now; they stay until `down_s` has passed
+    RECURRING = "recurring"  # fewer are needed now; bursts need them again at regular intervals
     IDLE = "idle"  # nothing arrives: the minimum
     MINIMUM = "minimum"
     MAXIMUM = "maximum"  # more are needed than the budget allows

@@ -87,8 +87,11 @@ class Largest:
             self._values.pop()
         self._values.append((now, value))
 
-    def within(self, now: float, seconds: float) -> tuple[float, float]:
-        """Return the largest value of the last `seconds`, with its instant; forget older ones. (now, 0): none."""
-        while self._values and self._values[0][0] < now - seconds:
+    def forget(self, before: float) -> None:
+        """Forget the values that were added before an instant."""
+        while self._values and self._values[0][0] < before:
             self._values.popleft()
-        return self._values[0] if self._values else (now, 0.0)
+
+    def within(self, now: float, seconds: float) -> tuple[float, float]:
+        """Return the largest value of the last `seconds`, with its instant; (now, 0): there is none."""
+        return next((one for one in self._values if one[0] >= now - seconds), (now, 0.0))

@@ -6,11 +6,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from millstream.services.placement.ordered_loads import OrderedLoads
 from millstream.services.placement.simulation.models import SimulatedModel
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import PlacedInstance, WorkerView
 
-POOL = "cpu"  # of all simulated workers
+POOL = "cpu"  # of simulated workers, unless pools are named
 RATE_S = 20.0  # time constant of the mean of calls a second, as in services/controller/survey.py
 
 
@@ -40,19 +41,27 @@ class SimulatedWorker:
     """A worker: what it holds, what it is to load, and when each of its run slots is free.
 
     Args:
+        pool: its pool.
+        speed: how many times as fast its runs are as those of the table of models.
+        loads_max: loads that it makes at the same time.
         starts: how often its process was replaced.
         draining: whether it stops soon.
+        ordered: its last loads.
     """
 
     index: int
     budget_bytes: int
     free_at: list[float]
+    pool: str = POOL
+    speed: float = 1.0
+    loads_max: int = 1
     used_bytes: int = 0
     instances: dict[int, SimulatedInstance] = field(default_factory=dict)
     queue: deque[QueuedLoad] = field(default_factory=deque)
     loads: int = 0  # in progress
     starts: int = 0
     draining: bool = False
+    ordered: OrderedLoads = field(default_factory=OrderedLoads)
 
     @property
     def name(self) -> str:
@@ -66,6 +75,9 @@ class FleetState:
         self.models = models
         self.workers = workers
         self.holders: list[list[int]] = [[] for _ in models]  # the workers that have it ready
+        pools = tuple(dict.fromkeys(worker.pool for worker in workers))
+        self.workers_of = {pool: [worker for worker in workers if worker.pool == pool] for pool in pools}
+        self.pools_of = [model.pools or pools for model in models]  # the preferred pool first
         self.usage: list[Usage] = [NO_USAGE] * len(models)
         self.last_used: list[float] = [-math.inf] * len(models)
         self._rates: list[float] = [0.0] * len(models)  # calls a second at the last call
@@ -82,10 +94,16 @@ class FleetState:
         """Return the calls a second of a model in the last half minute."""
         return self._rates[model] * math.exp((self.last_used[model] - now) / RATE_S)
 
-    def must_stay(self, model: int) -> bool:
-        """Whether no instance of a model may be unloaded."""
+    def holders_in(self, pool: str, model: int) -> list[int]:
+        """Return the workers of a pool that have a model ready."""
+        if len(self.workers_of) == 1:
+            return self.holders[model]
+        return [at for at in self.holders[model] if self.workers[at].pool == pool]
+
+    def must_stay(self, pool: str, model: int) -> bool:
+        """Whether no instance of a model may be unloaded in a pool."""
         one = self.models[model]
-        return one.pin or len(self.holders[model]) <= one.instances_min > 0
+        return one.pin or len(self.holders_in(pool, model)) <= one.instances_min > 0
 
     def view(self, worker: SimulatedWorker, now: float) -> WorkerView:
         """Return a worker as its record would show it."""
@@ -99,7 +117,7 @@ class FleetState:
                 one.loaded_at,
                 one.last_used,
                 in_use=one.busy_until > now,
-                pinned=self.must_stay(model),
+                pinned=self.must_stay(worker.pool, model),
                 usage=usage[model],
             )
         used_bytes = worker.used_bytes
@@ -108,4 +126,4 @@ class FleetState:
             name = models[load.model].name
             instances[name] = PlacedInstance(name, need, math.inf, now, in_use=True)
             used_bytes += need.load_bytes
-        return WorkerView(worker.name, POOL, worker.budget_bytes, used_bytes, worker.draining, instances)
+        return WorkerView(worker.name, worker.pool, worker.budget_bytes, used_bytes, worker.draining, instances)

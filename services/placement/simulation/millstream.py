@@ -1,7 +1,8 @@
 """What a gateway, the workers and the controller decide in a simulation, with the code that they run. Pure.
 
 records of workers ─> published ─> a Fleet for the gateway, views for the controller
-call of a model that no worker has ─> choose ─(worker)─> make_room; every round_s: round ─> plan ─> orders
+call of a model that no worker has ─> choose ─(worker)─> make_room ─> load ─> unload_ahead, for the next call
+every round_s: round ─> plan ─> orders
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Collection, Sequence
 
 from millstream.services.placement.eviction import make_room
 from millstream.services.placement.fleet import Fleet
+from millstream.services.placement.headroom import headroom_of, unloaded_ahead
 from millstream.services.placement.planned import Plan, PlannedOrder, ServedVersion
 from millstream.services.placement.planner import plan
-from millstream.services.placement.simulation.fleet_state import POOL, FleetState, SimulatedWorker
-from millstream.services.placement.views import Refusal, WorkerView
+from millstream.services.placement.pool_choice import PoolOffer, is_worth_moving, without_unloading
+from millstream.services.placement.simulation.fleet_state import FleetState, SimulatedWorker
+from millstream.services.placement.views import UNLIMITED_BYTES, Refusal, WorkerView
 
 #: How old the record of a worker may be in which nothing was loaded or unloaded. Real ones show calls up to 5 s late.
 REFRESH_S = 10.0
@@ -29,40 +32,61 @@ class Millstream:
     def __init__(self, state: FleetState, seed: int) -> None:
         del seed
         self._state = state
-        self._fleet = Fleet()  # of the gateway
+        self._fleets = {pool: Fleet() for pool in state.workers_of}  # of the gateway
         self._records: dict[int, WorkerView] = {}  # as the controller reads them
         self._index = {worker.name: worker.index for worker in state.workers}
         self._names = {model.name: at for at, model in enumerate(state.models)}
-        self._footprints = [{POOL: model.footprint} for model in state.models]
+        self._footprints = [
+            dict.fromkeys(pools, model.footprint) for model, pools in zip(state.models, state.pools_of, strict=True)
+        ]
         self._plan = Plan()
         self._refreshed_at = 0.0
         for worker in state.workers:
             self.published(worker, 0.0)
 
-    def choose(self, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
-        one = self._state.models[model]
+    def choose(self, pool: str, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
+        one, fleet = self._state.models[model], self._fleets[pool]
         self._refresh(now)
         refused = [self._state.workers[at].name for at in exclude]
-        chosen = self._fleet.choose(one.name, one.footprint, now, 1, refused)
+        chosen = fleet.choose(one.name, one.footprint, now, 1, refused)
         if isinstance(chosen, Refusal):
-            refusal, chosen = chosen, self._fleet.ranked(one.name, 1, refused)
+            refusal, chosen = chosen, fleet.ranked(one.name, 1, refused)
             if not chosen:
                 return refusal
         return self._index[chosen[0]]
+
+    def loading_pool(self, pools: Sequence[str], model: int) -> str:
+        need = self._state.models[model].footprint
+        return without_unloading(PoolOffer(pool, self._fleets[pool], need) for pool in pools)
+
+    def is_worth_moving(self, pool: str, model: int, now: float) -> bool:
+        one = self._state.models[model]
+        self._refresh(now)
+        return is_worth_moving(self._fleets[pool], one.name, one.footprint, now)
 
     def make_room(self, worker: SimulatedWorker, model: int, now: float) -> Sequence[int] | Refusal:
         view = self._state.view(worker, now)
         victims = make_room(view, self._state.models[model].footprint, now)
         return victims if isinstance(victims, Refusal) else [self._names[name] for name in victims]
 
+    def unload_ahead(self, worker: SimulatedWorker, now: float) -> Sequence[int]:
+        expected = worker.ordered.take()
+        headroom = None if expected is None else headroom_of(expected.footprint, worker.budget_bytes, UNLIMITED_BYTES)
+        if expected is None or headroom is None:
+            return ()
+        view = self._state.view(worker, now)
+        if view.has_room(headroom.low):
+            return ()
+        return [self._names[name] for name in unloaded_ahead(view, headroom, expected.gap_s, now)]
+
     def ordered(self, worker: SimulatedWorker, model: int, now: float) -> None:
         one = self._state.models[model]
-        self._fleet.order(worker.name, one.name, one.footprint, now)
+        self._fleets[worker.pool].order(worker.name, one.name, one.footprint, now)
 
     def published(self, worker: SimulatedWorker, now: float) -> None:
         view = self._state.view(worker, now)
         self._records[worker.index] = view
-        self._fleet.update(view)
+        self._fleets[worker.pool].update(view)
 
     def round(self, now: float) -> Sequence[PlannedOrder]:
         self._refresh(now)
@@ -83,7 +107,7 @@ class Millstream:
         return [
             ServedVersion(
                 one.name,
-                (POOL,),
+                state.pools_of[at],
                 self._footprints[at],
                 one.instances_min,
                 one.instances_max,

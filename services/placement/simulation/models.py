@@ -34,6 +34,7 @@ class SimulatedModel:
         instances_min: instances that are always loaded.
         instances_max: most instances; 0: no limit.
         idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
+        pools: that may serve it, the preferred one first; empty: all.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SimulatedModel:
     instances_min: int = 0
     instances_max: int = 0
     idle_s: float = 0.0
+    pools: tuple[str, ...] = ()
 
 
 def generated_models(number: int, seed: int) -> list[SimulatedModel]:
@@ -64,7 +66,7 @@ def read_models(rows: Sequence[Mapping[str, Any]]) -> list[SimulatedModel]:
 
     Args:
         rows: `name` and `memory_bytes`, and maybe `peak_bytes`, `load_s`, `run_s`, `pin`, `instances_min`,
-            `instances_max`, `idle_s`.
+            `instances_max`, `idle_s`, and `pools`: a list, or names with spaces between them.
     """
     models = [_read_model(row, at) for at, row in enumerate(rows, 1)]
     names = [model.name for model in models]
@@ -100,7 +102,18 @@ def _read_model(row: Mapping[str, Any], at: int) -> SimulatedModel:
         int(smallest),
         int(largest),
         idle_s,
+        _pools(row, at),
     )
+
+
+def _pools(row: Mapping[str, Any], at: int) -> tuple[str, ...]:
+    value = row.get("pools") or ()
+    names = value.split() if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"row {at}: pools is {str(value)[:64]!r}; write names with spaces between them")
+    if len(set(names)) != len(names):
+        raise ValueError(f"row {at}: each pool is named once")
+    return tuple(names)
 
 
 def _number(row: Mapping[str, Any], column: str, at: int) -> float | None:

@@ -28,12 +28,24 @@ class Policy(Protocol):
     attempts: int
     sees_records: bool
 
-    def choose(self, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
-        """Return the worker that is to load a model; `exclude`: workers that refused it."""
+    def choose(self, pool: str, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
+        """Return the worker of a pool that is to load a model; `exclude`: workers that refused it."""
+        ...
+
+    def loading_pool(self, pools: Sequence[str], model: int) -> str:
+        """Return the pool in which a model that none has is to be loaded; "": the first that loads it."""
+        ...
+
+    def is_worth_moving(self, pool: str, model: int, now: float) -> bool:
+        """Return whether a preferred pool is to load a model that another pool answers."""
         ...
 
     def make_room(self, worker: SimulatedWorker, model: int, now: float) -> Sequence[int] | Refusal:
         """Return the models that a worker unloads for another one."""
+        ...
+
+    def unload_ahead(self, worker: SimulatedWorker, now: float) -> Sequence[int]:
+        """Return the models that a worker unloads after its last load has ended, for the next ones."""
         ...
 
     def ordered(self, worker: SimulatedWorker, model: int, now: float) -> None:
@@ -55,12 +67,12 @@ class _LeastRecentlyUsed:
     name = ""
     attempts = 1
     sees_records = False  # kinder than reality: these rules know at once what each worker holds
-    models_max = 1 << 30  # in a worker
     residence_loads = 0.0  # an instance stays for this multiple of the load time
 
     def __init__(self, state: FleetState, seed: int) -> None:
         self._state = state
         self._random = np.random.default_rng([seed, 3])
+        self.models_max = dict.fromkeys(state.workers_of, 1 << 30)  # in a worker, by pool
 
     def make_room(self, worker: SimulatedWorker, model: int, now: float) -> Sequence[int] | Refusal:
         models = self._state.models
@@ -69,14 +81,14 @@ class _LeastRecentlyUsed:
             other: models[other].footprint.peak_bytes for other, one in worker.instances.items() if one.loaded_at <= now
         }
         largest_peak = max(peaks.values(), default=0)
-        surplus = len(worker.instances) + 1 - self.models_max
+        surplus = len(worker.instances) + 1 - self.models_max[worker.pool]
         if missing <= 0 and surplus <= 0:
             return []
         victims = []
         for used, other in sorted((one.last_used, other) for other, one in worker.instances.items()):
             del used
             one = worker.instances[other]
-            if self._state.must_stay(other) or one.busy_until > now or one.loaded_at > now:
+            if self._state.must_stay(worker.pool, other) or one.busy_until > now or one.loaded_at > now:
                 continue
             if now - one.loaded_at < self.residence_loads * models[other].footprint.load_s:
                 return _THRASHING
@@ -89,6 +101,15 @@ class _LeastRecentlyUsed:
             if missing <= 0 and surplus <= 0:
                 return victims
         return _NOTHING_EVICTABLE
+
+    def loading_pool(self, pools: Sequence[str], model: int) -> str:
+        return ""
+
+    def is_worth_moving(self, pool: str, model: int, now: float) -> bool:
+        return True
+
+    def unload_ahead(self, worker: SimulatedWorker, now: float) -> Sequence[int]:
+        return ()
 
     def ordered(self, worker: SimulatedWorker, model: int, now: float) -> None:
         """Need no note: what a worker holds is looked up."""
@@ -112,12 +133,14 @@ class CountLru(_LeastRecentlyUsed):
     def __init__(self, state: FleetState, seed: int) -> None:
         super().__init__(state, seed)
         mean_bytes = float(np.mean([model.footprint.load_bytes for model in state.models]))
-        self.models_max = max(1, int(state.workers[0].budget_bytes / mean_bytes))
+        self.models_max = {
+            pool: max(1, int(of_pool[0].budget_bytes / mean_bytes)) for pool, of_pool in state.workers_of.items()
+        }
 
-    def choose(self, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
-        workers = self._state.workers
-        serving = [at for at, worker in enumerate(workers) if not worker.draining]
-        drawn: list[int] = self._random.choice(serving or [0], size=2).tolist()
+    def choose(self, pool: str, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
+        workers, of_pool = self._state.workers, self._state.workers_of[pool]
+        serving = [worker.index for worker in of_pool if not worker.draining]
+        drawn: list[int] = self._random.choice(serving or [of_pool[0].index], size=2).tolist()
         return min(drawn, key=lambda at: (len(workers[at].instances) + len(workers[at].queue), len(workers[at].queue)))
 
 
@@ -128,8 +151,8 @@ class ByteLru(_LeastRecentlyUsed):
     residence_loads = RESIDENCE_LOADS
     close_s, close_share = 45.0, 0.1  # ages of least recently used models that count as equal
 
-    def choose(self, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
-        state = self._state
+    def choose(self, pool: str, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
+        state, workers = self._state, self._state.workers_of[pool]
         need = state.models[model].footprint.load_bytes
         free = [
             worker.budget_bytes
@@ -137,21 +160,23 @@ class ByteLru(_LeastRecentlyUsed):
             - sum(state.models[one.model].footprint.load_bytes for one in worker.queue)
             if not worker.draining
             else -1
-            for worker in state.workers
+            for worker in workers
         ]
         most = max(free)
         if most >= need:
-            near = [at for at, one in enumerate(free) if one >= need and one > most * 0.75]
+            near = [
+                worker.index for worker, one in zip(workers, free, strict=True) if one >= need and one > most * 0.75
+            ]
             return int(self._random.choice(near))
         ages = [
             now - min((one.last_used for one in worker.instances.values() if one.loaded_at <= now), default=now)
             if not worker.draining
             else -1.0
-            for worker in state.workers
+            for worker in workers
         ]
         oldest = max(ages)
         bound = min(oldest - self.close_s, oldest * (1 - self.close_share))
-        near = [at for at, age in enumerate(ages) if age >= bound]
+        near = [worker.index for worker, age in zip(workers, ages, strict=True) if age >= bound]
         return int(self._random.choice(near))
 
 

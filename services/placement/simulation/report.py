@@ -23,6 +23,7 @@ class Summary:
         prefetches: loads ahead of a call.
         planned: reason -> orders of the controller, prefetches among them.
         memory_share: mean used share of the fleet's memory.
+        answered: pool -> calls that it answered.
     """
 
     policy: str
@@ -41,6 +42,7 @@ class Summary:
     planned: dict[str, int]
     evictions: int
     memory_share: float
+    answered: dict[str, int]
 
 
 def summary_of(outcome: Outcome) -> Summary:
@@ -64,4 +66,5 @@ def summary_of(outcome: Outcome) -> Summary:
         planned={reason.value: number for reason, number in sorted(outcome.planned.items())},
         evictions=outcome.evictions,
         memory_share=float(np.mean(outcome.memory_shares)) if outcome.memory_shares else 0.0,
+        answered=dict(sorted(outcome.answered.items())),
     )

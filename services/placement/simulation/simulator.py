@@ -1,10 +1,13 @@
 """Runs a trace against a fleet under a virtual clock. Pure.
 
 calls, loads that end, records, rounds of the controller, restarts ─> the earliest first ─> a policy decides ─> Outcome
+call ─> the first of its pools that has the model and answers in time ─none─> load in the first with memory free, else
+in the first that makes room
 
 Simulated: the memory, loads in parallel, run slots and queues of each worker; calls that wait for a load within their
-deadline; refusals; the controller; records that show a change only when they are renewed; restarts of workers. Not
-simulated: the network, batches, failures. A load takes its model's load time, an unload none.
+deadline; refusals; memory that is kept free ahead of calls; the controller; records that show a change only when they
+are renewed; restarts of workers. Not simulated: the network, batches, failures. A load takes its model's load time, an
+unload none.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from millstream.services.placement.ordered_loads import OrderedLoads
 from millstream.services.placement.planned import OrderReason
+from millstream.services.placement.simulation.fleet_options import FleetOptions, workers_of
 from millstream.services.placement.simulation.fleet_state import (
     FleetState,
     QueuedLoad,
@@ -32,33 +37,14 @@ WARMUP_SHARE = 0.25  # of the trace, which is simulated but not counted: at the 
 PROGRESS_CALLS = 20_000  # calls between two reports of progress
 SAMPLE_S = 300.0  # virtual time between two looks at the memory
 RECORD_S = 0.5  # interval at which a worker renews its record
-ROUND_S = 10.0  # between two rounds of the controller; a real one has a round every 2 s
 DRAIN_S = 10.0  # from the instant at which a worker takes no more work until its next process serves
 IN_TIME_S = 0.1  # a call is answered in time within this beyond its run
 
 
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """The simulated workers.
-
-    Args:
-        memory_bytes: of one worker, for models.
-        loads: loads that a worker makes at the same time.
-        runs: runs that a worker makes at the same time.
-        timeout_s: how long a call waits.
-        round_s: between two rounds of the controller; 0: there is no controller.
-        restart_s: after which the next worker is replaced, one after the other; 0: none is.
-    """
-
-    workers: int
-    memory_bytes: int
-    loads: int = 1
-    runs: int = 2
-    timeout_s: float = 30.0
-    round_s: float = ROUND_S
-    restart_s: float = 0.0
+DISPLACED_S = 1.0  # between two orders to load a model in the preferred pool while another pool answers its calls
 
 
+_Lane = tuple[str, int]  # a pool, and the index of a model
 _NO_FREE_MEMORY = Refusal(RefusalKind.NOTHING_EVICTABLE, "no memory is free", 1.0)
 
 
@@ -73,6 +59,7 @@ class Outcome:
         planned: orders of the controller that were carried out, by reason.
         in_time: calls that were answered within IN_TIME_S beyond their run.
         memory_shares: used share of all memory, every SAMPLE_S.
+        answered: calls that were answered, by pool.
     """
 
     policy: str
@@ -86,6 +73,7 @@ class Outcome:
     planned: Counter[OrderReason] = field(default_factory=Counter)
     evictions: int = 0
     memory_shares: list[float] = field(default_factory=list)
+    answered: Counter[str] = field(default_factory=Counter)
 
 
 class Simulator:
@@ -98,7 +86,8 @@ class Simulator:
         policy: Callable[[FleetState, int], Policy],
         seed: int = 0,
     ) -> None:
-        workers = [SimulatedWorker(at, options.memory_bytes, [0.0] * options.runs) for at in range(options.workers)]
+        workers = workers_of(options)
+        self._memory_bytes = sum(worker.budget_bytes for worker in workers)
         self._options = options
         self._state = FleetState(models, workers)
         self._policy = policy(self._state, seed)
@@ -107,8 +96,9 @@ class Simulator:
         self.outcome = Outcome(self._policy.name)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []  # instant, number, what happens
         self._number = 0
-        self._loading: Counter[int] = Counter()  # model -> its loads that wait or are in progress
-        self._waiting: defaultdict[int, list[float]] = defaultdict(list)  # model -> instants of calls that wait for it
+        self._loading: Counter[_Lane] = Counter()  # loads that wait or are in progress
+        self._waiting: defaultdict[_Lane, list[float]] = defaultdict(list)  # instants of calls that wait for a load
+        self._displaced_at: dict[int, float] = {}  # model -> when it was last ordered in its preferred pool
         self._unpublished: set[int] = set()  # workers whose record is about to show a change
         self._count_from = 0.0
         self._counted = False  # whether that instant is over
@@ -158,26 +148,66 @@ class Simulator:
         state = self._state
         self.outcome.calls += self._counted
         state.called(model, now)
-        if state.holders[model]:
+        pool, in_time = self._answering(model, now)
+        loads_in = "" if in_time else self._loads_in(model, now)
+        if loads_in:
+            self._wait(loads_in, model, now)
+        elif pool:
             self.outcome.hits += self._counted
-            self._run(model, now, now)
-        elif self._loading[model] or self._order_for_calls(model, now):
-            self._wait(model, now)
+            self._run(pool, model, now, now)
         else:
             self._refuse(self._last_refusal, 1)
 
-    def _wait(self, model: int, now: float) -> None:
+    def _answering(self, model: int, now: float) -> tuple[str, bool]:
+        """Return the pool that has a model and answers a call, and whether no other pool is to load it; "": none."""
+        state = self._state
+        pools = state.pools_of[model]
+        able = [pool for pool in pools if state.holders[model] and state.holders_in(pool, model)]
+        if not able:
+            return "", False
+        if len(pools) == 1:
+            return able[0], True
+        if able[0] != pools[0]:
+            self._load_displaced(pools[0], model, now)
+        in_time = next((pool for pool in able if self._in_time(pool, model, now)), "")
+        return in_time or able[0], bool(in_time)
+
+    def _in_time(self, pool: str, model: int, now: float) -> bool:
+        """Return whether a pool that has a model is predicted to answer a call within its timeout."""
+        workers = self._state.workers
+        free_at = min(min(workers[at].free_at) for at in self._state.holders_in(pool, model))
+        return max(now, free_at) + self._run_s(pool, model) - now <= self._options.timeout_s
+
+    def _loads_in(self, model: int, now: float) -> str:
+        """Return the pool that loads a model for a call, which is ordered to unless it does; "": none does."""
+        state = self._state
+        pools = [pool for pool in state.pools_of[model] if not state.holders_in(pool, model)]
+        loading = next((pool for pool in pools if self._loading[pool, model]), "")
+        if not loading and len(pools) > 1:
+            first = self._policy.loading_pool(pools, model)
+            pools.sort(key=lambda pool: pool != first)
+        return loading or next((pool for pool in pools if self._order_for_calls(pool, model, now)), "")
+
+    def _load_displaced(self, pool: str, model: int, now: float) -> None:
+        """Have a model loaded in the pool that its calls prefer, while another one answers them."""
+        ordered_at = self._displaced_at.get(model, -math.inf)
+        if now - ordered_at >= DISPLACED_S and not self._loading[pool, model]:
+            self._displaced_at[model] = now
+            if self._policy.is_worth_moving(pool, model, now):
+                self._order_for_calls(pool, model, now)
+
+    def _wait(self, pool: str, model: int, now: float) -> None:
         """Let a call wait for a load, unless it takes too long: the model is loaded all the same, for the next call."""
         if self._state.models[model].footprint.load_s > self._options.timeout_s:
             self._refuse(RefusalKind.TOO_SLOW, 1)
         else:
-            self._waiting[model].append(now)
+            self._waiting[pool, model].append(now)
 
-    def _order_for_calls(self, model: int, now: float) -> bool:
-        """Order a worker to load a model, and the next one if it refuses; return whether one loads it."""
+    def _order_for_calls(self, pool: str, model: int, now: float) -> bool:
+        """Order a worker of a pool to load a model, and the next one if it refuses; return whether one loads it."""
         refused: list[int] = []
         for _ in range(self._policy.attempts):
-            chosen = self._policy.choose(model, now, refused)
+            chosen = self._policy.choose(pool, model, now, refused)
             if isinstance(chosen, Refusal):
                 if not refused:
                     self._last_refusal = chosen.kind
@@ -195,24 +225,25 @@ class Simulator:
         if worker.draining or model in worker.instances or any(one.model == model for one in worker.queue):
             return False
         worker.queue.append(load)
-        self._loading[model] += 1
+        self._loading[worker.pool, model] += 1
         self._begin_loads(worker, now)
         self._changed(worker, now)
         return load in worker.queue or model in worker.instances
 
     def _begin_loads(self, worker: SimulatedWorker, now: float) -> None:
         """Begin the loads that a worker has a slot for, or refuse them if it cannot make room."""
-        while worker.queue and worker.loads < self._options.loads:
+        while worker.queue and worker.loads < worker.loads_max:
             load = worker.queue.popleft()
             victims = self._make_room(worker, load, now)
             if isinstance(victims, Refusal):
                 self._last_refusal = victims.kind
-                self._lost(load.model, now)
+                self._lost(worker.pool, load.model, now)
                 continue
             for victim in victims:
                 self._unload(worker, victim)
                 self.outcome.evictions += self._counted
             need = self._state.models[load.model].footprint
+            worker.ordered.begin(need)
             worker.used_bytes += need.load_bytes
             worker.loads += 1
             worker.instances[load.model] = SimulatedInstance(last_used=now)
@@ -225,14 +256,15 @@ class Simulator:
             return _NO_FREE_MEMORY
         return self._policy.make_room(worker, load.model, now)
 
-    def _lost(self, model: int, now: float) -> None:
+    def _lost(self, pool: str, model: int, now: float) -> None:
         """Count that a load will not end; calls that wait for it alone have another worker ordered, or are refused."""
-        self._loading[model] -= 1
-        calls = [] if self._loading[model] else self._waiting.pop(model, [])
+        self._loading[pool, model] -= 1
+        calls = [] if self._loading[pool, model] else self._waiting.pop((pool, model), [])
         if not calls:
             return
-        if self._order_for_calls(model, now):
-            self._waiting[model] += calls
+        other = self._loads_in(model, now)
+        if other:
+            self._waiting[other, model] += calls
         else:
             self._refuse(self._last_refusal, self._number_counted(calls))
 
@@ -249,13 +281,23 @@ class Simulator:
         worker.loads -= 1
         worker.used_bytes -= self._state.models[model].footprint.peak_bytes
         worker.instances[model].loaded_at = now
-        self._loading[model] -= 1
+        self._loading[worker.pool, model] -= 1
         if not worker.draining:
             self._state.holders[model].append(worker.index)
-            for called_at in self._waiting.pop(model, ()):
-                self._run(model, called_at, now)
+            for pool in self._state.pools_of[model]:  # calls that wait for another pool come here, too
+                for called_at in self._waiting.pop((pool, model), ()):
+                    self._run(worker.pool, model, called_at, now)
+        worker.ordered.end(self._state.models[model].footprint.load_s, now)
         self._begin_loads(worker, now)
+        if not worker.loads and not worker.draining:
+            self._unload_ahead(worker, now)
         self._changed(worker, now)
+
+    def _unload_ahead(self, worker: SimulatedWorker, now: float) -> None:
+        """Have a worker keep memory free for the next calls of models that it does not have."""
+        for victim in self._policy.unload_ahead(worker, now):
+            self._unload(worker, victim)
+            self.outcome.evictions += self._counted
 
     def _changed(self, worker: SimulatedWorker, now: float) -> None:
         """Have a worker's record show a change when it is renewed next."""
@@ -287,7 +329,7 @@ class Simulator:
         instance = worker.instances.get(model)
         if instance is None or instance.loaded_at > now or instance.busy_until > now:
             return False
-        if not worker.draining and self._state.must_stay(model):
+        if not worker.draining and self._state.must_stay(worker.pool, model):
             return False
         self._unload(worker, model)
         self._changed(worker, now)
@@ -302,7 +344,7 @@ class Simulator:
                 self._state.holders[model].remove(index)
         self._changed(worker, now)
         while worker.queue:
-            self._lost(worker.queue.popleft().model, now)
+            self._lost(worker.pool, worker.queue.popleft().model, now)
         self._at(now + DRAIN_S, partial(self._replace, worker))
         self._at(now + self._options.restart_s, partial(self._drain, (index + 1) % len(self._state.workers)))
 
@@ -311,26 +353,29 @@ class Simulator:
         worker.instances.clear()
         worker.used_bytes = worker.loads = 0
         worker.starts += 1
+        worker.ordered = OrderedLoads()
         worker.draining = False
         worker.free_at = [now] * len(worker.free_at)
         self._changed(worker, now)
         for model in loading:
-            self._lost(model, now)
+            self._lost(worker.pool, model, now)
 
     def _refuse(self, kind: RefusalKind, calls: int) -> None:
         if self._counted and calls:
             self.outcome.refused[kind] += calls
 
     def _sample(self) -> None:
-        options = self._options
         used_bytes = sum(worker.used_bytes for worker in self._state.workers)
-        self.outcome.memory_shares.append(used_bytes / (options.memory_bytes * options.workers))
+        self.outcome.memory_shares.append(used_bytes / self._memory_bytes)
 
-    def _run(self, model: int, called_at: float, now: float) -> None:
+    def _run_s(self, pool: str, model: int) -> float:
+        return self._state.models[model].run_s / self._state.workers_of[pool][0].speed
+
+    def _run(self, pool: str, model: int, called_at: float, now: float) -> None:
         """Run a call in the holder, on the slot, that is free first, and count its time."""
         workers = self._state.workers
-        at = min(self._state.holders[model], key=lambda at: min(workers[at].free_at))
-        worker, run_s = workers[at], self._state.models[model].run_s
+        at = min(self._state.holders_in(pool, model), key=lambda at: min(workers[at].free_at))
+        worker, run_s = workers[at], self._run_s(pool, model)
         slot = min(range(len(worker.free_at)), key=worker.free_at.__getitem__)
         end = max(now, worker.free_at[slot]) + run_s
         instance = worker.instances[model]
@@ -343,6 +388,7 @@ class Simulator:
         instance.busy_until = max(instance.busy_until, end)
         if not counted:
             return
+        self.outcome.answered[pool] += 1
         if end - called_at <= run_s + IN_TIME_S:
             self.outcome.in_time += 1
         if called_at < now:

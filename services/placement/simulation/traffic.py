@@ -85,6 +85,11 @@ def read_trace(rows: Iterable[Mapping[str, str]], names: Sequence[str]) -> Trace
         models.append(index[name])
     if not seconds:
         raise ValueError("there is no call in it")
+    return sorted_trace(seconds, models)
+
+
+def sorted_trace(seconds: Sequence[float], models: Sequence[int]) -> Trace:
+    """Return the trace of calls in any order, of which there is one at least."""
     order = np.argsort(np.array(seconds), kind="stable")
     instants = np.array(seconds)[order]
     return Trace(instants, np.array(models, np.int32)[order], float(instants[-1]))

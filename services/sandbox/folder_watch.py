@@ -28,11 +28,13 @@ class FolderWatch:
     Args:
         folder: everything below it counts.
         bytes_max: of all its files together, as the disk holds them: the holes of sparse files are free.
+        included: what counts besides the files that the process wrote, for its owner.
     """
 
-    def __init__(self, folder: Path, bytes_max: int) -> None:
+    def __init__(self, folder: Path, bytes_max: int, included: str = ", the uploaded ones included") -> None:
         self._folder = folder
         self._bytes_max = bytes_max
+        self._included = included
         #: what the process did that exceeds the limit, for its owner; empty: nothing yet
         self.exceeded = ""
 
@@ -57,7 +59,7 @@ class FolderWatch:
                 entries += 1
                 size_bytes += status.st_blocks * _BLOCK_BYTES
                 if size_bytes > self._bytes_max:
-                    return f"its files take more than {self._bytes_max >> 20} MiB, the uploaded ones included"
+                    return f"its files take more than {self._bytes_max >> 20} MiB{self._included}"
                 if entries > ENTRIES_MAX:
                     return f"it made more than {ENTRIES_MAX} files"
         except OSError:  # a folder that was made unreadable
