@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,3 +52,19 @@ def test_a_flood_is_ended_when_its_time_is_over(tmp_path: Path, flood: str, loop
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(run())
     assert not Path("/proc", begun.read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    "module", ["millstream.services.importers.import_process", "millstream.services.ingest.checker"]
+)
+def test_a_process_whose_parent_is_gone_already_ends_before_it_reads_its_task(tmp_path: Path, module: str) -> None:
+    """Its parent may be killed while it starts, before it has asked the kernel to end with it."""
+    command = [sys.executable, "-m", f"millstream.services.{module}", str(tmp_path), str(gone_process())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.wait(240) == 1
+
+
+def gone_process() -> int:
+    """Return the number of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        return process.pid

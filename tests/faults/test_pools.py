@@ -15,6 +15,7 @@ import pytest
 
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.footprints import Measured
 from tests.kit import models, v2
 from tests.kit.command_line import Millstream
 from tests.kit.load import constant_load
@@ -196,3 +197,51 @@ def test_with_no_other_pool_requests_wait_for_the_next_worker(simulated: Stack) 
     for connection in sent:
         connection.close()
     assert counted(simulated, "lonely", "slow") == 0
+
+
+MIB = 1 << 20
+SIZE_BYTES = 200 * MIB
+CROWD = [f"crowd-{number}" for number in range(8)]
+
+
+def test_what_the_preferred_pool_would_unload_called_models_for_the_next_pool_loads(tmp_path: Path) -> None:
+    """The preferred pool has memory for two models, the next one for four, of which its worker preloads three.
+
+    A model that neither had was loaded in the preferred pool, in place of one that was called, and then there again.
+    """
+    pools = "fast=1,backend=simulated,memory=650MiB,slow=1,backend=simulated,memory=1100MiB"
+    with running_stack(tmp_path, pools=pools, settings={"queue_lease_s": LEASE_S}) as stack:
+        repository = FolderRepository(stack.home / "repository")
+        config = ModelConfig(pools=("fast", "slow"), timeout_ms_default=100_000)
+        behaviour = {"bytes": SIZE_BYTES, "load_s": 0.2}
+
+        def held(pool: str) -> set[str]:
+            return {name for name in CROWD if pool in ready_in(stack, name)}
+
+        def ask(name: str) -> None:
+            reply = stack.http.post(f"/v2/models/{name}/infer", content=BODY, headers=HEADERS)
+            assert reply.status_code == 200, reply.text
+
+        known = Measured(resident_bytes=SIZE_BYTES, peak_bytes=0, load_s=0.2)
+        for name in CROWD:  # their memory is known before a worker or a gateway sees them
+            manifest = publish_simulated(FolderRepository(tmp_path / name), name, behaviour, 1, config, COPYING)
+            (stack.home / "repository" / "models" / name).mkdir()
+            repository.footprints.write(manifest, "simulated.cpu", known)
+            published = publish_simulated(repository, name, behaviour, 1, config, COPYING)
+            assert published.content_id == manifest.content_id
+        wait_until(lambda: len(held("fast")) == 2 and len(held("slow")) == 3, what="both have preloaded")
+        preferred = sorted(held("fast"))
+        for name in preferred:
+            ask(name)
+            assert counted(stack, name, "fast") == 1
+        cold = next(name for name in CROWD if name not in held("fast") | held("slow"))
+
+        def is_shown() -> bool:
+            """Whether the gateway's records say that both were called."""
+            shown = stack.http.get("/admin/v1/placement").json()["workers"]
+            return sum(one["last_used_age_s"] is not None for at in shown for one in at["instances"]) == 2
+
+        wait_until(is_shown, what="the gateway knows the calls")
+        ask(cold)
+        assert (counted(stack, cold, "slow"), counted(stack, cold, "fast")) == (1, 0)
+        assert sorted(held("fast")) == preferred

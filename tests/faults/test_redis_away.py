@@ -227,7 +227,7 @@ def cut(stack: Stack) -> int:
 
 def test_replies_to_a_connection_that_is_gone_do_not_stay(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"steady": path}) as stack:
+    with running_stack(tmp_path, models={"steady": path}, settings={"queue_direct": False}) as stack:
         with sigstopped(stack.pids()["cpu-0"]):
             sent = sent_beside(stack, 1)
             wait_until(lambda: streams(stack) == 1, what="put")
@@ -242,7 +242,8 @@ def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: P
     path = models.slow(tmp_path / "m.onnx", rounds=100_000)
     body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters=v2.PATIENT)
     # nothing is reclaimed for silence while the worker sleeps
-    with running_stack(tmp_path, models={"steady": path}, settings={"queue_lease_s": 120}) as stack:
+    settings = {"queue_lease_s": 120, "queue_direct": False}
+    with running_stack(tmp_path, models={"steady": path}, settings=settings) as stack:
         worker = stack.pids()["cpu-0"]
         for _ in range(TRIES):
             with sigstopped(worker):

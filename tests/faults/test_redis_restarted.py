@@ -64,7 +64,7 @@ def test_redis_comes_back_with_its_data(tmp_path: Path) -> None:
     server = started(folder)
     address = RedisAddress.unix(str(socket_path(folder)))
     try:
-        settings = {"redis_url": address.url}
+        settings = {"redis_url": address.url, "queue_direct": False}
         with running_stack(tmp_path, gateways=2, pools="cpu=2", models={"steady": path}, settings=settings) as stack:
             stack.redis = client(address)
             with constant_load(stack.port, "/v2/models/steady/infer", BODIES) as load:

@@ -40,7 +40,9 @@ REPLIES = "millstream_batch_replies_total"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     path = models.scale(folder / "m.onnx")
-    with running_stack(folder, models={"scale": path}, settings={"queue_lease_s": LEASE_S}) as stack:
+    with running_stack(
+        folder, models={"scale": path}, settings={"queue_lease_s": LEASE_S, "queue_direct": False}
+    ) as stack:
         yield stack
 
 

@@ -335,7 +335,7 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None
 def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path) -> None:
     path = models.slow(tmp_path / "slow.onnx", rounds=400_000)  # several times as long as the drain
     config = {"rows_max": 1}
-    with running_stack(tmp_path, settings=LONG_LEASES | {"drain_s": 0.3}) as stack:
+    with running_stack(tmp_path, settings=LONG_LEASES | {"drain_s": 0.3, "queue_direct": False}) as stack:
         stack.push("slow", path, config=json.dumps(config))
         worker = stack.pids()["cpu-0"]
         body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters=v2.PATIENT)

@@ -144,7 +144,9 @@ def are_held(stack: Stack, kind: str, before: Page) -> bool:
 @pytest.fixture
 def new_stack(tmp_path: Path) -> Iterator[Stack]:
     """A stack whose processes have not grown yet."""
-    with running_stack(tmp_path, settings=SETTINGS | {"reply_unread_bytes_max": BURST_BUDGET}) as stack:
+    # On a busy machine slow readers are not cut off before many replies are held.
+    settings = SETTINGS | {"reply_unread_bytes_max": BURST_BUDGET, "client_stall_s_max": WAIT_S}
+    with running_stack(tmp_path, settings=settings) as stack:
         push_spread(stack, tmp_path)
         yield stack
 

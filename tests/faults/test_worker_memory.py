@@ -18,6 +18,7 @@ from tests.kit.stack import Stack, running_stack
 
 MIB = 1 << 20
 LIMIT_BYTES = 768 * MIB
+BOTH_NUMBERS = r"it takes \d+ bytes of memory, and this worker has \d+ for models: raise --memory"
 ALONE = json.dumps({"batching": False})
 
 
@@ -54,13 +55,12 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
         assert peak_bytes(worker) <= LIMIT_BYTES + 8 * MIB  # the interpreter and the libraries included
 
         reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 110}, content=heavy.read_bytes())
-        assert reply.json()["state"] == "standby", "it does not fit beside the others"
-        assert re.fullmatch(r"it takes about \d+ bytes of memory, and \d+ of \d+ are free", reply.json()["reason"])
+        assert reply.json()["state"] == "failed", "no worker can hold it"
+        assert re.match(BOTH_NUMBERS, reply.json()["reason"])
         refused = ask(stack, "heavy", x=row[:, :1])
-        assert refused.status_code in {503, 507}, refused.text
-        assert "it takes" in refused.json()["error"]
-        again = Millstream(stack.home).ok("push", "heavy", heavy)
-        assert re.search(r"on standby: .*\n  why +\S.* memory", again), again
+        assert refused.status_code == 503, refused.text
+        assert re.search(BOTH_NUMBERS, refused.json()["error"])
+        assert re.search(BOTH_NUMBERS, Millstream(stack.home).fails("push", "heavy", heavy))
         assert ask(stack, "steady", x=row).status_code == 200
         assert stack.pids()["cpu-0"] == worker
         assert peak_bytes(worker) <= LIMIT_BYTES + 8 * MIB  # the interpreter and the libraries included

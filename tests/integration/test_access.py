@@ -526,6 +526,8 @@ def test_the_command_line(stack: Stack, bare: httpx2.Client) -> None:
     assert infer(bare, created["key"]).status_code == 401
     assert "revoked" in cli.ok("keys", "revoke", "cli")
     assert "there is a key" not in cli.fails("keys", "revoke", "nobody")
+    for odd in ("a b", "../a", "ключ", "a" * 65, "a\nb"):
+        assert "begins with a letter or a digit" in cli.fails("keys", "create", odd, "--scope", "infer:one")
     assert "revoked" in cli.ok("keys", "revoke", "cli", "--forget")
     assert "key forgotten" in cli.ok("audit", "-n", "50")
     assert "cli" not in {key["name"] for key in cli.json("keys", "list")["keys"]}

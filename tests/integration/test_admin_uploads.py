@@ -177,6 +177,23 @@ async def test_a_broken_upload_changes_nothing(
     assert application.catalog.announced == []
 
 
+@pytest.mark.parametrize(
+    ("content_type", "removed", "is_told"),
+    [
+        ("application/x-www-form-urlencoded", b"\n", True),
+        ("application/x-www-form-urlencoded", b"\r", False),  # another fault than curl's
+        ("application/octet-stream", b"\n", False),
+    ],
+)
+async def test_a_file_that_curl_damaged_is_refused_with_advice(
+    client: httpx2.AsyncClient, onnx: bytes, content_type: str, removed: bytes, is_told: bool
+) -> None:
+    body = onnx[: len(onnx) // 2].replace(removed, b"")
+    reply = await client.post(M, content=body, headers={"Content-Type": content_type})
+    assert reply.status_code == 400
+    assert ("--data-binary" in reply.json()["error"]) is is_told, reply.text
+
+
 async def test_a_wrong_digest_changes_nothing(
     application: Application, client: httpx2.AsyncClient, onnx: bytes
 ) -> None:

@@ -38,7 +38,7 @@ CALLERS = 100
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A pool of 0 to 3 workers with simulated devices, whose workers go 5 s after they were last needed."""
-    settings = {"scale_down_s": 5, "scale_latency_ms": 500}
+    settings = {"scale_down_s": 5, "scale_latency_ms": 500, "drain_s": LIMIT_S}
     folder = tmp_path_factory.mktemp("scaled")
     with running_stack(folder, pools="sim=0:3,backend=simulated", controller=True, settings=settings) as stack:
         repository = FolderRepository(stack.home / "repository")
@@ -174,6 +174,27 @@ def test_a_request_that_waits_for_a_worker_outlives_a_start_that_fails(scaled):
         os.kill(first, signal.SIGKILL)
         scaled.wait_for_line("sim-0 was ended by SIGKILL")
         assert answer.result(LIMIT_S) == 200
+
+
+def leaves(stack: Stack) -> bool:
+    """Whether the gateway says, on an open connection, that it leaves."""
+    reply = stack.http.get("/v2/health/ready")
+    return (reply.status_code, reply.headers.get("connection")) == (503, "close")
+
+
+def test_a_request_that_waits_for_a_worker_outlives_the_end_of_its_gateway(scaled):
+    """A gateway that drains reports what waits, as before, and so gets the worker: as in a rolling restart."""
+    with waiting_call(scaled) as (answer, go_on):
+        before = scaled.pids()["gateway-0"]
+        os.kill(before, signal.SIGTERM)
+        wait_until(lambda: leaves(scaled), what="it drains")
+        assert scaled.pids()["gateway-0"] == before
+        assert not answer.done()
+        go_on()
+        assert answer.result(LIMIT_S) == 200
+        scaled.reconnect()
+        wait_until(lambda: scaled.pids().get("gateway-0", before) != before, LIMIT_S, "the next gateway runs")
+        wait_until(lambda: answers(scaled), LIMIT_S, "it is ready")
 
 
 def test_a_request_whose_gateway_is_killed_leaves_nothing_behind(scaled):

@@ -17,6 +17,8 @@ from tests.kit import models
 from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
+#: batches take the queue, in which a test sees them
+SETTINGS = {"admin_key": "admin", "queue_lease_s": 600, "queue_direct": False}
 CALLS = 20  # by which the gateway has noticed that a client is gone
 ROW = np.ones((1, 128), np.float32)
 SLOW = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 128], "data": ROW.tolist()}]}).encode()
@@ -27,7 +29,7 @@ _SERVICE = "/inference.GRPCInferenceService/"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
     """A stack, and a key that may make one call at a time."""
     folder = tmp_path_factory.mktemp("given-up")
-    with running_stack(folder, settings={"admin_key": "admin", "queue_lease_s": 600}) as stack:
+    with running_stack(folder, settings=SETTINGS) as stack:
         stack.push("slow", models.slow(folder / "slow.onnx"))
         limits = {"name": "alone", "scopes": ["infer:*"], "limits": {"concurrency": 1}}
         key = stack.http.post("/admin/v1/keys", json=limits).json()["key"]

@@ -176,7 +176,8 @@ def test_ctrl_c_while_it_starts_ends_with_130(tmp_path):
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=WAIT_S)
     assert "Traceback" not in stderr
-    assert process.returncode in {130, 1}  # 1: it was faster than the signal
+    # It was faster than the signal: 1, or the signal came when the interpreter had ended, which a shell shows as 130.
+    assert process.returncode in {130, 1, -signal.SIGINT}
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_values_are_converted_if_the_datatype_can_represent_them(client, name, t
         ({"z": [[1]]}, "the model has no input z"),
         ([[1, 2, 3]], "pass a dict with x0, x1"),
         ({"x0": [["a", "b", "c"]]}, "cannot be sent as FP32"),
-        ({"x0": object()}, r"input x0 has shape \[\]"),
+        ({"x0": object()}, r"input 'x0' has shape \[\]"),
     ):
         with pytest.raises(Failure, match=says) as failure:
             client.predict(name, inputs | wrong if isinstance(wrong, dict) else wrong)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +43,7 @@ class Composition:
             **dict.fromkeys(("admin-key", "gateway", "controller"), gateway),
             "worker-cpu": worker,
         }
+        self.first_key = ""  # which the gateway read when it started
 
     def container(self, name: str) -> Container:
         return container(self.host, self.document, name, self.images[name])
@@ -76,6 +79,7 @@ def composition(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compositio
                 composition.up(name)
         for name in STARTED:
             composition.host.running[name].wait_until_healthy()
+        composition.first_key = composition.key()
         yield composition
     except BaseException:
         print(composition.output())
@@ -179,6 +183,20 @@ def test_the_secrets_stay_until_others_are_given(composition: Composition) -> No
     assert (volume / "access_secret").read_text() == "another secret, " * 2 + "\n"
 
 
+@contextmanager
+def _first_api_key(composition: Composition) -> Iterator[None]:
+    """Make the first API key, with which calls begin to need keys, and remove it at the end."""
+    headers = {"Authorization": f"Bearer {composition.first_key}"}
+    with httpx2.Client(base_url=URL, timeout=CALL_S_MAX, trust_env=False) as client:
+        made = client.post("/admin/v1/keys", json={"name": "first", "scopes": ["infer:*"]}, headers=headers)
+        assert made.status_code == 201, made.text
+        assert client.get("/metrics").status_code == 401
+        yield
+        key = f"/admin/v1/keys/{made.json()['id']}"
+        assert client.delete(key, headers=headers).status_code == 200
+        assert client.delete(key, params={"forget": True}, headers=headers).status_code == 200
+
+
 @pytest.mark.needs("prometheus")
 def test_prometheus_finds_and_scrapes_every_process(composition: Composition) -> None:
     service = composition.document["services"]["prometheus"]
@@ -199,6 +217,16 @@ def test_prometheus_finds_and_scrapes_every_process(composition: Composition) ->
             return {one["metric"]["job"] for one in found} >= jobs
 
         wait_until(scraped, what="each process is scraped")
+        with _first_api_key(composition):
+            # Each scrape of the gateway after the key was made: one that was refused has up == 0.
+            made_at = time.time()
+            last = 'max(timestamp(up{job="millstream-gateway"} == 1))'
+
+            def scraped_since() -> bool:
+                found = client.get("/api/v1/query", params={"query": last}).json()["data"]["result"]
+                return bool(found) and float(found[0]["value"][1]) > made_at
+
+            wait_until(scraped_since, what="the gateway is scraped although metrics need a key")
     assert running.stop() == 0, running.output
 
 

@@ -34,6 +34,7 @@ TARGETS = ["gateway", "worker-cpu", "worker-gpu", "serving"]
 #: an image with its exact version and what that was: a tag can be moved, a digest cannot
 PINNED = r"[\w./-]+:v?\d+\.\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}"
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
 DASHBOARDS = {path: json.loads(path.read_text()) for path in sorted((DEPLOY / "grafana/dashboards").glob("*.json"))}
 PANELS = [panel for board in DASHBOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
@@ -301,10 +302,9 @@ def test_services_of_compose_may_drain_before_they_are_killed(name):
 
 
 def test_every_process_of_compose_has_a_health_check_at_a_port_that_it_serves_and_prometheus_scrapes():
-    prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     scraped = {
         host: discovery["port"]
-        for job in prometheus["scrape_configs"]
+        for job in PROMETHEUS["scrape_configs"]
         for discovery in job.get("dns_sd_configs", [])
         for host in discovery["names"]
     }
@@ -344,6 +344,19 @@ def test_secrets_are_files_of_a_volume_that_the_gateway_alone_mounts():
         assert given == ["admin-key"]
 
 
+def test_the_key_of_metrics_is_a_file_that_gateway_and_prometheus_read():
+    """As soon as there is an API key, metrics need a key."""
+    services = COMPOSE["services"]
+    mounted = {name for name, one in services.items() for volume in one.get("volumes", []) if "metrics-key:" in volume}
+    assert mounted == {"admin-key", "gateway", "prometheus"}
+    path = services["gateway"]["environment"]["MILLSTREAM_METRICS_KEY_FILE"]
+    assert all(
+        f"metrics-key:{path.rpartition('/')[0]}:ro" in services[name]["volumes"] for name in ("gateway", "prometheus")
+    )
+    (job,) = (one for one in PROMETHEUS["scrape_configs"] if one["job_name"] == "millstream-gateway")
+    assert job["authorization"] == {"credentials_file": path}
+
+
 def test_shared_memory_of_the_gateway_holds_its_segments():
     size = int(COMPOSE["services"]["gateway"]["shm_size"].removesuffix("m")) << 20
     assert size >= Settings.model_fields["shm_bytes_max"].default
@@ -360,7 +373,8 @@ def test_redis_forgets_rather_than_writes():
 
 @pytest.mark.needs("promtool")
 def test_prometheus_configuration_and_rules():
-    content(program("promtool"), "check", "config", DEPLOY / "prometheus/prometheus.yml")
+    # The file of the key is in a volume of compose.
+    content(program("promtool"), "check", "config", "--syntax-only", DEPLOY / "prometheus/prometheus.yml")
     content(program("promtool"), "test", "rules", *sorted((DEPLOY / "prometheus/tests").glob("*.yml")))
 
 

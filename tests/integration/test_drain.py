@@ -129,19 +129,33 @@ async def test_a_client_that_pipelines_is_told_by_the_last_answer(tmp_path: Path
         assert await wire.rest() == b""
 
 
-async def test_a_request_that_crosses_the_last_reply_does_not_cut_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fits", [True, False], ids=["in the kernel", "blocked"])
+@pytest.mark.parametrize(
+    ("fast", "path"),
+    [(True, PATH), (True, f"{PATH}?route=asgi"), (False, PATH)],
+    ids=["fast path", "route beside the fast path", "plain"],
+)
+async def test_a_request_that_crosses_the_last_reply_does_not_cut_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool, path: str, fits: bool
+) -> None:
     """A socket that is closed for reading would answer it with a reset."""
     body = bytes(300_000)
-    async with leaving(tmp_path) as (front, leaver), await Wire.connect(front.port, receive_bytes=8192) as wire:
-        await wire.send(post(PATH, b"1"))
-        held = await front.held.next()
-        # All of the reply fits into the kernel, so that nothing but the client keeps the connection.
-        own = front.protocol.transport.get_extra_info("socket")
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", LONG_S)  # it ends when all have gone
+    async with (
+        leaving(tmp_path, fast=fast) as (front, leaver),
+        await Wire.connect(front.port, receive_bytes=8192) as wire,
+    ):
+        await front.served.settled(1)
         await told_to_stop(front, leaver)
+        await wire.send(post(path, b"1"))
+        held = await front.held.next()
+        own = front.protocol.transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20 if fits else 8192)
         held.answer(body)
         for _ in range(100):  # turns of the event loop, in which a connection that is not kept is closed
             await asyncio.sleep(0)
+        assert front.protocol.flow.write_paused != fits
+        front.protocol.shutdown()  # as the server does when the notice is over
         await wire.send(post(PATH, b"2"))
         reply = await wire.reply()
         assert closes(reply)

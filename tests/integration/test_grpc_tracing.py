@@ -105,6 +105,15 @@ def test_calls_that_are_not_sampled_are_lines_alone(traced: Traced) -> None:
         assert not [span for span in list(traced.collector.spans) if span.trace_id == trace_id]
 
 
+def failure_of(traced: Traced, header: str, model: str, timeout_s: float) -> str:
+    """Return the status of a call, made again if the client library lost it to the end of an old connection."""
+    while True:
+        with pytest.raises(grpc.RpcError) as raised:
+            call(traced, header, model, timeout_s)
+        if "Socket closed" not in raised.value.details():
+            return str(raised.value.code().name)
+
+
 def test_calls_that_fail_say_how(traced: Traced) -> None:
     """No model, and a deadline that is too short for the run, which the server predicts, or a client notices."""
     trace_id, _, header = new_trace()
@@ -112,9 +121,7 @@ def test_calls_that_fail_say_how(traced: Traced) -> None:
     late = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED"}
     for model, timeout_s, codes in (("none", 120.0, {"NOT_FOUND"}), ("slow", SLOW_S / 2, late)):
         for _ in range(2):
-            with pytest.raises(grpc.RpcError) as raised:
-                call(traced, header, model, timeout_s)
-            assert raised.value.code().name in codes
+            assert failure_of(traced, header, model, timeout_s) in codes
     said = [line.partition(f'"/{METHOD}" ')[2].split()[0] for line in access_lines(traced.stack, trace_id, 5)]
     assert said[0] == "OK"
     assert sorted(said[1:3]) == ["NOT_FOUND"] * 2

@@ -23,6 +23,8 @@ from millstream.services.version import VERSION
 from tests.kit.containers import kubernetes
 from tests.kit.containers.dockerfile import ROOT, stage
 from tests.kit.containers.kubernetes import FOLDER, KUBECTL, OVERLAYS, of_kind, variables
+from tests.kit.prometheus import FOLDER as PROMETHEUS
+from tests.kit.prometheus import rules
 
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSIONS = ("1.31", "1.37")  # the oldest and the newest Kubernetes that the manifests are held against
@@ -189,6 +191,32 @@ def test_all_gateways_and_no_other_pods_get_the_secrets_of_callers(overlay: str)
             assert item == {"key": key, "path": file}
             assert folders[folder]["secret"].get("optional", False) is False, "a gateway would make a secret of its own"
     assert gateways == 1
+
+
+def test_monitors_give_the_jobs_that_compose_gives_and_alerts_ask_for() -> None:
+    """Prometheus Operator's own values are names of Services and monitors, which no alert knows."""
+    scraped = {one["job_name"] for one in yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]}
+    asked = {job for rule in rules() for job in re.findall(r'\bjob=~?"([^"]*)"', rule["expr"])}
+    (service,) = of_kind(built("monitoring"), "ServiceMonitor")
+    ((gateway,),) = (endpoint["relabelings"] for endpoint in service["spec"]["endpoints"])
+    assert gateway == {"targetLabel": "job", "replacement": "millstream-gateway"}
+    (pod,) = of_kind(built("monitoring"), "PodMonitor")
+    ((others,),) = (endpoint["relabelings"] for endpoint in pod["spec"]["podMetricsEndpoints"])
+    (components,) = (one["values"] for one in pod["spec"]["selector"]["matchExpressions"])
+    assert others["sourceLabels"] == ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
+    given = {gateway["replacement"], *(others["replacement"].replace("$1", one) for one in components)}
+    assert given == scraped - {"prometheus"}
+    assert asked <= given
+
+
+def test_prometheus_reads_the_key_that_gateways_have_for_metrics() -> None:
+    (service,) = of_kind(built("monitoring"), "ServiceMonitor")
+    key = service["spec"]["endpoints"][0]["authorization"]["credentials"]
+    (gateway,) = (one for one in of_product("monitoring").values() if one["name"] == "gateway")
+    folder, _, file = variables(built("monitoring"), gateway)["MILLSTREAM_METRICS_KEY_FILE"].rpartition("/")
+    (mount,) = (one["name"] for one in gateway["volumeMounts"] if one["mountPath"] == folder)
+    volumes = {one["name"]: one for one in pods("monitoring")["millstream-gateway"]["spec"]["volumes"]}
+    assert volumes[mount]["secret"] == {"secretName": key["name"], "items": [{"key": key["key"], "path": file}]}
 
 
 def test_models_of_a_bucket_are_read_by_gateways_and_workers_and_written_by_none() -> None:

@@ -17,6 +17,7 @@ WRONG = [
     ("up --memory 1GiB --memory 2GiB", "the memory of every worker is given twice"),
     ("up --pool cpu=1,memory=1GiB --memory cpu=2GiB", "the memory of the pool cpu is given twice"),
     ("up --pool cpu=1,threds=2", "did you mean the option threads=2"),
+    ("up --pool gpu=1,device_memory=1KB", "too small for one worker, which needs 64MiB"),
     ("up --pool cpu=0", "1 to 1024 workers"),
     ("plan --models -1", "between 1 and 100,000 models"),
     ("plan --models 99999999999999999999", "between 1 and 100,000 models"),

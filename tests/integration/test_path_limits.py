@@ -28,7 +28,13 @@ TERMS = {"timeout_ms_default": 600_000}  # no request expires unless it says so
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # The lease outlasts every stop: a worker that is only stopped stays a worker.
-    settings = {"queue_rows_max": LANE_ROWS_MAX, "inflight_requests_max": IN_FLIGHT_MAX, "queue_lease_s": 120}
+    # Batches take the queue, where the tests count them.
+    settings = {
+        "queue_rows_max": LANE_ROWS_MAX,
+        "inflight_requests_max": IN_FLIGHT_MAX,
+        "queue_lease_s": 120,
+        "queue_direct": False,
+    }
     with running_stack(tmp_path_factory.mktemp("limits"), settings=settings) as stack:
         yield stack
 

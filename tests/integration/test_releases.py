@@ -27,6 +27,7 @@ from tests.kit.redis_server import redis_server
 from tests.kit.stack import sigstopped
 from tests.kit.wait import wait_until
 
+LEASE_S = 60  # workers that the test stops for a moment stay known
 OURS = BATCH_FORMATS[-1]
 REQUESTS = 10
 
@@ -142,7 +143,7 @@ def test_the_newest_tag_is_the_previous_release(tmp_path):
 
 @pytest.mark.parametrize(("gateway", "worker"), [(True, False), (False, True), (True, True)])
 def test_a_release_and_the_next_one_agree_on_formats(tmp_path, address, gateway, worker):
-    with fleet(tmp_path / "fleet", address) as machines:
+    with fleet(tmp_path / "fleet", address, QUEUE_LEASE_S=LEASE_S, QUEUE_DIRECT=False) as machines:
         http = machines.gateway(newer=gateway)
         process = machines.worker(newer=worker)
         machines.push(http, "scale", models.scale(tmp_path / "scale.onnx"))
@@ -152,7 +153,7 @@ def test_a_release_and_the_next_one_agree_on_formats(tmp_path, address, gateway,
 
 def test_gateways_write_what_all_workers_read_as_they_come_and_go(tmp_path, address):
     """A rolling restart into the next release and back: never a format that a worker of the version cannot read."""
-    with fleet(tmp_path / "fleet", address) as machines:
+    with fleet(tmp_path / "fleet", address, QUEUE_LEASE_S=LEASE_S, QUEUE_DIRECT=False) as machines:
         http = machines.gateway(newer=True)
         first = machines.worker(newer=True, index="0")
         machines.push(http, "scale", models.scale(tmp_path / "scale.onnx"))

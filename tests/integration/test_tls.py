@@ -28,7 +28,7 @@ from millstream.services.client.errors import Cause, ConnectionFailed
 from millstream.services.errors import Failure
 from millstream.services.health import fault
 from millstream.services.settings import Settings, child_environment
-from millstream.services.supervisor.supervisor import check_tls
+from millstream.services.supervisor.start_checks import check_tls
 from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity
 from tests.kit import models

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -163,6 +164,24 @@ def test_caller_that_goes_away_is_a_trace_of_its_own(traced: Traced) -> None:
     connection.close()
     server = next(span for span in collector.of(trace_id).values() if span.kind == SERVER)
     assert server.attributes["http.response.status_code"] in {200, 499}
+
+
+def test_the_last_request_of_a_connection_is_observed_and_the_connection_closed(traced: Traced) -> None:
+    """With traces or an access log, such a request was neither logged nor traced, and its connection stayed open."""
+    stack, collector = traced
+    trace_id, parent, header = new_trace()
+    body, headers = v2.request({"x": X}, binary=False)
+    lines = {**headers, "traceparent": header, "connection": "close", "host": "m", "content-length": str(len(body))}
+    head = f"POST {INFER} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=120) as connection:
+        connection.sendall(head.encode() + body)
+        reply = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    spans = collector.of(trace_id)
+    assert_whole(spans, spans["POST /v2/models/{model}/infer"], parent)
+    [line] = access_lines(stack, trace_id, 1)
+    assert '"POST /v2/models/m/infer" 200 ' in line
+    assert "Traceback" not in (stack.home / "logs" / "gateway-0.log").read_text()
 
 
 def test_each_request_is_a_line_of_the_access_log(traced: Traced) -> None:
@@ -326,6 +345,7 @@ def test_head_and_unknown_methods_are_logged_as_sent(traced: Traced) -> None:
 
 def test_signal_makes_one_process_verbose_and_quiet_again(traced: Traced) -> None:
     stack = traced.stack
+    before = stack.pids()
     for process in ("gateway-0", "cpu-0"):
         log = stack.home / "logs" / f"{process}.log"
 
@@ -335,6 +355,8 @@ def test_signal_makes_one_process_verbose_and_quiet_again(traced: Traced) -> Non
         for expected in (["debug"], ["debug", "the default"]):
             os.kill(stack.pids()[process], signal.SIGUSR2)
             wait_until(partial(said, log, expected), what=f"{process} says {expected}")
+    assert b" drain" not in (stack.home / "logs" / "cpu-0.log").read_bytes()
+    assert stack.pids() == before
 
 
 def test_collector_that_is_away_costs_no_request(tmp_path: Path) -> None:

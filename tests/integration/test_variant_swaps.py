@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millstream.services.metrics.catalogue import VARIANTS_SWAPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.version_files import describe_file
@@ -133,6 +134,7 @@ def test_the_winner_serves_and_an_undo_brings_the_baseline_back(worker: Worker, 
     np.testing.assert_allclose(worker.run(manifest), before, rtol=1e-3, atol=1e-5)
     assert table.runs == 1
     assert worker.model(manifest).variant == "openvino"
+    assert worker.registry.counts(VARIANTS_SWAPPED) == {("mlp", "1", "cpu"): 1}
     assert worker.model(manifest).calls is not None
     assert worker.budget.used_bytes > 20 << 20, "both are accounted for"
     worker.follow()

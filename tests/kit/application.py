@@ -50,7 +50,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import StoredLogLevels
-from millstream.services.queue.url import RedisAddress
+from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
@@ -166,7 +166,14 @@ class Application:
         key = self.settings.admin_key
         self.gate = gate or Gate(None if key is None else key.get_secret_value())
         self.browser_guard = BrowserGuard(self.settings.cors_origin_list, AllowedHosts(self.settings.allowed_host_list))
-        cluster_state = ClusterState(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test"))
+        no_redis = RedisAddress.unix(str(home / "no-redis"))
+        cluster_state = ClusterState(no_redis, InstallationKeys("test"))
+        log_levels = StoredLogLevels(no_redis, InstallationKeys("test"))
+        for stored in (
+            cluster_state,
+            log_levels,
+        ):  # it never comes: repeated tries took most of the time of these tests
+            stored._redis = async_client(no_redis, retries=0)
         callers = Callers(self._find, 600, self.gate.check_model)
         texts = Texts(Tokenizers(self.repository))
         limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
@@ -199,7 +206,7 @@ class Application:
                     {},
                 ),
                 logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
-                log_levels=StoredLogLevels(RedisAddress.unix(str(home / "no-redis")), InstallationKeys("test")),
+                log_levels=log_levels,
                 ready=self._ready,
                 preloading=lambda: False,
                 answering=lambda _: self._ready(),

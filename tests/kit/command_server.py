@@ -31,7 +31,8 @@ from pathlib import Path
 #: nothing of ours: the modules of a command read the environment when they are imported
 LIBRARIES = (
     *("asyncio", "email.message", "importlib.metadata", "json", "ssl", "urllib.request", "zipfile"),
-    *("httpx2", "numpy", "orjson", "pydantic", "pydantic_settings", "redis", "typer"),
+    *("anyio", "h11", "httpcore2", "httpx2", "numpy", "orjson", "pydantic", "pydantic_settings", "redis", "truststore"),
+    *("rich.live", "rich.markdown", "rich.progress", "rich.table", "rich.traceback", "typer"),
 )
 _FILES = 4  # the caller's socket; standard input, output and error
 

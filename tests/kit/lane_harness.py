@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.packer import Packer
@@ -68,8 +69,10 @@ class LaneBench:
         segments: SegmentPool | None = None,
         config: ModelConfig | None = None,
         early: bool = False,
+        direct: DirectDispatch | None = None,
     ) -> None:
         self.now = 0.0
+        self.staffed = True  # whether the pool has a worker
         tally = MetricsRegistry(None, "gateway")
         refused = tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full")
         self.producer = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
@@ -91,7 +94,9 @@ class LaneBench:
             lambda seconds, call, number: self.timers.append((self.now + seconds, call, number)),
             lambda: self.now,
             batch_bytes_max=BYTES_MAX // 2,
+            staffed=lambda: self.staffed,
             reads_newest=lambda: early,
+            direct=direct,
         )
         self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
         self.tally = tally

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,18 +39,27 @@ class PoolLanes:
         )
         self.profiles = profiles
         self.staffed = dict.fromkeys(profiles, True)
+        self.load_for: Callable[[Lane, Request], None] = lambda _lane, _request: None
         manifest = self.bench.lane.manifest
         rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None
         self.links = {pool: HeldLink(self.bench.producer, pool) for pool in profiles}
         self.lanes: dict[str, Lane] = {}
         for pool, link in self.links.items():
             context = replace(
-                self.bench.shared, pool=pool, link=link, staffed=partial(self.staffed.__getitem__, pool), ticking=set()
+                self.bench.shared,
+                pool=pool,
+                link=link,
+                staffed=partial(self.staffed.__getitem__, pool),
+                ticking=set(),
+                load_for=self._load_for,
             )
             packer = Packer(manifest.signature, None, 1 << 10)
             self.lanes[pool] = Lane(manifest, context, packer, LaneMetrics(self.bench.tally, manifest, pool), rules)
         self.route = ModelRoute(UNUSED, UNUSED, UNUSED, UNUSED, 60.0, rules)
         self.route.set_lanes(list(self.lanes.values()))
+
+    def _load_for(self, lane: Lane, request: Request) -> None:
+        self.load_for(lane, request)
 
     def has(self, pool: str, instances: int, *, failed: str | None = None, held: bool | None = None) -> None:
         """Report what the workers of a pool have. `held`: whether any still answers batches; None: if one is ready."""

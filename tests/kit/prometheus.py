@@ -31,6 +31,7 @@ class LivePrometheus:
             busy machine may need most of a second for one.
         rules: whether it evaluates the rules of deploy/prometheus.
         options: further options of its command.
+        scrapes: further scrape configurations, as in prometheus.yml: those with TLS or a key.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LivePrometheus:
         interval: str = "1s",
         rules: bool = True,
         options: Sequence[str] = (),
+        scrapes: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         configuration = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
@@ -48,7 +50,8 @@ class LivePrometheus:
             "scrape_configs": [
                 {"job_name": job, "static_configs": [{"targets": list(addresses)}]}
                 for job, addresses in targets.items()
-            ],
+            ]
+            + [dict(scrape) for scrape in scrapes],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         self.process = subprocess.Popen(

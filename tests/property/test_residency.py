@@ -17,24 +17,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
-from millstream.services.placement import headroom
-from millstream.services.placement.prediction import reduced
+from millstream.services.placement import headroom, ordered_loads
+from millstream.services.placement.prediction import larger, reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
-from millstream.workers import ordered_loads, residency
 from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import LoadRequest
 from millstream.workers.memory_budget import MemoryBudget
-from millstream.workers.residency import Residency
+from millstream.workers.residency import evictions
+from millstream.workers.residency.residency import Residency
 from millstream.workers.unloads import EvictionReason, Unloads
 from millstream.workers.wanted import Wanted
 from tests.contract.repositories import manifest
 from tests.kit.state_machines import machine_settings
 
 BASE, BUDGET = 100, 1000
+DOUBTFUL = 600, 300  # all memory for models, resident and peak
 NAMES = [f"m{i}" for i in range(8)]
 SOME_NAME = st.sampled_from(NAMES)
 
@@ -124,6 +125,10 @@ class Redis:
         self.probes: set[str] = set()  # lanes with a readiness probe that came as they were released
         self.calls: set[str] = set()  # likewise with a call
         self.demands: list[str] = []
+        self.ended: set[str] = set()  # lanes whose demands were ended
+
+    def end_demand(self, lane: str) -> None:
+        self.ended.add(lane)
 
     def release_lane(self, lane: str, others_min: int) -> bool:
         if lane in self.in_use or others_min:
@@ -197,10 +202,12 @@ class WorkerMachine(RuleBasedStateMachine):
         consumer = cast("Any", self.redis)
         while self.residency.again:
             self.residency.load(self.residency.again.popleft(), consumer)
-        self.residency.repay(consumer)
-        self.residency.unload_ahead(consumer)
+        self.residency.evictions.repay(consumer)
+        self.residency.evictions.unload_ahead(consumer)
         while self.residency.ended:
             self.open.discard(self.residency.ended.popleft())
+        self.open -= self.redis.ended
+        self.redis.ended.clear()
         for content_id in list(self.open):
             model = self.models.get(content_id)
             if model is not None and model.state is State.READY:
@@ -216,13 +223,24 @@ class WorkerMachine(RuleBasedStateMachine):
         self.update()
         assert held & self.wanted.keys() <= self.models.all().keys(), "publishing unloads nothing"
 
-    def _publish(self, name: str, resident: int, peak: int, *, pin: bool) -> None:
+    @rule(name=SOME_NAME)
+    def publish_doubtful(self, name: str) -> None:
+        """Publish a version that was never measured, and may take more than all memory for models."""
+        self._publish(name, *DOUBTFUL, pin=False, measured=False)
+        held = self.models.all().items()
+        called = {
+            content_id for content_id, one in held if one.state is State.READY and (one.calls.last or one.demanded)
+        }
+        self.update()
+        assert called & self.wanted.keys() <= self.models.all().keys(), "publishing unloads nothing that was called"
+
+    def _publish(self, name: str, resident: int, peak: int, *, pin: bool, measured: bool = True) -> None:
         known = self.of(name)
         if known is not None:
             del self.wanted[known.content_id]
         self.numbers[name] += 1
         new = Wanted(manifest(name, self.numbers[name]), NO_VERDICT, EndpointPlacement(pin=pin))
-        self.needs[new.content_id] = Footprint(resident, peak, 0.1, measured=True)
+        self.needs[new.content_id] = Footprint(resident, peak, 0.1, measured)
         self.wanted[new.content_id] = new
 
     @rule(name=SOME_NAME, dice=st.integers(0, 2))
@@ -251,7 +269,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def unload(self, name: str) -> None:
         one = self.of(name)
         if one is not None:
-            self.residency.unload(one.content_id, EvictionReason.MOVED, "idle", cast("Any", self.redis))
+            self.residency.evictions.unload(one.content_id, EvictionReason.MOVED, "idle", cast("Any", self.redis))
 
     @rule()
     def begin_another_load(self) -> None:
@@ -289,12 +307,15 @@ class WorkerMachine(RuleBasedStateMachine):
             budget.begin_unload(content_id)
             budget.freed(content_id)
         elif how == "ready" and not too_large:
+            need = self.needs[content_id] = replace(need, measured=True)
             budget.settle(content_id, need)
             loading = self._loading(request)
             self.models.set(replace(loading, state=State.READY, loaded_at=self.clock.seconds, footprint=need))
         else:
             budget.begin_unload(content_id)
             budget.freed(content_id)
+            if how == "no memory" and not need.measured:
+                self.needs[content_id] = larger(need, budget.free_bytes)
             if how == "failed" or too_large or not self.loads.on_out_of_memory(request):
                 self.loads.fail(content_id)
                 self.models.set(LoadedModel(request.manifest, State.FAILED, "it fails"))
@@ -346,15 +367,7 @@ class WorkerMachine(RuleBasedStateMachine):
         for _ in range(200):
             self.begin_load()
             for content_id in list(self.loads.running):
-                need = self.needs[content_id]
-                if content_id in self.wanted and need.load_bytes <= self.memory.budget.room_bytes:
-                    self.memory.budget.settle(content_id, need)
-                    self.models.set(LoadedModel(self.loads.running[content_id].manifest, State.READY))
-                else:
-                    self.memory.budget.begin_unload(content_id)
-                    self.memory.budget.freed(content_id)
-                del self.loads.running[content_id]
-                self.loads.on_end(content_id)
+                self.finish(content_id)
             self.step()
             if not self.loads.pending:
                 break
@@ -491,6 +504,83 @@ def test_a_version_that_a_client_asked_for_is_not_unloaded_for_one_that_nobody_a
     assert called.content_id in worker.loads.active(), "it makes room for a call at once"
 
 
+def with_doubtful(*, called: bool) -> tuple[WorkerMachine, str, str]:
+    """Return a worker with a version of which it is not known whether it fits, and the content ids of it and another.
+
+    Args:
+        called: whether the other one, which is loaded, was called.
+    """
+    worker = WorkerMachine()
+    worker.begin([850, 10])
+    small, held = worker.wanted.values()
+    worker.delete(small.manifest.model, 0)  # which is pinned
+    worker.begin_load()
+    worker.finish(held.content_id)
+    if called:
+        model = worker.models.get(held.content_id)
+        assert model is not None
+        model.calls.add(worker.clock.seconds)
+        worker.needs[held.content_id] = replace(worker.needs[held.content_id], resident_bytes=500)
+        worker.memory.budget.settle(held.content_id, worker.needs[held.content_id])
+    worker.publish_doubtful(NAMES[7])
+    [doubtful] = [one.content_id for one in worker.wanted.values() if one.manifest.model == NAMES[7]]
+    return worker, doubtful, held.content_id
+
+
+def test_a_version_that_may_fit_no_worker_is_loaded_when_it_is_published() -> None:
+    worker, doubtful, held = with_doubtful(called=False)
+    assert worker.models.get(held) is None, "nobody called it"
+    worker.begin_load()
+    worker.finish(doubtful)
+    model = worker.models.get(doubtful)
+    assert model is not None
+    assert (model.state, model.demanded) == (State.READY, False)
+    [called] = [one for one in worker.wanted.values() if one.content_id == held]
+    order = Order(do="load", content_id=held, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    assert called.content_id in worker.loads.active(), "it makes room for a call at once"
+
+
+def test_a_version_that_turns_out_to_fit_no_worker_has_failed_and_the_others_are_loaded_again() -> None:
+    """It ended on standby, and its first call learnt that no worker could ever load it."""
+    worker, doubtful, held = with_doubtful(called=False)
+    states = []
+    for _ in range(2):
+        worker.begin_load()
+        model = worker.models.get(doubtful)
+        states.append(model.state if model is not None else None)
+        if doubtful in worker.loads.running:
+            worker.finish(doubtful, "no memory")
+    refusal = worker.residency.refusals.of(doubtful)
+    assert refusal is not None
+    assert "it takes 1125 bytes of memory, and this worker has 900 for models" in refusal.reason
+    assert states == [State.LOADING] * 2, "it is never on standby, which those who wait would see"
+    while worker.loads.pending:
+        worker.begin_load()
+        for content_id in list(worker.loads.running):
+            worker.finish(content_id)
+    model = worker.models.get(doubtful)
+    assert model is not None
+    assert model.state is State.FAILED
+    assert worker.models.get(held) is not None
+
+
+def test_a_version_that_may_fit_no_worker_does_not_displace_what_is_called_before_it_is_called_itself() -> None:
+    worker, doubtful, held = with_doubtful(called=True)
+    assert worker.models.get(held) is not None
+    assert worker.models.get(doubtful) is None, "it is on standby"
+    refusal = worker.residency.refusals.of(doubtful)
+    assert refusal is not None
+    assert refusal.kind == "nothing_evictable"
+    worker.update()
+    assert not worker.loads.pending, "it is not tried again"
+    worker.clock.seconds += 10
+    order = Order(do="load", content_id=doubtful, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    assert doubtful in worker.loads.active()
+    assert worker.models.get(held) is None
+
+
 @pytest.mark.parametrize(("kept", "reserved"), [(10, 890), (450, 450), (460, None)])
 def test_a_version_that_was_never_measured_is_tried_with_the_memory_that_others_leave(
     kept: int, reserved: int | None
@@ -609,7 +699,7 @@ def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothin
 def test_a_call_that_came_as_its_version_was_unloaded_has_it_loaded_and_a_readiness_probe_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(residency, "RECHECKS_S", (0.0,))
+    monkeypatch.setattr(evictions, "RECHECKS_S", (0.0,))
     worker = WorkerMachine()
     worker.begin([100] * 6)
     consumer = cast("Any", worker.redis)
@@ -619,8 +709,27 @@ def test_a_call_that_came_as_its_version_was_unloaded_has_it_loaded_and_a_readin
         worker.finish(content_id)
     _, probed, called, silent, *_ = worker.wanted
     for content_id in (probed, called, silent):
-        assert worker.residency.unload(content_id, EvictionReason.MOVED, "a test", consumer)
+        assert worker.residency.evictions.unload(content_id, EvictionReason.MOVED, "a test", consumer)
     worker.redis.probes = {probed, called}
     worker.redis.calls = {called}
-    worker.residency.recall(consumer)
+    worker.residency.evictions.recall(consumer)
     assert worker.redis.demands == [called]
+
+
+def test_a_version_that_is_unloaded_before_its_lane_was_added_ends_its_demand() -> None:
+    """It took more than was predicted, and is unloaded at once; its calls are to order a load again, not to wait."""
+    worker = WorkerMachine()
+    worker.begin([100, 100, 100, 251, 100, 200])
+    worker.begin_load()
+    worker.order(which=2, evict=True, late=1)
+    worker.begin_load()
+    worker.unload(name="m0")
+    worker.publish_doubtful(name="m0")
+    worker.finish(min(worker.loads.running))
+    worker.order(which=44, evict=True, late=1)
+    large = next(content_id for content_id in worker.open if content_id.startswith("m0:2:"))
+    worker.begin_load()
+    for content_id in list(worker.loads.running):
+        worker.finish(content_id)
+    assert worker.models.get(large) is None
+    assert worker.open == set()

@@ -69,7 +69,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         "wide": models.wide(folder / "wide.onnx", WIDE_COLUMNS),
     }
     with running_stack(folder, gateways=2, pools="cpu=2", models=served, settings=SETTINGS) as stack:
-        callers = Callers(stack.port, CALLERS, seed)
+        callers = Callers(stack.port, stack.grpc, CALLERS, seed)
         hostile = HostileCallers(stack, folder, seed)
         faults = Faults(stack, callers, hostile, versions, seed)
         hostile.upload()
@@ -83,7 +83,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         batching = hostile.batching()
         end = Usage.of(stack)
         # Measure the same processes after a load without faults: any growth is a leak.
-        rest = Callers(stack.port, CALLERS, seed)
+        rest = Callers(stack.port, stack.grpc, CALLERS, seed)
         rest.start()
         time.sleep(BETWEEN_S * 2)
         rest.stop()

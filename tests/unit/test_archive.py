@@ -117,7 +117,7 @@ def test_the_one_folder_of_an_archive_may_be_another_frameworks(upload: Path, so
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([("readme", b"")], "no .onnx file at its top"),
+        ([("readme", b"")], "no .onnx file at its top, but readme: add the model"),
         ([("a/net/model.onnx", b"")], "a/net/model.onnx is in a folder"),
         ([("a/model.onnx", b""), ("b/model.onnx", b"")], "a/model.onnx is in a folder"),
         ([("net/a.onnx", b""), ("net/b.onnx", b"")], "name the one to serve model.onnx"),
@@ -141,6 +141,10 @@ def test_the_one_folder_of_an_archive_may_be_another_frameworks(upload: Path, so
 )
 def test_unsafe_archives_are_refused(upload: Path, source: Path, pack: Pack, entries: list[Entry], words: str) -> None:
     refused(upload, source, pack(entries), words)
+
+
+def test_an_empty_zip_is_refused(upload: Path, source: Path) -> None:
+    refused(upload, source, as_zip([]), "the archive is empty")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])

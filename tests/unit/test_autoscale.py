@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from millstream.services.controller.autoscale.decision import PoolFacts, ScaleLimits
 from millstream.services.controller.autoscale.envelope import Envelope, Largest
 from millstream.services.controller.autoscale.policy import PoolPolicy
+from millstream.services.controller.autoscale.recurrence import GAP_S_MAX, Recurrence
 
 ROW_S = 0.01
 LIMITS = ScaleLimits(1, 20, latency_s=0.2, down_s=60)
@@ -154,12 +157,30 @@ def test_noise_does_not_change_the_pool_again_and_again():
     assert changes(settled) <= 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_random_arrivals_at_a_steady_rate_change_the_pool_no_more(seed):
+    traffic = Traffic(ScaleLimits(1, 20, latency_s=0.5, down_s=120))
+    arrivals = np.random.default_rng(seed).poisson(60, 3600)
+    wanted = [traffic.run(1, 5 * float(rows))[0] for rows in arrivals]  # few rows, five times as long
+    assert changes(wanted[300:]) == 0
+
+
 def test_the_arithmetic_names_its_figures():
     traffic = Traffic()
     traffic.run(30, 500)
     text = "\n".join(traffic.last.explanation)
     for part in ("a row takes 10 ms", "slack 0.16 s", "arrivals:", "backlog:", "needed now:", f"{traffic.last.wanted}"):
         assert part in text
+
+
+@pytest.mark.parametrize("row_s", [2.88e-6, 4000.0])
+def test_the_arithmetic_is_written_without_exponents(row_s):
+    policy = PoolPolicy("cpu", LIMITS)
+    for second in range(20):
+        decision = policy.decide(PoolFacts(3, 3 * row_s, 2, 2 * row_s, 0.0, 1, 3.0, 9 * row_s, row_s), 1000.0 + second)
+    text = "\n".join(decision.explanation)
+    assert not re.search(r"\de[+-]\d", text), text
+    assert ("longest run 0.0259 ms" in text) is (row_s < 1)
 
 
 def test_the_envelope_knows_rates_and_forgets_what_is_old():
@@ -179,3 +200,77 @@ def test_the_largest_value_of_a_time():
     assert largest.within(3, 10) == (1, 9.0)
     assert largest.within(3.5, 1) == (3, 4.0)
     assert largest.within(9, 1) == (9, 0.0)
+    largest.forget(3)
+    assert largest.within(3.5, 10) == (3, 4.0)
+
+
+def burst(traffic: Traffic, pause_s: int, rows_per_s: float = 600) -> int:
+    """Return for how many seconds rows waited: in a burst of 20 s, as long as a start, and in the pause after it."""
+    late = 0
+    for _ in range(20):
+        traffic.run(1, rows_per_s)
+        late += traffic.queue_work_s > 0
+    for _ in range(pause_s):
+        traffic.run(1, 50)
+        late += traffic.queue_work_s > 0
+    return late
+
+
+@pytest.mark.parametrize("down_s", [60, 150])
+def test_workers_stay_for_bursts_that_recur(down_s):
+    traffic = Traffic(ScaleLimits(1, 20, latency_s=0.2, down_s=down_s), start_s=20)
+    late = [burst(traffic, 280) for _ in range(7)]
+    assert min(late[:3]) > 10, late  # each began with one worker
+    assert max(late[3:]) == 0, late
+    assert traffic.last.reason == "recurring"
+    assert any("bursts recur" in line for line in traffic.last.explanation)
+
+
+def test_workers_go_when_recurring_bursts_end():
+    traffic = Traffic(start_s=20)
+    for _ in range(5):
+        burst(traffic, 280)
+    assert traffic.run(600, 50)[-1] == 1
+    before = burst(traffic, 280)
+    assert before > 0, "it was forgotten"
+
+
+def test_bursts_at_irregular_intervals_keep_nothing():
+    traffic = Traffic(start_s=20)
+    for pause_s in (200, 500, 150, 800, 300):
+        burst(traffic, pause_s)
+        assert traffic.last.wanted == 1
+        assert traffic.last.reason != "recurring"
+
+
+def test_single_calls_at_regular_intervals_keep_no_worker_of_a_pool_that_may_have_none():
+    traffic = Traffic(ScaleLimits(0, 4, down_s=30), ready=0)
+    for _ in range(6):
+        assert traffic.run(1, 1) == [1]
+        assert traffic.run(99, 0)[-1] == 0
+
+
+def test_recurring_bursts_keep_what_arrivals_need_not_what_a_backlog_needed():
+    traffic = Traffic(start_s=20)
+    for _ in range(8):
+        burst(traffic, 280)
+    assert traffic.last.wanted <= 9, traffic.last.explanation  # 600 rows/s: 6 / 80 %, and 90 % of that
+
+
+def test_an_interval_is_learned_from_gaps_alike_and_forgotten_when_a_burst_does_not_come():
+    recurrence = Recurrence()
+    for at in (1000, 1300):
+        assert recurrence.keep_s == 0
+        recurrence.shrank(at - 290.0)
+        recurrence.shrank(at - 200.0)
+        recurrence.needed(1, 1, at - 1.0)
+        recurrence.needed(9, 9, at)
+        recurrence.grew(at)
+        recurrence.grew(at + 5)
+    assert 290 < recurrence.keep_s < 400
+    recurrence.shrank(1700.0)
+    assert recurrence.keep_s == 0
+    recurrence.grew(1700.0 + GAP_S_MAX + 1)
+    recurrence.shrank(3000.0)
+    recurrence.grew(3290)
+    assert recurrence.keep_s == 0

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from millstream.services.cli import help as help_pages
-from millstream.services.cli.app import app
+from millstream.services.cli.app import app, app_for
 from millstream.services.settings import child_environment
 from tests.kit.command_line import ROOT, WAIT_S, in_terminal
 
@@ -25,6 +25,19 @@ def page_of(command, monkeypatch, columns):
     parent = GROUP.make_context("millstream", [], resilient_parsing=True)
     with command.make_context(command.name, [], parent=parent, resilient_parsing=True) as context:
         return context.get_help()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_first_argument_that_names_a_command_builds_that_command_alone(monkeypatch, name):
+    alone: Any = typer.main.get_command(app_for([name, "--json"]))
+    assert list(alone.commands) == [name]
+    assert page_of(alone.commands[name], monkeypatch, 80) == page_of(GROUP.commands[name], monkeypatch, 80)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["serv"], ["--endpoint", "models", "push"]], ids=str)
+def test_without_such_an_argument_all_commands_are_known(arguments):
+    group: Any = typer.main.get_command(app_for(arguments))
+    assert sorted(group.commands) == COMMANDS
 
 
 @pytest.mark.parametrize("columns", [30, 40, 80, 120])

@@ -100,6 +100,7 @@ def test_what_becomes_of_an_order_to_unload():
         (record("w", instance("m:1:c", State.DRAINING)), 1e6, None),
         (record("w", instance("m:1:c")), 11, None),
         (record("w", instance("m:1:c")), 10 + NO_EFFECT_S_MAX + 1, Outcome.LOST),
+        (record("other"), 11, Outcome.DONE),  # as after each restart of a worker
     ):
         in_flight = InFlight()
         in_flight.add(given_order(do="unload"))

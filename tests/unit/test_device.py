@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from millstream.services.process.cpu_share import cpu_share, cpus
-from millstream.services.process.device import find_device, fingerprint, installed_packages, visible_gpu
+from millstream.services.process.device import (
+    find_device,
+    fingerprint,
+    installed_packages,
+    missing_for,
+    visible_gpu,
+)
+from millstream.services.wire.records import DeviceRecord
 
 X86 = """processor\t: 0
 model name\t: Example CPU @ 2.60GHz
@@ -79,3 +86,19 @@ def test_the_numbers_of_cuda_are_those_of_its_visible_devices():
 
 def test_installed_libraries_have_versions():
     assert installed_packages()["onnxruntime"][0].isdecimal()
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "name", "packages", "missing"),
+    [
+        ("onnxruntime", "cpu", "", ["onnxruntime"], ""),
+        ("onnxruntime", "gpu", "H100", ["onnxruntime-gpu"], ""),
+        ("onnxruntime", "gpu", "H100", ["onnxruntime"], "needs onnxruntime-gpu: install millstream[gpu]"),
+        ("onnxruntime", "gpu", "", ["onnxruntime-gpu"], "the NVIDIA driver knows no GPU that is cuda:1"),
+        ("simulated", "gpu", "", [], ""),
+    ],
+)
+def test_what_a_worker_lacks_to_use_its_gpu(backend, kind, name, packages, missing):
+    found = missing_for(backend, "cuda:1", DeviceRecord(kind=kind, name=name), packages)
+    assert missing in found
+    assert bool(found) == bool(missing)

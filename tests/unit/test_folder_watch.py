@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.ingest import folder_watch
-from millstream.services.ingest.folder_watch import FolderWatch
+from millstream.services.sandbox import folder_watch
+from millstream.services.sandbox.folder_watch import FolderWatch
 
 MIB = 1 << 20
 

@@ -14,6 +14,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Field, recorded
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
+from millstream.services.model.profile import Profile
 from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import LaneBench
 
@@ -165,6 +166,29 @@ def test_without_a_policy_a_requests_timeout_is_its_deadline(tmp_path: Path, hea
     bench.now = 0.21
     bench.lane.tick(bench.now)
     assert [(who, code) for who, code, _ in heard.failed] == [(request, Code.EXPIRED)]
+
+
+@pytest.mark.parametrize(
+    ("ready", "staffed", "why"),
+    [
+        (True, True, "the request waited too long in the queue"),
+        (False, True, "passed before its model was loaded"),
+        (False, False, "passed while pool cpu had no worker"),
+    ],
+)
+def test_a_request_that_is_late_is_told_what_it_waited_for(
+    tmp_path: Path, heard: Heard, ready: bool, staffed: bool, why: str
+) -> None:
+    bench = bench_of(tmp_path)
+    bench.staffed = staffed
+    add(bench, heard, timeout_s=0.2)
+    if not ready:
+        bench.lane.update_instances(0, Profile({1: RUN_S}), 1, same_host=True, failed=None)
+    bench.now = 0.21
+    bench.lane.tick(bench.now)
+    [(_, code, message)] = heard.failed
+    assert code is Code.EXPIRED
+    assert why in message
 
 
 def test_batches_are_cut_to_the_largest_preferred_size_that_is_there(tmp_path: Path) -> None:

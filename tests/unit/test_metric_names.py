@@ -6,11 +6,15 @@ Source: prometheus.io/docs/practices/naming and the linter of `promtool check me
 from __future__ import annotations
 
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
 from tests.kit.metrics_reference import LABELS, PAGE, QUERIES, SAGEMAKER, page
+
+ROOT = Path(__file__).parents[2]
 
 #: units that are not base units, and abbreviations of units
 _NOT_BASE = {
@@ -83,3 +87,23 @@ def test_the_names_beside_those_of_sagemaker_exist() -> None:
 def test_the_page_explains_no_label_that_is_gone_and_asks_ten_queries() -> None:
     assert {label for metric in CATALOGUE for label in metric.labels} == LABELS.keys()
     assert len(QUERIES) == 10
+
+
+def _sources(folder: str) -> dict[Path, str]:
+    return {path: path.read_text() for path in (ROOT / folder).rglob("*.py")}
+
+
+def test_what_is_defined_is_counted() -> None:
+    """A metric that no code sets, or a method that no code calls, leaves a panel empty for ever."""
+    sources = {path: text for folder in ("gateway", "workers", "services") for path, text in _sources(folder).items()}
+    used: Counter[str] = Counter(word for text in sources.values() for word in re.findall(r"\b[A-Za-z_]\w+\b", text))
+    defined = re.findall(r"^([A-Z_]+) = Metric\(", sources[ROOT / "services/metrics/catalogue.py"], re.MULTILINE)
+    methods = [
+        name
+        for path, text in sources.items()
+        if path.stem.endswith("metrics")
+        for name in re.findall(r"^    def ([a-z]\w+)\(", text, re.MULTILINE)
+    ]
+    assert len(defined) > 50
+    assert len(methods) > 20
+    assert [name for name in (*defined, *methods) if used[name] < 2] == []

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from millstream.gateway.connection.error_reply import JSON_HEADERS
+from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.observing import observed_protocol
 from millstream.gateway.observing.finished import PATH_MAX, Finished
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.observing.observed_protocol import with_observer
@@ -40,6 +42,12 @@ def test_the_path_of_a_route() -> None:
     asyncio.run(ObservedApp(app, Observer(Sampler(HeadSampler(), 0.0, lambda: None), (kept,)))(scope, nothing, nothing))
     (request,) = kept.requests
     assert (request.status, len(request.path)) == (404, PATH_MAX)
+
+
+def test_an_observer_replaces_nothing_of_the_fast_path_but_what_it_observes() -> None:
+    """A method of its own had the name of one of the fast path, which then called it."""
+    own = {name for name in vars(observed_protocol._Observed) if not name.startswith("__")}
+    assert {name for name in own if hasattr(FastPathProtocol, name)} == {"_submit", "_answer", "connection_lost"}
 
 
 class Protocol:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from millstream.services.placement.ordered_loads import LOADS_KNOWN, NextLoads, OrderedLoads
 from millstream.services.placement.views import Footprint
-from millstream.workers.ordered_loads import LOADS_KNOWN, NextLoads, OrderedLoads
 
 
 def test_the_next_load_takes_the_most_that_one_of_the_last_took() -> None:

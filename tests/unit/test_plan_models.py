@@ -14,6 +14,7 @@ from millstream.services.repository.footprints import Measured
 from tests.kit.versions import publish
 
 MB = 1 << 20
+LOAD = {"pool": "cpu", "size_bytes": 30 << 20, "peak_bytes": 0, "load_s": 4.0, "measured": False}
 
 
 def _instance(model: str, **fields: Any) -> dict[str, Any]:
@@ -21,13 +22,15 @@ def _instance(model: str, **fields: Any) -> dict[str, Any]:
 
 
 def _version(model: str, **fields: Any) -> dict[str, Any]:
-    settings = {"pin": False, "instances_min": 0, "instances_max": 0, "idle_s": 0.0}
-    return {"model": model, "version": 1, "active": True, "state": "ready", "settings": settings, "load": None} | fields
+    settings = {"pools": [], "pin": False, "instances_min": 0, "instances_max": 0, "idle_s": 0.0}
+    shown = {"model": model, "version": 1, "active": True, "state": "ready", "settings": settings, "load": None}
+    return {**shown, "pools": ["cpu"]} | fields
 
 
 def _worker(*instances: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {
         "id": "cpu-1-1",
+        "pool": "cpu",
         "draining": False,
         "budget_bytes": 500 * MB,
         "used_bytes": 70 * MB,
@@ -109,3 +112,20 @@ def test_the_room_that_a_worker_tells_is_its_memory_for_models():
     """What it uses now, with a load in progress or an unload that is not free yet, does not say it."""
     workers = [_worker(_instance("a"), room_bytes=320 * MB), _worker(room_bytes=None, budget_bytes=None)]
     assert _read(workers, [_version("a")]).memory_bytes == 320 * MB
+
+
+def test_a_server_has_pools_with_what_the_smallest_of_their_workers_has_for_models():
+    known = _read(
+        [
+            _worker(_instance("a")),
+            _worker(budget_bytes=400 * MB, used_bytes=40 * MB),
+            _worker(pool="gpu", room_bytes=900 * MB),
+            _worker(pool="gpu", draining=True),
+        ],
+        [
+            _version("a", pools=["gpu", "cpu"]),
+            _version("b", load=LOAD, settings={"pools": ["cpu"]}, pools=["cpu"]),
+        ],
+    )
+    assert known.pools == (("cpu", 2, 360 * MB), ("gpu", 1, 900 * MB))
+    assert [one.pools for one in known.models] == [("gpu", "cpu"), ("cpu",)]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.gateway.placement.refusals import PassedOn
+from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.quarantine import DIED
 from millstream.gateway.scheduling.recovery import SUSPECT
 from millstream.gateway.scheduling.request import Request
@@ -197,6 +199,43 @@ def test_requests_that_no_worker_of_a_pool_loads_go_to_the_next(pools: PoolLanes
     pools.staffed["fast"] = False
     pools.lanes["slow"].refuse_cold(Failure(Code.UNAVAILABLE, "nothing can be unloaded here either"))
     assert [failure.message for failure in told.failed] == ["nothing can be unloaded here either"]
+
+
+def both_cold(pools: PoolLanes, slow: Failure | None) -> list[str]:
+    """Have the preferred pool pass requests on once, and the other one refuse them; return who is asked, as it is."""
+    asked: list[str] = []
+
+    def load_for(lane: Lane, _request: Request) -> None:
+        asked.append(lane.pool)
+        if asked == ["fast"]:
+            raise PassedOn("fast", "slow")
+        if lane.pool == "slow" and slow is not None:
+            raise slow
+
+    pools.has("fast", 0)
+    pools.has("slow", 0)
+    pools.load_for = load_for
+    return asked
+
+
+def test_a_version_that_the_preferred_pool_would_unload_others_for_is_loaded_in_the_next(pools: PoolLanes) -> None:
+    asked = both_cold(pools, None)
+    assert pools.add().lane.pool == "slow"
+    assert asked == ["fast", "slow"]
+
+
+def test_a_request_that_was_passed_on_and_refused_comes_back(pools: PoolLanes) -> None:
+    """By its record the next pool had memory free; it has none any more."""
+    asked = both_cold(pools, Failure(Code.MEMORY, "all are in use", retry_after_s=1.0))
+    assert pools.add().lane.pool == "fast"
+    assert asked == ["fast", "slow", "fast"]
+
+
+def test_a_request_for_which_the_next_pool_loads_too_long_is_told_so_and_loads_nothing_more(pools: PoolLanes) -> None:
+    asked = both_cold(pools, Failure(Code.OVERLOADED, "it is loading", retry_after_s=9.0))
+    with pytest.raises(Failure, match="it is loading"):
+        pools.add()
+    assert asked == ["fast", "slow"]
 
 
 def test_a_request_in_quarantine_is_refused_by_all_pools(pools: PoolLanes) -> None:

@@ -32,6 +32,16 @@ def test_a_refusal_is_there_until_its_time_has_passed() -> None:
     Time.now = 1000.0
 
 
+def test_a_clock_of_redis_that_is_set_makes_no_refusal_shorter_or_longer() -> None:
+    ahead_s = [5000.0]
+    refusals = Refusals(lambda: Time.now, lambda at: at + ahead_s[0])
+    refusals.add("m", FAILED)
+    assert [one.until for one in refusals.records()] == [6030.0]
+    ahead_s[0] = 1400.0
+    assert [one.until for one in refusals.records()] == [2430.0]
+    assert refusals.of("m")
+
+
 def test_a_version_that_is_loaded_or_removed_is_no_longer_refused() -> None:
     refusals = Refusals(lambda: Time.now)
     refusals.add("m", FULL)

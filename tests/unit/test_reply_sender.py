@@ -10,6 +10,7 @@ import pytest
 
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, decode_reply, encode_batch
+from millstream.workers.consumer import Finished
 from millstream.workers.lease import Lease, ReplyWriter, RunCost
 from millstream.workers.reply_sender import ReplySender
 from millstream.workers.runner import RunResult
@@ -36,6 +37,12 @@ class Links:
         return self.open
 
 
+class Direct:
+    """No batch comes directly."""
+
+    def served(self, lease: Lease) -> None: ...
+
+
 def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | None = None) -> Lease:
     header = BatchHeader("b1", b"list", 0.0, [1], [1e15], [BatchInput((2,), 8, None, shm)], [slot], "")
     return Lease("lane", b"1-1", encode_batch(header, [] if shm else [bytes(8)]), attempt, leased_at=5.0)
@@ -44,17 +51,24 @@ def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | Non
 def sender_of(links: Links, *, valid: bool = True, inline_bytes_max: int = 1 << 20) -> ReplySender:
     segments: Any = None
     writer = ReplyWriter("w", segments, inline_bytes_max, 1 << 20, lambda _: False)
-    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0)  # type: ignore[arg-type]
+    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0, Direct())  # type: ignore[arg-type]
 
 
 def result_of(lease: Lease) -> RunResult:
     return RunResult(lease, [np.ones((1, 2), np.float32)], 0.1, COST)
 
 
+def finish(sender: ReplySender, lease: Lease, *, at_once: bool = True) -> Finished:
+    """Return what is left for Redis."""
+    finished = sender.finish(result_of(lease), SIGNATURE, at_once=at_once)
+    assert finished is not None
+    return finished
+
+
 def test_a_reply_that_was_sent_is_not_sent_again_with_the_acknowledgement():
     links = Links()
     sender = sender_of(links)
-    finished = sender.finish(result_of(lease_of()), SIGNATURE)
+    finished = finish(sender, lease_of())
     [(replies, message)] = links.sent
     decoded = decode_reply(message)
     assert not isinstance(decoded, str)
@@ -77,7 +91,7 @@ def test_a_reply_that_was_sent_is_not_sent_again_with_the_acknowledgement():
 def test_redis_decides_about_a_reply_that_could_do_harm(lease, options):
     links = Links()
     sender = sender_of(links, **options)
-    finished = sender.finish(result_of(lease), SIGNATURE)
+    finished = finish(sender, lease)
     assert links.sent == []
     assert (sender.by_socket, sender.by_redis) == (0, 1)
     assert sender.redis_bytes == len(finished.reply) + len(finished.blob) > 8
@@ -86,7 +100,7 @@ def test_redis_decides_about_a_reply_that_could_do_harm(lease, options):
 def test_errors_of_the_worker_itself_and_replies_without_a_way_go_through_redis():
     links = Links()
     sender = sender_of(links)
-    assert sender.finish(result_of(lease_of()), SIGNATURE, at_once=False).reply
+    assert finish(sender, lease_of(), at_once=False).reply
     links.open = False
-    assert sender.finish(result_of(lease_of()), SIGNATURE).reply
+    assert finish(sender, lease_of()).reply
     assert (links.sent, sender.by_redis) == ([], 2)

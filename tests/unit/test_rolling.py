@@ -20,6 +20,7 @@ from millstream.services.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.readiness import missing_versions, unordered
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
+from millstream.services.wire.scaling import ScaleDecision
 
 PATIENCE_S = 30.0
 
@@ -231,7 +232,7 @@ def test_only_the_pool_whose_worker_is_replaced_is_paused(nursery):
     run(nursery, work())
 
 
-async def _nothing() -> dict[str, int]:
+async def _nothing() -> dict[str, ScaleDecision]:
     return {}
 
 

@@ -30,6 +30,12 @@ def test_a_key_that_nobody_could_send_is_refused_and_not_repeated(monkeypatch: p
     assert not key.strip() or key.strip() not in refused.value.message
 
 
+def test_an_empty_key_of_metrics_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_METRICS_KEY", "")
+    with pytest.raises(Failure, match="MILLSTREAM_METRICS_KEY: the metrics key is empty"):
+        read_settings()
+
+
 def test_a_usable_key_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "a-long-secret!~")
     key = read_settings().admin_key
@@ -67,7 +73,7 @@ def test_a_secret_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "from-a-file" not in repr(settings)
     assert changed_settings(settings) == {"admin_key": "(set)", "redis_url": "(set)"}
     assert Settings(admin_key="argument").admin_key.get_secret_value() == "argument"  # type: ignore[union-attr]
-    files = {f"MILLSTREAM_{name}_FILE" for name in ("ACCESS_SECRET", "ADMIN_KEY", "REDIS_URL")}
+    files = {f"MILLSTREAM_{name}_FILE" for name in ("ACCESS_SECRET", "ADMIN_KEY", "METRICS_KEY", "REDIS_URL")}
     assert files == SECRET_FILES
 
 

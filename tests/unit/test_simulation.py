@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from millstream.services.placement.planned import OrderReason
+from millstream.services.placement.simulation.fleet_options import FleetOptions
+from millstream.services.placement.simulation.millstream import Millstream
 from millstream.services.placement.simulation.models import SimulatedModel, generated_models, read_models
 from millstream.services.placement.simulation.policies import POLICIES
 from millstream.services.placement.simulation.report import summary_of
-from millstream.services.placement.simulation.simulator import FleetOptions, Simulator
+from millstream.services.placement.simulation.simulator import Simulator
 from millstream.services.placement.simulation.traffic import Trace, generated_trace, read_trace
 from millstream.services.placement.views import Footprint, RefusalKind
 
@@ -63,6 +65,39 @@ def test_memory_for_everything_means_no_eviction():
     outcome = Simulator(MODELS, FleetOptions(3, 64 << 30), POLICIES["millstream"]).run(TRACE)
     assert outcome.evictions == 0
     assert not outcome.refused
+
+
+class _Watched(Millstream):
+    """Counts the loads, and those that had to unload another model first."""
+
+    def __init__(self, state, seed):
+        super().__init__(state, seed)
+        self.loads = self.unloading = self.ahead = 0
+
+    def make_room(self, worker, model, now):
+        victims = super().make_room(worker, model, now)
+        self.loads += 1
+        self.unloading += bool(victims)
+        return victims
+
+    def unload_ahead(self, worker, now):
+        victims = super().unload_ahead(worker, now)
+        self.ahead += len(victims)
+        return victims
+
+
+@pytest.mark.parametrize(("load_s", "ahead"), [(0.02, True), (1.0, False)])
+def test_memory_is_kept_free_ahead_of_calls_of_models_that_load_fast(load_s, ahead):
+    models = [_model(f"m{at}", 10 << 20, load_s) for at in range(300)]
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(300, dtype=np.int32), 3))
+    trace = Trace(np.arange(len(order), dtype=np.float64) * 60.0, order, len(order) * 60.0)
+    simulator = Simulator(models, FleetOptions(1, 1 << 30, round_s=0.0), _Watched)
+    outcome = simulator.run(trace, lambda _: _check_budgets(simulator))
+    watched = simulator._policy
+    assert isinstance(watched, _Watched)
+    assert not outcome.refused
+    assert (watched.ahead > 0) == ahead
+    assert (watched.unloading < 0.3 * watched.loads) == ahead, "otherwise most loads of a full worker unload another"
 
 
 def _model(name, size, load_s=1.0, pin=False, run_s=0.01, instances_min=0, idle_s=0.0):

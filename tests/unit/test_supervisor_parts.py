@@ -24,7 +24,7 @@ from millstream.services.supervisor.pool_specs import (
     worker_counts,
 )
 from millstream.services.supervisor.shm_cleanup import remove_segments
-from millstream.services.supervisor.supervisor import check_exposure
+from millstream.services.supervisor.start_checks import check_exposure
 
 
 def test_pools_that_nothing_sizes_are_warned_of():

@@ -107,7 +107,7 @@ import supply_chain; from pathlib import Path
 supply_chain.SBOMS = Path({str(tmp_path)!r}); supply_chain.ROOT = Path({str(ROOT)!r})
 print([supply_chain.sbom(role) for role in supply_chain.ROLES])
 """
-    output = subprocess.check_output([AUDIT_PYTHON, "-c", program], text=True, timeout=120, env=dict(os.environ))
+    output = subprocess.check_output([AUDIT_PYTHON, "-c", program], text=True, timeout=480, env=dict(os.environ))
     assert output.splitlines()[-1] == "[[], [], [], []]"
     for role in ROLES:
         document = json.loads((tmp_path / f"{role}.json").read_text())

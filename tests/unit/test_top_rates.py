@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
+from rich.screen import Screen
 
-from millstream.services.cli.top.picture import Sort, picture, rate, rows_max, sorted_endpoints
+from millstream.services.cli import terminal
+from millstream.services.cli.terminal import rate
+from millstream.services.cli.top.picture import Sort, picture, rows_max, sorted_endpoints
 from millstream.services.cli.top.rates import Overview, overview, quantile
 from millstream.services.cli.top.reading import Reading, reading_of
 
@@ -145,6 +149,19 @@ def test_a_narrow_terminal_gets_no_wrapped_rows(columns):
     lines = text(many(2), columns).splitlines()
     assert max(map(len, lines)) <= columns
     assert sum("cpu-0" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_live_picture_shows_all_totals(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consoles of the command line do not wrap, and a screen cuts what is wider than it."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console = terminal.results()
+    console.size = ConsoleDimensions(columns, 24)
+    console.print(Screen(picture("title", many(2), Sort.RATE, columns, 24)))
+    words = " ".join(stream.getvalue().split())
+    assert "rows queued" in words
+    assert "Redis" in words
 
 
 def test_an_empty_server_says_what_to_do():

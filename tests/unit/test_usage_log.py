@@ -78,6 +78,23 @@ def test_a_record_shows_calls_but_does_not_change_with_each(monkeypatch: pytest.
     assert again is record
 
 
+def test_instants_are_published_anew_when_the_clock_of_redis_was_set() -> None:
+    offset_s = [500.0]
+    models = LoadedModels(offset_s=lambda: offset_s[0])
+    used, failed = manifest(), manifest("failed")
+    model = LoadedModel(used, State.READY, loaded_at=100.0)
+    model.calls.add(101.0)
+    models.set(model)
+    models.set(LoadedModel(failed, State.FAILED, "broken", retry_at=130.0))
+    before = models.records()
+    assert [(one.loaded_at, one.last_used, one.retry_at) for one in before] == [(600.0, 601.0, 0.0), (0.0, 0.0, 630.0)]
+    offset_s[0] += 0.1  # drift
+    assert all(one is two for one, two in zip(models.records(), before, strict=True))
+    offset_s[0] -= 3600.0
+    instants = [(one.loaded_at, one.last_used, one.retry_at) for one in models.records()]
+    assert instants == [(-2999.9, -2998.9, 0.0), (0.0, 0.0, -2969.9)]
+
+
 def test_a_record_is_made_again_when_runs_corrected_the_profile() -> None:
     models = LoadedModels()
     model = LoadedModel(manifest(), State.READY, measured={1: 0.01})

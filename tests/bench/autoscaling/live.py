@@ -29,11 +29,13 @@ TARGET_S = 0.5
 HIGH_ROWS_PER_S = 60.0
 WINDOW_S = 2.0
 DOWN_S = 15
+STEP_AT_S = 20.0
+RECOVER_S = 10.0  # and a worker's start: by then the target is to be held again
 
 
 def step(seconds: float) -> float:
-    """A tenth for 20 s, all for 60 s, then a tenth again."""
-    return 1.0 if 20 <= seconds < 80 else 0.1
+    """A tenth for STEP_AT_S, all for 60 s, then a tenth again."""
+    return 1.0 if STEP_AT_S <= seconds < STEP_AT_S + 60 else 0.1
 
 
 def sine(seconds: float) -> float:
@@ -50,8 +52,8 @@ def _late_s(answers: list[Answer], begin: float) -> tuple[float, float]:
     return len(late) * WINDOW_S, (max(late) + 1) * WINDOW_S if late else 0.0
 
 
-def measure(stack: Stack, folder: Path, name: str, shape: Callable[[float], float], seconds: float) -> None:
-    """Send the load and print what happened."""
+def measure(stack: Stack, folder: Path, name: str, shape: Callable[[float], float], seconds: float) -> float:
+    """Send the load, print what happened, and return when the 99th percentile was over the target last."""
     body, headers = v2.request({"x": np.ones((1, 4), np.float32)})
     path = folder / "body"
     path.write_bytes(body)
@@ -69,6 +71,7 @@ def measure(stack: Stack, folder: Path, name: str, shape: Callable[[float], floa
         f"{name}: {len(arrivals.answers)} requests, statuses {dict(statuses)}; sizes {' '.join(sizes)}; "
         f"p99 {p99:.2f} s, over {TARGET_S} s for {late_s:g} s, last {until_s:g} s after the beginning"
     )
+    return until_s
 
 
 def main() -> None:
@@ -81,7 +84,10 @@ def main() -> None:
             stack.settled("slow", 1)
             time.sleep(5)  # the controller has decided, and knows the run times
             if "--sine" not in sys.argv:
-                measure(stack, folder, "step", step, 120)
+                after_s = measure(stack, folder, "step", step, 120) - STEP_AT_S
+                start_s = stack.http.get("/admin/v1/scale/cpu").json()["start_s"]
+                held = "held" if after_s <= RECOVER_S + start_s else "NOT held"
+                print(f"step: late until {after_s:g} s after it; a start took {start_s:g} s: {held} in time")
             measure(stack, folder, "sine", sine, 120)
 
 

@@ -21,7 +21,7 @@ from millstream.services.access.access_secret import access_secret
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.document import KeyDocument, Limits, StoredSecret
 from millstream.services.access.limits import DEBT_S_MAX, Account, LimitReached, Use
-from millstream.services.access.scopes import check_scope
+from millstream.services.access.scopes import Need, check_scope
 from millstream.services.access.secret import derive_secret, format_key, hash_secret
 from millstream.services.access.settlement import Settlement, write_use
 from millstream.services.errors import Code, Failure
@@ -155,6 +155,20 @@ def test_the_gate_remembers_right_keys_only_and_forgets_revoked_ones() -> None:
         gate.identify(header())
     gate.load([], others=True)  # a damaged document is a key, too
     assert gate.enforced
+
+
+def test_the_key_of_metrics_reads_metrics_and_nothing_else() -> None:
+    gate = Gate("admin", metrics_key="scraper")
+    assert not gate.enforced
+    gate.load([document()])
+    grants = gate.identify(b"Bearer scraper").grants
+    assert [need for need in Need if grants.allows(need)] == [Need.OPEN, Need.METRICS]
+    assert not gate.identify(b"Bearer scraper").infers("m")
+    for credential in (b"Bearer scrape", b"Bearer scraper2", b"Bearer "):
+        with pytest.raises(Failure):
+            gate.identify(credential)
+    with pytest.raises(Failure):
+        Gate("admin").identify(b"Bearer scraper")
 
 
 def test_a_cap_on_priority_bounds_requests_without_one_too() -> None:
