@@ -15,7 +15,8 @@ COMPILE_GROUP := $(UV) pip compile $(RESOLVE) --group
 ENVIRONMENT := PYTHON="$(PYTHON)" sh deploy/environment.sh
 ARGS ?=
 MINUTES ?= 10
-JOBS ?= 4
+# Files at a time: tests wait for processes as much as they compute, so two cores have work for four.
+JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 4); echo $$(( cores < 4 ? 4 : cores > 16 ? 16 : cores )))
 # In the order of the folders, which ends with the short files: sorted by the number of tests, the long ones come last.
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 COVERAGE := build/coverage

@@ -149,10 +149,13 @@ _CARRIERS = (
         ((f"min by ({BY_PROCESS}) (millstream_gateway_ready)", OF_PROCESS),),
     ),
     Chart(
-        "Replies by way",
-        "Replies of workers that went straight to the socket of a gateway on their host, and through Redis.",
+        "Batches and replies by way",
+        "Batches that took no queue; replies to them, to the socket of a gateway on the worker's host, through Redis.",
         "ops",
-        ((rate("millstream_batch_replies_total", "way"), "{{way}}"),),
+        (
+            (rate("millstream_batches_direct_total", "pool"), "batches direct {{pool}}"),
+            (rate("millstream_batch_replies_total", "way"), "replies {{way}}"),
+        ),
     ),
     Chart(
         "Bytes moved",
