@@ -21,6 +21,7 @@ from millstream.services.compiler.compile_task import SCRATCH, CompileOutcome, C
 from millstream.services.compiler.targets import get_target
 from millstream.services.compiler.targets.base import Target
 from millstream.services.errors import Failure, invalid
+from millstream.services.metrics.gpus import close_driver
 from millstream.services.process.group_guard import group_guard
 from millstream.services.process.low_priority import lower_process
 from millstream.services.process.parent_death import die_with_parent
@@ -48,6 +49,7 @@ def _outcome(task: CompileTask) -> CompileOutcome:
     began = time.monotonic()
     try:
         target = get_target(task.candidate.target)
+        _check_available(target, task.subject.device)
         with group_guard() if target.programs() else nullcontext():
             _confine(task, target)
             began = time.monotonic()
@@ -90,10 +92,15 @@ def _confine(task: CompileTask, target: Target) -> None:
     confine(reads, [folder], target.programs())
 
 
-def _compile(task: CompileTask, target: Target) -> Compiled:
-    missing: Missing | None = target.available(task.subject.device)
+def _check_available(target: Target, device: str) -> None:
+    """Raise Failure(INVALID) if the target cannot be used here. To be called unconfined: the sandbox hides GPUs."""
+    missing: Missing | None = target.available(device)
+    close_driver()  # its open files would let the sandbox reach the GPU
     if missing is not None:
         raise invalid(f"{target.name} is not available: {missing.why}")
+
+
+def _compile(task: CompileTask, target: Target) -> Compiled:
     candidates: dict[str, Candidate] = {one.key: one for one in target.candidates(task.subject)}
     if task.candidate.key not in candidates:
         raise invalid(f"{task.candidate.key} is not a candidate for this version")

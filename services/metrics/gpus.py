@@ -47,6 +47,12 @@ def _initialize() -> None:
     _pynvml().nvmlInit()
 
 
+def close_driver() -> None:
+    """Close what NVML has open; the next question opens it again. Never fails."""
+    if _initialize.cache_info().currsize:
+        _shut_down()
+
+
 def _shut_down() -> None:
     """Let the next page initialise NVML again: the driver may have been replaced."""
     _initialize.cache_clear()

@@ -53,6 +53,7 @@ class Case:
         weighty: writes a model "x" -> "y", FP32 [N, 1], that holds this many bytes; None: the process holds none.
         threads: whether its instances have threads of their own, which can be counted.
         any_device: whether it takes every name of a device.
+        device: what its instances run on.
     """
 
     name: str
@@ -62,12 +63,13 @@ class Case:
     weighty: Callable[[Path, int], Path] | None = None
     threads: bool = True
     any_device: bool = False
+    device: str = "cpu"
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
     def load_identity(self, folder: Path, datatype: str = "FP32") -> Instance:
         if datatype not in self.datatypes:  # the backend looks at the signature first
-            return get_backend(self.name).load(folder / "any", same(datatype), "cpu", 1)
-        return get_backend(self.name).load(self.identity(folder, datatype), same(datatype), "cpu", 1)
+            return get_backend(self.name).load(folder / "any", same(datatype), self.device, 1)
+        return get_backend(self.name).load(self.identity(folder, datatype), same(datatype), self.device, 1)
 
 
 def _onnx_identity(folder: Path, datatype: str) -> Path:

@@ -139,7 +139,7 @@ def test_a_file_that_was_deleted_meanwhile_is_a_failure_of_the_model(
 ) -> None:
     home = tmp_path / "home" if kept_elsewhere else None
     with pytest.raises(Failure, match="gone") as caught:
-        get_backend(case.name, home).load(tmp_path / "gone", same(), "cpu", 1)
+        get_backend(case.name, home).load(tmp_path / "gone", same(), case.device, 1)
     assert caught.value.code is Code.MODEL
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_model_is_refused(case: Case, tmp_path: Path, content:
     path = tmp_path / "broken"
     path.write_bytes(content)
     with pytest.raises(Failure, match="broken") as caught:
-        get_backend(case.name).load(path, same(), "cpu", 1)
+        get_backend(case.name).load(path, same(), case.device, 1)
     assert caught.value.code is Code.MODEL
     assert "\n" not in caught.value.message
     assert str(tmp_path) not in caught.value.message
@@ -166,12 +166,12 @@ def test_a_device_that_it_cannot_use_is_refused(case: Case, tmp_path: Path) -> N
 def test_a_backend_can_be_prepared_again_and_counts_no_memory_of_a_cpu(case: Case) -> None:
     backend = get_backend(case.name)
     for _ in range(2):
-        backend.prepare("cpu")
+        backend.prepare(case.device)
     assert backend.device_bytes("cpu") == 0
 
 
 def test_what_a_backend_compiles_for_a_device_does_not_change(case: Case) -> None:
-    assert get_backend(case.name).target("cpu") == get_backend(case.name).target("cpu")
+    assert get_backend(case.name).target(case.device) == get_backend(case.name).target(case.device)
 
 
 def test_a_loaded_instance_is_not_lost(case: Case, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_rebuilt_instance_runs(case: Case, tmp_path: Path) -> None:
 def test_a_run_is_terminated_from_another_thread_and_the_next_one_works(case: Case, tmp_path: Path) -> None:
     assert case.endless is not None
     numbers = signature([("x", "INT64", (-1, 1))], [("y", "INT64", (-1, 1))])
-    instance = get_backend(case.name).load(case.endless(tmp_path), numbers, "cpu", 1)
+    instance = get_backend(case.name).load(case.endless(tmp_path), numbers, case.device, 1)
     ended: list[type[Exception]] = []
 
     def run() -> None:
@@ -227,7 +227,7 @@ def test_a_load_ends_if_its_end_was_requested(case: Case, tmp_path: Path) -> Non
     stop = Stop()
     stop.request("it is no longer wanted")
     with pytest.raises(Failure) as caught:
-        get_backend(case.name).load(case.identity(tmp_path, "FP32"), same(), "cpu", 1, stop)
+        get_backend(case.name).load(case.identity(tmp_path, "FP32"), same(), case.device, 1, stop)
     assert caught.value.code is Code.MODEL
 
 
@@ -238,7 +238,7 @@ def test_loading_and_closing_gives_memory_back(case: Case, tmp_path: Path) -> No
     column = signature([("x", "FP32", (-1, 1))], [("y", "FP32", (-1, 1))])
 
     def cycle() -> int:
-        instance = get_backend(case.name).load(path, column, "cpu", 1)
+        instance = get_backend(case.name).load(path, column, case.device, 1)
         instance.run({"x": np.ones((4, 1), np.float32)})
         instance.close()
         return resident_bytes()
@@ -318,5 +318,5 @@ def test_an_option_that_a_backend_does_not_know_is_refused(case, tmp_path):
         ({"threads": 0}, "'threads'"),
     ):
         with pytest.raises(Failure, match=re.escape(message)) as caught:
-            get_backend(case.name).load(path, same(case.datatypes[0]), "cpu", 1, None, options)
+            get_backend(case.name).load(path, same(case.datatypes[0]), case.device, 1, None, options)
         assert caught.value.code is Code.INVALID

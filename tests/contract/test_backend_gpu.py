@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from millstream.services.settings import child_environment
 from millstream.workers.backends import onnxruntime as backend_module
 from millstream.workers.backends.device_buffers import SHAPES_MAX, DeviceBuffers
 from millstream.workers.backends.gpu import (
+    TENSORRT_LIBRARIES,
     Gpu,
     GraphTrial,
     describe_gpu,
     engines_key,
+    load_tensorrt,
     parse_device,
     providers,
     tensorrt_version,
@@ -146,6 +149,21 @@ def test_outputs_stay_as_they_are_when_buffers_are_used_again(session: Any) -> N
         np.testing.assert_array_equal(output, session.run(None, one)[0])
 
 
+def test_outputs_whose_shapes_depend_on_values_change_from_run_to_run(tmp_path: Path) -> None:
+    session = onnxruntime.InferenceSession(models.blank(tmp_path / "b.onnx"), providers=["CPUExecutionProvider"])
+    of = signature([("count", "INT64", (1,))], [("y", "FP32", (-1,))], batching=False)
+    buffers = DeviceBuffers(onnxruntime, session, of, "cpu", 0)
+    kept = []
+    for count in (1000, 2000, 0, 10, 1000):
+        (found,) = buffers.run({"count": np.array([count])}, None)
+        kept.append(found)
+    assert [one.shape for one in kept] == [(1000,), (2000,), (0,), (10,), (1000,)]
+    assert not any(one.any() for one in kept)
+    with pytest.raises(RuntimeError):
+        buffers.run({"count": np.array([1 << 45])}, None)
+    assert buffers.run({"count": np.array([3])}, None)[0].shape == (3,)
+
+
 def test_buffers_are_reused_and_bounded(session: Any) -> None:
     buffers = DeviceBuffers(onnxruntime, session, MLP, "cpu", 0)
     buffers.run({"input": rows(1)}, None)
@@ -244,15 +262,33 @@ def test_graphs_are_tried_before_a_gpu_serves_and_left_out_if_they_fail(
     assert instance.run({"x": given})[0].tolist() == given.tolist()
 
 
+def test_tensorrt_is_found_where_pip_installed_it_or_its_package_is_named(tmp_path: Path) -> None:
+    """The folder has the C library under the names of TensorRT's: what is loaded is the file, not a search's find."""
+    libc = next(
+        Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line
+    )
+    for name in TENSORRT_LIBRARIES:
+        (tmp_path / name).symlink_to(libc)
+    spec = ModuleSpec("tensorrt_libs", None, is_package=True)
+    assert spec.submodule_search_locations is not None
+    spec.submodule_search_locations.append(str(tmp_path))
+    load_tensorrt("tensorrt:0", lambda _: spec)
+    (tmp_path / TENSORRT_LIBRARIES[1]).unlink()
+    with pytest.raises(Failure, match=r"'tensorrt:0' needs TensorRT 10 .*pip install 'tensorrt-cu13<11'") as caught:
+        load_tensorrt("tensorrt:0", lambda _: spec)
+    assert caught.value.code is Code.UNAVAILABLE
+
+
 def test_tensorrt_engines_are_kept_under_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["TensorrtExecutionProvider", *CUDA]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: listed)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     monkeypatch.setattr(backend_module, "describe_gpu", lambda device, number: H100)
+    monkeypatch.setattr(backend_module, "load_tensorrt", lambda device: None)
     version = tmp_path / "repository" / "models" / "m" / "1"
     (version / "source").mkdir(parents=True)
     path = models.identity(version / "source" / "model.onnx")
-    with pytest.raises(Failure, match="TensorrtExecutionProvider"):  # which is not really there
+    with pytest.raises(Failure, match=r"cannot be (used|loaded)"):  # it is not really there
         OnnxRuntime(tmp_path).load(path, same(), "tensorrt:0", 1)
     assert [one.name for one in (version / "compiled").iterdir()] == [
         engines_key(onnxruntime.__version__, tensorrt_version(), H100)
@@ -270,6 +306,7 @@ def test_engines_have_a_report_that_follows_them(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: listed)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     monkeypatch.setattr(backend_module, "describe_gpu", lambda device, number: H100)
+    monkeypatch.setattr(backend_module, "load_tensorrt", lambda device: None)
     monkeypatch.setattr(backend_module, "tensorrt_version", lambda: "10.13")
     monkeypatch.setattr(backend_module, "_open", open_and_compile)
     repository = FolderRepository(tmp_path / "repository")
@@ -299,9 +336,10 @@ def test_engines_have_a_report_that_follows_them(tmp_path: Path, monkeypatch: py
 
 def test_both_packages_of_onnx_runtime_are_refused_at_the_start(tmp_path: Path) -> None:
     """They install the same files: what runs then is decided by the order of their installation."""
-    folder = tmp_path / "onnxruntime_gpu-1.31.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31.0\n")
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        folder = tmp_path / f"{package.replace('-', '_')}-1.31.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.31.0\n")
     for module in ("millstream.workers", "millstream.gateway"):
         done = subprocess.run(
             [sys.executable, "-P", "-m", module],

@@ -5,6 +5,7 @@ These have not run on hardware yet: docs/backends.md says what has, and when.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance
@@ -40,11 +42,25 @@ def images(rows: int) -> dict[str, np.ndarray]:
     return {"data_0": np.random.default_rng(0).standard_normal((rows, 3, 224, 224)).astype(np.float32)}
 
 
+def has_tensorrt() -> bool:
+    """Return whether TensorRT's library is there; ONNX Runtime names its provider also without it."""
+    try:
+        ctypes.CDLL("libnvinfer.so.10")
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "tensorrt:0"])
-def test_outputs_equal_those_of_the_cpu(squeezenet: tuple[Path, Signature], device: str) -> None:
-    if device.startswith("tensorrt") and "TensorrtExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip("TensorRT is not installed")
+def test_outputs_equal_those_of_the_cpu_or_the_device_is_refused(
+    squeezenet: tuple[Path, Signature], device: str
+) -> None:
     path, of = squeezenet
+    if device.startswith("tensorrt") and not has_tensorrt():
+        with pytest.raises(Failure, match="needs TensorRT 10") as caught:
+            get_backend("onnxruntime").load(path, of, device, 1)
+        assert caught.value.code is Code.UNAVAILABLE
+        return
     on_gpu = get_backend("onnxruntime").load(path, of, device, 1)
     on_cpu = get_backend("onnxruntime").load(path, of, "cpu", 1)
     for rows in (1, 7, 16, 7):
@@ -65,8 +81,8 @@ def test_two_slots_overlap_copies_and_computation(squeezenet: tuple[Path, Signat
     path, of = squeezenet
     slots = [get_backend("onnxruntime").load(path, of, "cuda:0", 1) for _ in range(2)]
     given = images(ROWS)
-    alone = rate(lambda: slots[0].run(given))
-    assert max(rate_of_both(slots, given) for _ in range(3)) > alone
+    rounds = [(rate_of_both(slots, given), rate(lambda: slots[0].run(given))) for _ in range(5)]
+    assert any(both > alone for both, alone in rounds), rounds
 
 
 def rate(run: Callable[[], object]) -> float:

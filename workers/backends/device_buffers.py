@@ -49,6 +49,7 @@ class DeviceBuffers:
         self._kind, self._number = kind, number
         self._graphs = graphs
         self._graph_next = 1  # 0 is the default graph, -1 none
+        self._chosen: tuple[Any, int] | None = None  # the options of the last run, and the graph that they name
         self._inputs = [(spec.name, NUMPY[spec.datatype]) for spec in signature.inputs]
         self._outputs = [spec.name for spec in signature.outputs]
         fixed_from = 1 if signature.batching else 0
@@ -74,12 +75,18 @@ class DeviceBuffers:
             value.update_inplace(np.ascontiguousarray(inputs[name]))
         options = options or self._runtime.RunOptions()
         if self._graphs:
-            options.add_run_config_entry("gpu_graph_id", str(buffers.graph) if buffers.outputs else "-1")
+            self._choose_graph(options, buffers.graph if buffers.outputs else -1)
         if not buffers.outputs:
             return self._run_first(buffers, options)
         self._session.run_with_iobinding(buffers.binding, options)
         buffers.binding.synchronize_outputs()
         return [np.array(value.numpy()) for value in buffers.outputs]
+
+    def _choose_graph(self, options: Any, graph: int) -> None:
+        """Let the next run record or replay a graph. ONNX Runtime logs a line whenever an entry is written again."""
+        if self._chosen != (options, graph):
+            options.add_run_config_entry("gpu_graph_id", str(graph))
+            self._chosen = (options, graph)
 
     def _allocate(self, shapes: Shapes) -> Buffers:
         binding = self._session.io_binding()
@@ -88,14 +95,18 @@ class DeviceBuffers:
             value = self._runtime.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._kind, self._number)
             binding.bind_ortvalue_input(name, value)
             inputs[name] = value
-        for name in self._outputs:
-            binding.bind_output(name, self._kind, self._number)
+        self._bind_outputs(binding)
         buffers = Buffers(binding, inputs, [], self._graph_next)
         self._graph_next += 1
         self._known[shapes] = buffers
         if len(self._known) > SHAPES_MAX:
             self._known.popitem(last=False)
         return buffers
+
+    def _bind_outputs(self, binding: Any) -> None:
+        """Let the library allocate the outputs of the next run on the device."""
+        for name in self._outputs:
+            binding.bind_output(name, self._kind, self._number)
 
     def _run_first(self, buffers: Buffers, options: Any) -> list[Array]:
         """Run with outputs that the library allocates, and keep these for the next runs of the same shapes.
@@ -107,6 +118,9 @@ class DeviceBuffers:
         values = buffers.binding.get_outputs()
         found = [np.array(value.numpy()) for value in values]
         if not self._keep_outputs:
+            # Else the binding keeps these outputs, and a run whose outputs have other shapes fails.
+            buffers.binding.clear_binding_outputs()
+            self._bind_outputs(buffers.binding)
             return found
         buffers.outputs.extend(values)
         for name, value in zip(self._outputs, values, strict=True):

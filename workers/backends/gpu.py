@@ -11,6 +11,8 @@ import logging
 import re
 from collections.abc import Callable
 from importlib import metadata
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,9 @@ log = logging.getLogger("millstream.gpu")
 
 TRIAL_RUNS = 3  # one that allocates, one that records, one that replays
 DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
+#: What ONNX Runtime's provider is linked to: TensorRT 10, and none of another major version.
+TENSORRT_LIBRARIES = ("libnvinfer.so.10", "libnvonnxparser.so.10")
+INSTALL_TENSORRT = "pip install 'tensorrt-cu13<11'"
 Provider = tuple[str, dict[str, Any]]
 CPU: Provider = ("CPUExecutionProvider", {})
 
@@ -61,7 +66,12 @@ def providers(kind: str, number: int, engines: Path, *, graphs: bool) -> list[Pr
     if kind == "cpu":
         return [CPU]
     # The default, EXHAUSTIVE, tries every algorithm at the first run of each batch size, while a caller waits.
-    cuda: dict[str, Any] = {"device_id": number, "cudnn_conv_algo_search": "HEURISTIC"}
+    # An arena that doubles, the default, takes twice what a model needs.
+    cuda: dict[str, Any] = {
+        "device_id": number,
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+    }
     if kind == "cuda":
         if graphs:
             cuda["enable_cuda_graph"] = "1"
@@ -92,6 +102,20 @@ def tensorrt_version(version_of: Callable[[str], str] = metadata.version) -> str
         except metadata.PackageNotFoundError:
             continue
     return "unknown"
+
+
+def load_tensorrt(device: str, find_module: Callable[[str], ModuleSpec | None] = find_spec) -> None:
+    """Load TensorRT, which no search path has where pip installed it. Raises Failure(UNAVAILABLE) if it is absent."""
+    spec = find_module("tensorrt_libs")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    for name in TENSORRT_LIBRARIES:
+        path = next((folder / name for folder in folders if (folder / name).exists()), name)
+        try:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise Failure(
+                Code.UNAVAILABLE, f"device {device!r} needs TensorRT 10 ({error}): {INSTALL_TENSORRT}"
+            ) from error
 
 
 class GraphTrial:

@@ -31,6 +31,7 @@ from millstream.workers.backends.gpu import (
     GraphTrial,
     describe_gpu,
     engines_key,
+    load_tensorrt,
     parse_device,
     providers,
     tensorrt_version,
@@ -49,6 +50,8 @@ OPTIONS = {
     "threads": int, "arena": bool, "memory_pattern": bool, "optimised": bool, "arm64_bf16": bool, "provider": str,
 }  # fmt: skip
 PROVIDERS = ("cuda", "tensorrt")
+#: Severity of what ONNX Runtime logs outside of sessions: on a GPU it warns at every load and at every change of graph.
+_ERRORS = 3
 #: TensorProto.BFLOAT16; a number, because the onnx package is not needed to serve.
 _BFLOAT16 = 16
 
@@ -90,6 +93,7 @@ def _library() -> Any:
             Code.UNAVAILABLE,
             f"onnxruntime cannot be imported ({error}): install millstream[cpu] or millstream[gpu]",
         ) from error
+    onnxruntime.set_default_logger_severity(_ERRORS)
     return onnxruntime
 
 
@@ -281,6 +285,7 @@ class OnnxRuntimeInstance:
         self._session = None
         if self._buffers is not None:
             self._buffers.close()
+            self._buffers = None  # it has the session, whose memory is free once nothing refers to it
 
 
 class OnnxRuntime:
@@ -343,6 +348,7 @@ class OnnxRuntime:
         report: EngineReport | None = None
         graphs = GraphTrial(signature)
         if kind == "tensorrt":
+            load_tensorrt(device)
             gpu, compiler = describe_gpu(device, number), tensorrt_version()
             engines /= engines_key(onnxruntime.__version__, compiler, gpu)
             engines.mkdir(parents=True, exist_ok=True)

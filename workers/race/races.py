@@ -45,6 +45,8 @@ PROGRESS_S = 0.5  # between two stored events of a race
 #: Memory of each process of a race: the libraries, then what compiling takes for each byte of the files.
 PROCESS_BYTES, PROCESS_BYTES_MIN = 768 << 20, 320 << 20
 FILE_RATIO = 6
+#: Further bytes of a process that uses a GPU: the host memory of CUDA, cuBLAS and cuDNN.
+GPU_BYTES = 2 << 30
 PROCESSES = 3  # of a race that have their models loaded at the same time
 
 
@@ -180,15 +182,20 @@ class WorkerRaces:
 
         A race takes what it wants or, where less is free, all of that, if the smaller part suffices for small models.
         """
-        files = FILE_RATIO * file_bytes(manifest)
-        each = max(PROCESS_BYTES_MIN + files, min(PROCESS_BYTES + files, self._budget.free_bytes // PROCESSES))
+        fixed = self._fixed_bytes(manifest)
+        each = max(PROCESS_BYTES_MIN + fixed, min(PROCESS_BYTES + fixed, self._budget.free_bytes // PROCESSES))
         with self._lock:
             self._stop_reason = "the worker stops" if self._stopping.is_set() else ""
             reserved = self.memory.reserve(account, Footprint(PROCESSES * each))
             return each if reserved and self._budget.budget_bytes else 0
 
+    def _fixed_bytes(self, manifest: Manifest) -> int:
+        """Return what each process of a race takes at least, beyond its own code."""
+        on_gpu = self._at.device.partition(":")[0] in {"cuda", "tensorrt"}
+        return FILE_RATIO * file_bytes(manifest) + (GPU_BYTES if on_gpu else 0)
+
     def _no_memory(self, manifest: Manifest) -> str:
-        needed = PROCESSES * (PROCESS_BYTES_MIN + FILE_RATIO * file_bytes(manifest))
+        needed = PROCESSES * (PROCESS_BYTES_MIN + self._fixed_bytes(manifest))
         budget = self._budget
         numbers = f"it takes {needed} bytes of memory beside the models, and {budget.free_bytes} are free"
         return f"it waits for memory: {numbers}; raise {MEMORY_OPTION}, or unload others"

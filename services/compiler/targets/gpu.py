@@ -21,7 +21,7 @@ from millstream.services.process.device import find_device
 FP16, INT8 = "fp16.onnx", "int8.onnx"
 INSTALL_DRIVER = "a GPU with NVIDIA's driver, then pip install 'millstream[gpu]'"
 INSTALL = "pip install 'millstream[gpu]' in place of millstream[cpu]"
-INSTALL_TENSORRT = "install TensorRT from NVIDIA's package index: pip install tensorrt-cu13"
+INSTALL_TENSORRT = "install TensorRT 10, which ONNX Runtime is linked to: pip install 'tensorrt-cu13<11'"
 _TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-lean")
 
 
