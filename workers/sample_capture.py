@@ -1,7 +1,8 @@
 """sample_capture: keeps copies of a few rows of live requests as samples for a race, if the endpoint allows it.
 
 main loop: a run of a version with `capture_samples` ─> copies of at most ROWS_EACH rows ─> Capture
-races thread: Capture is full, or old enough ─> captured.npz of the version, mode 0600; deleted after its race, or a day
+races thread: Capture is full, or old enough ─> captured.npz of the version, mode 0600; deleted after its race, however
+that ended, or a day
 
 Off unless the endpoint's settings ask for it: samples are users' data.
 """
@@ -34,8 +35,9 @@ LIFE_S = 86_400.0  # after which samples that no race used are deleted
 SWEEP_S = 600.0  # interval at which those of all versions are looked at, also of versions that are not loaded
 
 
-#: A verdict: the name of its race, and the instant of its end.
+#: The end of a race: its name, and the instant.
 Mark = tuple[str, float]
+_USED = frozenset({RaceState.DECIDED, RaceState.FAILED, RaceState.CANCELLED})  # an unfinished race goes on later
 
 
 class Capture:
@@ -46,7 +48,7 @@ class Capture:
         self.full = False
         self.began = 0.0  # when the first row was kept, or a write was tried
         self.written = 0.0  # when a write was tried last
-        self.verdicts: frozenset[Mark] | None = None  # on the version that were reached before it began
+        self.ends: frozenset[Mark] | None = None  # of races of the version that were over before it began
         self._rows_left = rows_max if manifest.signature.batching else 1
         self._bytes_left = BYTES_MAX
         self._clock = clock
@@ -141,17 +143,17 @@ class SampleCaptures:
         """End the captures whose rows a race has used: another worker may have run it, whose capture has ended."""
         for capture in list(self._active.values()):
             manifest = capture.manifest
-            verdicts = frozenset(
+            ends = frozenset(
                 (race.key.name, race.ended_at)
                 for race in races
-                if race.state is RaceState.DECIDED
+                if race.state in _USED
                 and (race.model, race.version) == (manifest.model, manifest.version)
                 and race.content == content_digest(manifest)
             )
-            if capture.verdicts is not None and verdicts - capture.verdicts:
+            if capture.ends is not None and ends - capture.ends:
                 self.forget(manifest)
             else:
-                capture.verdicts = verdicts
+                capture.ends = ends
 
     def write(self, content_id: str) -> None:
         """Write what was captured of a version so far; a full capture ends. A failed write is tried again later."""

@@ -26,7 +26,7 @@ from millstream.services.model.samples import read_samples, stored
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.repository.race_verdicts import undo
-from millstream.services.repository.races import Race, RaceKey, RaceState, environment, new_race
+from millstream.services.repository.races import Race, RaceKey, RaceState, environment, has_worker, new_race
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -239,7 +239,9 @@ def _cancel(deps: Deps, view: VersionView, pool: str | None) -> Race:
             raise Failure(Code.CONFLICT, f"the race is over ({present.state.value}): to take a verdict back, undo it")
         return present.ended(RaceState.CANCELLED, now, "it was cancelled")
 
-    return deps.repository.races.change(race.key, change) or race
+    after = deps.repository.races.change(race.key, change) or race
+    deps.repository.samples.forget_captured(view.manifest)
+    return after
 
 
 def _undo(deps: Deps, view: VersionView, pool: str | None) -> Race:
@@ -258,4 +260,8 @@ def _undo(deps: Deps, view: VersionView, pool: str | None) -> Race:
 
 def _document(deps: Deps, manifest: Manifest, race: Race) -> schemas.RaceDocument:
     serving = deps.repository.choices.get(manifest, race.kind, race.device) is not None
+    if race.state in {RaceState.WAITING, RaceState.QUEUED} and not has_worker(race, deps.catalog.snapshot.workers):
+        wait = deps.settings.race_wait_s_max
+        why = f"no worker of pool '{race.pool}' has its device now: it fails after {wait:g} s without one"
+        race = race.model_copy(update={"why": why})
     return schemas.RaceDocument.of(race, serving=serving)

@@ -19,6 +19,7 @@ from millstream.services.controller.clock_steps import SETTLE_S, ClockSteps
 from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.services.controller.leadership import Leadership
 from millstream.services.controller.metrics import ControllerMetrics
+from millstream.services.controller.stranded_races import StrandedRaces
 from millstream.services.controller.survey import Findings, Survey
 from millstream.services.errors import Code, Failure
 from millstream.services.placement.planner import Plan, PlannedOrder, plan
@@ -49,6 +50,7 @@ class Controller:
         lock: hands orders to workers.
         cluster_state: reads the records of workers, and events.
         repository: holds the models.
+        race_wait_s: seconds that a race waits for a worker with its device.
         clock: returns monotonic seconds.
     """
 
@@ -59,6 +61,7 @@ class Controller:
         cluster_state: ClusterState,
         repository: Repository,
         metrics: ControllerMetrics,
+        race_wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leadership = leadership
@@ -69,6 +72,7 @@ class Controller:
         self._stored = StoredModels(repository)
         self._repository_token = ""
         self._survey = Survey(repository.footprints.of, repository.footprints.measured)
+        self._stranded_races = StrandedRaces(repository, race_wait_s, clock)
         self._in_flight = InFlight()
         self._plan = Plan()
         self._clock = clock
@@ -167,6 +171,10 @@ class Controller:
         if token != self._repository_token:
             self._stored.read()
             self._repository_token = token
+        try:
+            self._stranded_races.look(workers)
+        except Failure as failure:  # a full disk, or one that cannot be read: the models matter more
+            log.debug("races: %s", failure.message)
         return self._survey.take(workers, self._stored.models, now)
 
     async def _lead(self, token: int, workers: tuple[WorkerRecord, ...], now: float) -> bool:

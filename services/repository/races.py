@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from hashlib import sha256
@@ -28,6 +28,7 @@ from millstream.services.model.names import check_name, check_version
 from millstream.services.repository.disk import locked, replace_file, storage_errors, try_lock
 from millstream.services.repository.race_parts import TRIALS_MAX, StoredProgress, StoredReport, Trial, trials_of
 from millstream.services.repository.verdicts import content_digest
+from millstream.services.wire.records import WorkerRecord
 
 log = logging.getLogger("millstream.races")
 
@@ -261,6 +262,16 @@ def new_race(manifest: Manifest, kind: str, device: str, pool: str, now: float) 
         pool=pool,
         requested_at=now,
     )
+
+
+def has_worker(race: Race, workers: Iterable[WorkerRecord]) -> bool:
+    """Return whether one of some workers is of the race's pool, and has its device and the libraries there."""
+    for worker in workers:
+        if (worker.pool, worker.kind) == (race.pool, race.kind):
+            fingerprint = worker.hardware.fingerprint if worker.hardware is not None else ""
+            if environment(fingerprint, worker.packages) == race.device:
+                return True
+    return False
 
 
 class Lock:

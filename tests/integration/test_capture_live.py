@@ -79,6 +79,20 @@ def test_rows_of_concurrent_requests_are_captured_whole_used_by_a_race_and_delet
     assert {answer.status for answer in load.answers} == {200}
 
 
+def test_a_race_that_is_cancelled_leaves_no_samples(stack: Stack) -> None:
+    command = Millstream(stack.home)
+    with constant_load(stack.port, INFER, bodies(), callers=CALLERS) as load:
+        command.ok("configure", "mlp", "--capture-samples", "9")
+        load.until(lambda: captured(stack))
+        asked = stack.http.post(RACE, json={"seconds": 600, "targets": ["onnxruntime-int8-dynamic"]})
+        assert asked.status_code in {200, 202}, asked.text
+        assert stack.http.delete(RACE).json()["state"] == "cancelled"
+        # Its worker may have written them meanwhile, as the race began, and then deletes them.
+        for _ in range(2):
+            wait_until(lambda: not captured(stack), what="the samples are deleted")
+            load.more(50)
+
+
 def test_samples_are_deleted_when_the_setting_is_turned_off(stack: Stack) -> None:
     command = Millstream(stack.home)
     with constant_load(stack.port, INFER, bodies(), callers=CALLERS) as load:

@@ -191,21 +191,25 @@ def test_a_race_ends_the_capture_that_it_used(repository: FolderRepository, mani
     assert repository.samples.find(manifest) is None
 
 
-def test_a_verdict_of_another_worker_ends_the_capture_too(repository: FolderRepository, manifest: Manifest) -> None:
+@pytest.mark.parametrize("end", [RaceState.DECIDED, RaceState.FAILED, RaceState.CANCELLED])
+def test_the_end_of_a_race_of_another_worker_ends_the_capture_too(
+    repository: FolderRepository, manifest: Manifest, end: RaceState
+) -> None:
     earlier = new_race(manifest, "onnxruntime.cpu", "0" * 16, "cpu", 1.0).ended(RaceState.DECIDED, 2.0)
     later = new_race(manifest, "onnxruntime.cpu", "1" * 16, "cpu", 3.0)
     worker = Worker(repository, manifest)
     worker.ask(10)
     worker.active[manifest.content_id].keep(rows(2), [])
-    for races in ([earlier], [earlier], [earlier, later]):
+    unfinished = later.ended(RaceState.UNFINISHED, 3.5)
+    for races in ([earlier], [earlier], [earlier, later], [earlier, unfinished], [earlier, later]):
         worker.captures.end_used(races)
         assert worker.active, "an earlier verdict did not use it"
     worker.captures.write(manifest.content_id)
     assert repository.samples.find(manifest) is not None
-    worker.captures.end_used([earlier, later.ended(RaceState.DECIDED, 4.0)])
+    worker.captures.end_used([earlier, later.ended(end, 4.0)])
     worker.captures.write(manifest.content_id)
     assert not worker.active
     assert repository.samples.find(manifest) is None
     worker.ask(11)
-    worker.captures.end_used([earlier, later.ended(RaceState.DECIDED, 4.0)])
+    worker.captures.end_used([earlier, later.ended(end, 4.0)])
     assert worker.active, "it was asked for again"

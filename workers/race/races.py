@@ -204,7 +204,7 @@ class WorkerRaces:
         began = time.monotonic()
         tries = race.tries + 1
         if tries > TRIES_MAX:
-            self._end(race, RaceState.FAILED, f"{TRIES_MAX} workers ended while they ran it")
+            self._fail(race, model.manifest, f"{TRIES_MAX} workers ended while they ran it")
             return
         now = time.time()  # noqa: TID251 - for people
         running = {"state": RaceState.RUNNING, "worker": self._racer.worker, "tries": tries, "began_at": now, "why": ""}
@@ -225,9 +225,9 @@ class WorkerRaces:
         elif outcome.unfinished:
             self._unfinished(present, outcome.error)
         elif outcome.error and (not outcome.died or tries >= TRIES_MAX):
-            self._end(present, RaceState.FAILED, outcome.error)
+            self._fail(present, model.manifest, outcome.error)
         else:
-            self._interrupted(present, outcome.error)
+            self._interrupted(present, model.manifest, outcome.error)
 
     def _run_process(self, race: Race, model: LoadedModel, bytes_each: int) -> Outcome:
         process = RaceProcess(self._task(race, model, bytes_each))
@@ -300,9 +300,9 @@ class WorkerRaces:
             if failure.code is Code.NOT_FOUND:
                 return
             if failure.code is Code.MODEL or race.tries >= TRIES_MAX:
-                self._end(race, RaceState.FAILED, failure.message)
+                self._fail(race, manifest, failure.message)
             else:  # a full disk: what is compiled is kept
-                self._interrupted(race, failure.message)
+                self._interrupted(race, manifest, failure.message)
             return
         self._captures.forget(manifest)
         self._metrics.race_ended("decided", seconds)
@@ -310,11 +310,12 @@ class WorkerRaces:
         what = winner if won else "the version's own file serves on"
         log.info("the race of %s is decided after %.0f s: %s", manifest.content_id, seconds, what)
 
-    def _end(self, race: Race, state: RaceState, why: str) -> None:
+    def _fail(self, race: Race, manifest: Manifest, why: str) -> None:
         now = time.time()  # noqa: TID251 - for people
-        self._change(race, lambda one: one.ended(state, now, why))
-        self._metrics.race_ended(state.value)
-        log.warning("the race of %s version %d %s: %s", race.model, race.version, state.value, why)
+        self._change(race, lambda one: one.ended(RaceState.FAILED, now, why))
+        self._captures.forget(manifest)
+        self._metrics.race_ended(RaceState.FAILED.value)
+        log.warning("the race of %s version %d failed: %s", race.model, race.version, why)
 
     def _unfinished(self, race: Race, why: str) -> None:
         """End a race that found too little time; a worker queues it again when the machine is idle."""
@@ -327,7 +328,7 @@ class WorkerRaces:
         self._metrics.race_ended(RaceState.UNFINISHED.value)
         log.warning("the race of %s version %d is unfinished: %s", race.model, race.version, why)
 
-    def _interrupted(self, race: Race, died: str) -> None:
+    def _interrupted(self, race: Race, manifest: Manifest, died: str) -> None:
         """Queue a race again whose process was stopped, unless it was cancelled; only a death costs a try."""
         with self._lock:
             why = died or self._stop_reason
@@ -335,7 +336,9 @@ class WorkerRaces:
         log.info("the race of %s version %d is interrupted: %s", race.model, race.version, why)
         self._queue.postpone(race, DIED_RETRY_S if died else RETRY_S)
         again = {"state": RaceState.QUEUED, "worker": "", "tries": race.tries - (not died), "why": why, "progress": {}}
-        change(self._repository, race, lambda one: one.model_copy(update=again))
+        present = change(self._repository, race, lambda one: one.model_copy(update=again))
+        if present.state is RaceState.CANCELLED:  # rows may have been written since
+            self._captures.forget(manifest)
 
     def _wait(self, race: Race, why: str) -> None:
         self._queue.postpone(race, RETRY_S)
