@@ -33,7 +33,7 @@ from millstream.services.model.names import NAME_CHARACTERS_MAX
 
 MEMO_MAX = 8192  # headers that are recognised by their bytes; beyond, all are forgotten
 CREDENTIAL_BYTES_MAX = 512  # longer headers are verified each time, which bounds the memo in bytes, too
-NOBODY = "none"  # label value of calls without a right key
+NO_KEY = "none"  # label value of calls without a right key
 ADMIN = "admin"  # label value of MILLSTREAM_ADMIN_KEY
 METRICS = "metrics"  # label value of MILLSTREAM_METRICS_KEY
 _NO_HASH = keys.hash_secret("")
@@ -161,7 +161,7 @@ class Gate:
         try:
             principal = self._verified(credential)
         except Failure:
-            self._counter(NOBODY, UNAUTHENTICATED).add()
+            self._counter(NO_KEY, UNAUTHENTICATED).add()
             raise
         assert credential is not None
         if len(credential) <= CREDENTIAL_BYTES_MAX:
@@ -212,7 +212,7 @@ class Gate:
         try:
             self._live(*self._signer(sigv4.parse_signature(header.decode("latin-1"))))
         except Failure:
-            self._counter(NOBODY, UNAUTHENTICATED).add()
+            self._counter(NO_KEY, UNAUTHENTICATED).add()
             raise
 
     def _signer(self, signature: sigv4.Signature) -> tuple[_Known, Principal]:
@@ -231,7 +231,7 @@ class Gate:
         try:
             return self._signed(header, request)
         except Failure:
-            self._counter(NOBODY, UNAUTHENTICATED).add()
+            self._counter(NO_KEY, UNAUTHENTICATED).add()
             raise
 
     def _signed(self, header: bytes, request: sigv4.SignedRequest) -> Principal:
@@ -284,7 +284,7 @@ class Gate:
         if principal is None:
             return None
         if not principal.live or principal.expires_at <= self._wall():
-            self._counter(NOBODY, UNAUTHENTICATED).add()
+            self._counter(NO_KEY, UNAUTHENTICATED).add()
             raise _unauthenticated("the key was revoked, or has expired")
         return self.let_in(principal)
 

@@ -17,7 +17,7 @@ from millstream.gateway.connection.request_cycle import RequestCycle
 RECEIVED_BYTES_MIN = 32 * 1024
 #: A head is read with so many bytes of its body, which are copied. A head that is larger comes in several pieces.
 _HEAD_PIECE_BYTES = 4096
-#: Input that belongs to nobody, and heads. All connections use it: what a read puts there is used before the next read.
+#: Heads, and input that no request keeps. All connections use it: what a read puts there is used before the next read.
 _SCRATCH = memoryview(bytearray(64 * 1024))
 
 
