@@ -24,7 +24,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch
 from tests.kit.loopback import NOWHERE, LoopbackLink
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 from tests.kit.versions import publish
 
 ROW = bytes(16)  # of tests.kit.versions' signature
@@ -115,7 +115,7 @@ class LaneBench:
         return lane
 
     def request(
-        self, rows: int = 1, timeout_s: float = 60.0, priority: int = 0, responder: Responder = NOBODY
+        self, rows: int = 1, timeout_s: float = 60.0, priority: int = 0, responder: Responder = DISCARD
     ) -> Request:
         """Return a request that arrives now."""
         inputs = [InputTensor((rows, 4), ROW * rows, 16 * rows)]

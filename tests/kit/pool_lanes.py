@@ -17,7 +17,7 @@ from millstream.gateway.scheduling.request import Request, Responder
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile
 from tests.kit.lane_harness import PERMITS, ROWS_WAITING_MAX, HeldLink, LaneBench
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 UNUSED = cast("Any", None)  # parts of a route that read requests and write replies
 
@@ -68,7 +68,7 @@ class PoolLanes:
         lane.update_instances(instances, Profile(profile), max(profile), same_host=False, failed=failed)
         self.route.choose()
 
-    def add(self, rows: int = 1, timeout_s: float = 60.0, priority: int = 0, responder: Responder = NOBODY) -> Request:
+    def add(self, rows: int = 1, timeout_s: float = 60.0, priority: int = 0, responder: Responder = DISCARD) -> Request:
         """Add a request that arrives now, and return it. Raises Failure if no lane takes it."""
         request = self.bench.request(rows, timeout_s, priority, responder)
         self.route.lane.add(request, 16 * rows)

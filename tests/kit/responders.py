@@ -10,7 +10,7 @@ from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 
 
-class Nobody:
+class Discard:
     """Ignores every answer."""
 
     protocol = RequestProtocol.V2
@@ -22,4 +22,4 @@ class Nobody:
     def fail(self, request: Request, failure: Failure) -> None: ...
 
 
-NOBODY = Nobody()
+DISCARD = Discard()

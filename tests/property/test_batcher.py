@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
 from millstream.gateway.scheduling.request import Request
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 from tests.kit.state_machines import machine_settings
 
 TIMES = st.integers(0, 20)
@@ -42,7 +42,7 @@ class BatcherMachine(RuleBasedStateMachine):
     )
     def add(self, rows: int, priority: int, timeout: int, shape: Hashable) -> None:
         shape = shape if self.shaped else None
-        request = Request((), rows, priority, self.now, self.now + timeout, NOBODY)
+        request = Request((), rows, priority, self.now, self.now + timeout, DISCARD)
         self.batcher.add(request, shape)
         self.waiting.append((request, shape))
         self.came += 1
@@ -134,7 +134,7 @@ class BatcherMachine(RuleBasedStateMachine):
 
     @rule(priority=PRIORITIES, timeout=TIMES)
     def ask_what_is_ahead(self, priority: int, timeout: int) -> None:
-        asker = Request((), 1, priority, self.now, self.now + timeout, NOBODY)
+        asker = Request((), 1, priority, self.now, self.now + timeout, DISCARD)
         mine = (rank(asker), asker.deadline)
         ahead = [r.rows for r, _ in self.waiting if rank(r) < mine[0] or (rank(r) == mine[0] and r.deadline <= mine[1])]
         assert self.batcher.rows_ahead(priority, asker.deadline) == sum(ahead)
@@ -163,12 +163,12 @@ def test_nothing_starves_however_much_more_urgent_work_comes(low: int, above: in
     """More of a higher priority than is taken: a request waits no longer than the difference takes to age."""
     high = max(1, low - above)
     batcher = Batcher()
-    one = Request((), 1, low, 0.0, 1e9, NOBODY)
+    one = Request((), 1, low, 0.0, 1e9, DISCARD)
     batcher.add(one, None)
     now, step = 0.0, 0.25 * AGING_S
     while not one.taken:
         for _ in range(rate):
-            batcher.add(Request((), 1, high, now, now + 1, NOBODY), None)
+            batcher.add(Request((), 1, high, now, now + 1, DISCARD), None)
         batcher.expire(now)
         batcher.take(now, 1)
         now += step
@@ -185,7 +185,7 @@ def test_memory_is_bounded_by_what_waits(script: list[tuple[int, int, bool]], sh
     batcher = Batcher()
     bound = 0
     for number, (priority, burst, takes) in enumerate(script * 20):
-        requests = [Request((), 1, priority, 0.0, float(k * 37 % 11), NOBODY) for k in range(burst)]
+        requests = [Request((), 1, priority, 0.0, float(k * 37 % 11), DISCARD) for k in range(burst)]
         for k, request in enumerate(requests):
             batcher.add(request, None if shapes is None else (k + number) % shapes)
         bound = max(bound, 3 * batcher.count + COMPACT_MIN)

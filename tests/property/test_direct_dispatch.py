@@ -48,14 +48,14 @@ from millstream.workers.lease import Lease
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from tests.kit.lane_harness import REST_S, LaneBench
 from tests.kit.loopback import doubled
-from tests.kit.responders import Nobody
+from tests.kit.responders import Discard
 from tests.kit.state_machines import machine_settings
 
 WORKER = "cpu-0-1"
 KEYS = InstallationKeys("test").pool("cpu")
 
 
-class Callers(Nobody):
+class Callers(Discard):
     """Counts the answers to each request."""
 
     def __init__(self) -> None:

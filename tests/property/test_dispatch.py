@@ -13,7 +13,7 @@ from millstream.gateway.scheduling.dispatch import DEPTH, EXPIRE, HOLD, Dispatch
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from millstream.services.model.profile import Profile
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 ROWS_MAX = 16
 NOW = 100.0
@@ -69,7 +69,7 @@ def cases(draw: st.DrawFn, preferred=PREFERRED, delay_ms=DELAYS_MS, queue=NO_QUE
         policy.record_put(rows, policy.run_s(rows), NOW)
     waiting = Batcher()
     for age_s, left_s, rows in draw(waits):
-        request = Request((), rows, 0, NOW - age_s, NOW + left_s, NOBODY)
+        request = Request((), rows, 0, NOW - age_s, NOW + left_s, DISCARD)
         request.answer_by = request.deadline
         waiting.add(request, None)
     return Case(policy, waiting, profile, in_flight, tuple(sizes), config.queue_delay_ms_max / 1000)

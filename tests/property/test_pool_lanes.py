@@ -22,7 +22,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
 from tests.kit.lane_harness import REST_S
 from tests.kit.pool_lanes import PoolLanes
-from tests.kit.responders import Nobody
+from tests.kit.responders import Discard
 from tests.kit.state_machines import machine_settings
 
 PERMITS = 40
@@ -32,7 +32,7 @@ NAMES = st.sampled_from(sorted(POOLS))
 CONFIGS = [None, ModelConfig(priority_levels=2, priority_default=1)]
 
 
-class Callers(Nobody):
+class Callers(Discard):
     """How often each request was answered."""
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 
 def request() -> Request:
-    return Request((), 1, 0, 0.0, 1.0, NOBODY)
+    return Request((), 1, 0, 0.0, 1.0, DISCARD)
 
 
 @pytest.fixture

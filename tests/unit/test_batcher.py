@@ -9,14 +9,14 @@ import pytest
 from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _PriorityLevel
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 TENSORS = (InputTensor((1,), b"data", 4),)
 FAR = 1e9
 
 
 def request(rows: int = 1, deadline: float = FAR, priority: int = 0, arrival: float = 0.0) -> Request:
-    return Request(TENSORS, rows, priority, arrival, deadline, NOBODY)
+    return Request(TENSORS, rows, priority, arrival, deadline, DISCARD)
 
 
 def filled(*requests: Request, shape: Hashable = None) -> Batcher:

@@ -7,7 +7,7 @@ import pytest
 from millstream.gateway.scheduling.estimator import OUTLIER, SLOWDOWN_MAX, LatencyEstimator
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.profile import Profile
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 
 def estimator(seconds: dict[int, float], instances: int = 1) -> LatencyEstimator:
@@ -17,7 +17,7 @@ def estimator(seconds: dict[int, float], instances: int = 1) -> LatencyEstimator
 
 
 def request(timeout_s: float, rows: int = 1, now: float = 0.0) -> Request:
-    return Request((), rows, 0, now, now + timeout_s, NOBODY)
+    return Request((), rows, 0, now, now + timeout_s, DISCARD)
 
 
 def test_batches_run_one_after_the_other():

@@ -18,7 +18,7 @@ from millstream.services.model.profile import Profile
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import AGAIN, decode_batch
 from tests.kit.lane_harness import REST_S, ROW, SPIN_S, LaneBench
-from tests.kit.responders import Nobody
+from tests.kit.responders import Discard
 
 
 def bench_of(home: Path, seconds: float, instances: int) -> LaneBench:
@@ -219,7 +219,7 @@ def test_what_waits_for_a_version_that_never_was_ready_is_told_that_it_is_gone(t
     assert (bench.put, bench.lane.idle, bench.admission.requests) == ([], True, 0)
 
 
-class Told(Nobody):
+class Told(Discard):
     """Remembers what a request failed with."""
 
     def __init__(self) -> None:
@@ -294,7 +294,7 @@ def test_a_deadline_that_a_worker_takes_for_passed_too_early_is_the_gateways_to_
     bench.answer()
     assert bench.lane.idle
     failed: list[Code] = []
-    heard = Nobody()
+    heard = Discard()
     heard.fail = lambda request, failure: failed.append(failure.code)  # type: ignore[method-assign]
     bench.lane.add(bench.request(timeout_s=1, responder=heard), 16)
     bench.turn()

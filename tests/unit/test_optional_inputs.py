@@ -20,7 +20,7 @@ from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import decode_batch
 from millstream.workers.lease import Lease, input_arrays
 from tests.kit import v2
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 X = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))
 BIAS = TensorSpec(name="bias", datatype="FP32", shape=(-1,), optional=True)
@@ -68,7 +68,7 @@ def test_a_request_without_any_input_is_one_where_nothing_else_tells_its_rows() 
 
 
 def lease_of(*inputs: InputTensor) -> Lease:
-    request = Request(inputs, 1, 0, 0.0, 60.0, NOBODY)
+    request = Request(inputs, 1, 0, 0.0, 60.0, DISCARD)
     packed = Packer(SIGNATURE, None, 1 << 20).pack("g-1", b"r", [request], 0.0, 0.0)
     return Lease("lane", b"1-0", packed.entry, 1)
 
@@ -88,7 +88,7 @@ def test_made_up_requests_leave_it_out() -> None:
     assert [spec.name for spec in needed_inputs(SIGNATURE)] == ["x"]
     assert [spec.name for spec in needed_inputs(Signature(inputs=(BIAS,), outputs=(Y,), batching=True))] == ["bias"]
     packed = Packer(SIGNATURE, None, 1 << 20).pack(
-        "g", b"r", [Request(zero_inputs(SIGNATURE), 1, 0, 0.0, 1.0, NOBODY)], 0.0, 0.0
+        "g", b"r", [Request(zero_inputs(SIGNATURE), 1, 0, 0.0, 1.0, DISCARD)], 0.0, 0.0
     )
     assert decode_batch(packed.entry)[0].inputs[0].inner == (-1,)
 

@@ -39,7 +39,7 @@ from millstream.services.wire.batch import (
     decode_reply,
 )
 from millstream.workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 NOW, WALL_MS = 100.0, 5_000_000.0
 FAR = NOW + 60
@@ -143,7 +143,7 @@ def forms(value: Array) -> list[Any]:
 
 def request(values: Sequence[Array], rows: int, form: int = 0, deadline: float = FAR) -> Request:
     inputs = [InputTensor(value.shape, forms(value)[form % len(forms(value))], len(raw(value))) for value in values]
-    return Request(inputs, rows, 0, NOW, deadline, NOBODY)
+    return Request(inputs, rows, 0, NOW, deadline, DISCARD)
 
 
 def equal(output: OutputTensor, wanted: Array, datatype: str) -> bool:
@@ -425,7 +425,7 @@ async def received(pool: SegmentPool, values: Sequence[Array], aligned_at: int =
         view[at : at + len(part)] = part
         inputs.append(InputTensor(value.shape, view[at : at + len(part)], len(part)))
         at += len(part)
-    return buffers, Request(inputs, len(values[0]), 0, NOW, FAR, NOBODY)
+    return buffers, Request(inputs, len(values[0]), 0, NOW, FAR, DISCARD)
 
 
 @pytest.mark.anyio

@@ -17,12 +17,12 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from tests.kit.pool_lanes import PoolLanes
-from tests.kit.responders import Nobody
+from tests.kit.responders import Discard
 
 FAST, SLOW = {1: 0.01, 8: 0.02}, {1: 0.1, 8: 0.4}
 
 
-class Told(Nobody):
+class Told(Discard):
     """Counts answers, and keeps failures."""
 
     def __init__(self) -> None:

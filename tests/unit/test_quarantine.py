@@ -11,7 +11,7 @@ from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 
 class Clock:
@@ -36,7 +36,7 @@ def quarantine(clock: Clock) -> Quarantine:
 
 def request(data: object, shape: tuple[int, ...] = (2, 2)) -> Request:
     tensor = InputTensor(shape, data, 16)  # type: ignore[arg-type]
-    return Request([tensor], 2, 0, 0.0, 1.0, NOBODY)
+    return Request([tensor], 2, 0, 0.0, 1.0, DISCARD)
 
 
 def refused(quarantine: Quarantine, content_id: str, one: Request) -> bool:

@@ -21,7 +21,7 @@ from millstream.services.queue.blob import PART_BYTES_MAX, PARTS_AT_ONCE, is_las
 from millstream.services.wire.batch import AGAIN, BatchHeader, decode_reply, encode_batch
 from millstream.workers.lease import Lease
 from millstream.workers.reply_limits import fit, refusal
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 
 Array = np.ndarray[Any, Any]
 
@@ -156,7 +156,7 @@ def test_a_blob_is_read_to_its_end(count: int, last: int) -> None:
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8), bytes_max=st.integers(1, 12))
 def test_a_batch_is_cut_where_it_is_too_large(sizes: list[int], bytes_max: int) -> None:
-    batch = [Request((), 1, 0, 0.0, 1.0, NOBODY) for _ in sizes]
+    batch = [Request((), 1, 0, 0.0, 1.0, DISCARD) for _ in sizes]
     for request, size in zip(batch, sizes, strict=True):
         request.permit_bytes = size
     parts = list(parts_within(batch, bytes_max))

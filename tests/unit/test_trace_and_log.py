@@ -40,7 +40,7 @@ from millstream.services.trace_settings import at_start
 from millstream.services.wire.batch import ReplyHeader
 from tests.kit.disk import small_disk
 from tests.kit.lane_harness import ROW, LaneBench
-from tests.kit.responders import NOBODY
+from tests.kit.responders import DISCARD
 from tests.kit.versions import publish
 
 
@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_costs_the_traces_and_no_more(
 
 
 def requests(number: int, *, counted: bool = True) -> list[Request]:
-    made = [Request([InputTensor((1, 4), ROW, 16)], 1, 0, 0.0, 1.0, NOBODY) for _ in range(number)]
+    made = [Request([InputTensor((1, 4), ROW, 16)], 1, 0, 0.0, 1.0, DISCARD) for _ in range(number)]
     for request in made:
         request.counted = counted
     return made
@@ -223,7 +223,7 @@ def traced(manifest: Manifest, inputs: list[InputTensor], request_id: str = "") 
     """Traces of as many requests as fit."""
     traces = Traces()
     traces.sampler = lambda _: Sampler(1, True, lambda wanted: wanted)
-    request = Named(inputs, 1, 0, 0.0, 1.0, NOBODY)
+    request = Named(inputs, 1, 0, 0.0, 1.0, DISCARD)
     request.name = request_id
     while not traces.lost:
         traces.record(manifest, [request], [None], 0.0, header(1), 1.0)
