@@ -194,7 +194,8 @@ def test_a_refusal_reaches_the_callers_that_wait_and_those_that_come(gateways):
     for reply in replies:
         assert reply.status_code == 503
         assert "loaded a moment ago" in reply.json()["error"]
-        assert 1 <= int(reply.headers["retry-after"]) <= REFUSED_S
+        # One more: a gateway's estimate of Redis' clock is off by a little, and seconds are rounded up.
+        assert 1 <= int(reply.headers["retry-after"]) <= REFUSED_S + 1
     # The gateway that did not give the order may give one, too, before it learns of the refusal.
     assert 1 <= len(worker.orders) <= len(gateways.http)
 
