@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Collection
 
@@ -30,7 +31,7 @@ from millstream.gateway.redis_probe import RedisProbe
 from millstream.gateway.scaling.reporter import LoadReporter
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.preloads import Preloads
-from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.json_text import JsonLimits
@@ -60,6 +61,8 @@ from millstream.services.settings import Settings
 from millstream.services.tls.files import TlsFiles
 from millstream.services.version import VERSION
 from millstream.services.wire.records import WorkerRecord
+
+log = logging.getLogger("millstream.gateway")
 
 
 class Gateway:
@@ -114,15 +117,8 @@ class Gateway:
 
     def _producer(self, address: RedisAddress, keys: InstallationKeys) -> Producer:
         settings = self.settings
-        return Producer(
-            address,
-            keys,
-            self.name,
-            self.registry,
-            settings.queue_lease_s,
-            settings.shm_dir,
-            direct=settings.queue_direct,
-        )
+        ways = ReplyWays(settings.shm_dir, settings.queue_direct, _reply_port(settings, address))
+        return Producer(address, keys, self.name, self.registry, settings.queue_lease_s, ways)
 
     def _router(self) -> Router:
         settings, budgets = self.settings, self.budgets
@@ -290,6 +286,16 @@ def _redis_address(settings: Settings) -> RedisAddress:
     if settings.redis_url is None:
         raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
     return RedisAddress.parse(settings.redis_url.get_secret_value())
+
+
+def _reply_port(settings: Settings, address: RedisAddress) -> int | None:
+    """Return the reply port; None: there is none."""
+    if settings.reply_port < 0 or address.path is not None:  # the Redis of one machine: no worker is on another one
+        return None
+    if address.tls is not None:
+        log.warning("MILLSTREAM_REPLY_PORT is not used: replies go through Redis, whose connections are encrypted")
+        return None
+    return settings.reply_port
 
 
 def _certificates(settings: Settings, registry: MetricsRegistry) -> CertificateWatch | None:

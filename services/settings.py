@@ -249,6 +249,15 @@ class Settings(BaseSettings):
         2, ge=0.1, description="Seconds without a heartbeat after which a worker loses its leases."
     )
 
+    reply_port: int = Field(
+        -1,
+        ge=-1,
+        le=65535,
+        description="Port on which a gateway takes replies of workers on other hosts, without a trip through Redis, on "
+        "the address by which it reaches Redis; the next free one, if several gateways share a host. 0: any free port, "
+        "-1: these replies go through Redis.",
+    )
+
     shm_dir: Path = Field(Path("/dev/shm"), description="Folder of shared memory segments and reply sockets.")
     shm_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")
     shm_tensor_bytes_min: int = Field(

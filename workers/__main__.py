@@ -43,6 +43,7 @@ from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel
+from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -64,7 +65,7 @@ from millstream.workers.direct_work import DirectWork
 from millstream.workers.drain import DrainThread
 from millstream.workers.heartbeat import Heartbeat
 from millstream.workers.idle_trim import IdleTrimmer
-from millstream.workers.lease import ReplyWriter
+from millstream.workers.lease import Lease, ReplyWriter
 from millstream.workers.live_check import LiveCheck
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
@@ -317,7 +318,9 @@ class WorkerProcess:
             Spin(settings.busy_poll_us_max / 1e6),
             on=settings.queue_direct,
         )
-        replies = ReplySender(writer, ReplyLinks(settings.shm_dir, self._keys), lease_valid, direct)
+        links, remote = ReplyLinks(settings.shm_dir, self._keys), RemoteLinks[Lease](self._keys.pool)
+        replies = ReplySender(writer, links, remote, lease_valid, direct)
+        self._heartbeat.look_up = replies.look_up
         loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
         loop.forwards = isinstance(self._environment.backend, Triton)
         return loop

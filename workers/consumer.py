@@ -331,6 +331,11 @@ class Consumer:
         self._link.receive()
         return bool(known)
 
+    def reply_address(self, gateway: str) -> bytes | None:
+        """Return where a gateway takes replies of workers on other hosts (queue.remote_reply); None: nowhere."""
+        value: bytes | None = self._link.call("GET", self._keys.reply_address(gateway))
+        return value
+
     def announce(self) -> None:
         """Publish that this worker's record changed."""
         self.publish(f"worker:{self._keys.pool}")

@@ -51,6 +51,8 @@ class Heartbeat:
         changing_lanes: AbstractContextManager[object] | None = None,
         on_redis: Callable[[bool], None] = lambda _: None,
     ) -> None:
+        #: looks up what the main loop needs from Redis, over the heartbeat's connection
+        self.look_up: Callable[[Consumer], None] = lambda _: None
         self._connect = connect
         self._record = record
         self._lanes = lanes
@@ -143,6 +145,7 @@ class Heartbeat:
             if not known or self._add_again:
                 added, self._add_again = {}, False
             added, _ = self._add_lanes(consumer, added)
+            self.look_up(consumer)
             if published is None or _differ(record, published):
                 consumer.announce()
                 published = record

@@ -26,6 +26,7 @@ class WorkerMetrics:
         self._redis = registry.counter(catalogue.REDIS_BYTES, "worker_out")
         self._by_redis = registry.counter(catalogue.BATCH_REPLIES, pool, "redis")
         self._by_socket = registry.counter(catalogue.BATCH_REPLIES, pool, "socket")
+        self._by_tcp = registry.counter(catalogue.BATCH_REPLIES, pool, "tcp")
         self._by_direct = registry.counter(catalogue.BATCH_REPLIES, pool, "direct")
         self._segment = registry.counter(catalogue.SEGMENT_BYTES, "worker_out")
         self._too_large = registry.counter(catalogue.REPLIES_REFUSED, "too_large")
@@ -62,8 +63,9 @@ class WorkerMetrics:
         self._redis.add(sender.redis_bytes)
         self._by_redis.add(sender.by_redis)
         self._by_socket.add(sender.by_socket)
+        self._by_tcp.add(sender.by_tcp)
         self._by_direct.add(sender.by_direct)
-        sender.redis_bytes = sender.by_redis = sender.by_socket = sender.by_direct = 0
+        sender.redis_bytes = sender.by_redis = sender.by_socket = sender.by_tcp = sender.by_direct = 0
         replies = sender.writer
         self._segment.add(replies.segment_bytes)
         if replies.too_large:

@@ -1,9 +1,11 @@
-"""Chooses the way of each reply: straight into the socket of a gateway on this host, or through Redis.
+"""Chooses the way of each reply: straight to a gateway on this host, or on another one, or through Redis.
 
 reply ─> ReplyLinks, now ─> acknowledged by the next call of the queue      else: sent and acknowledged in one script
+      ─> RemoteLinks, now ─> receipt ─> acknowledged by the next call of the queue
 
 The reply is sent before its lease is acknowledged: a worker that dies in between leaves a lease, whose batch runs again
-and is answered a second time, which the gateway drops. The other order would lose the answer.
+and is answered a second time, which the gateway drops. The other order would lose the answer. What was sent to another
+host may be lost with either host, so its lease is acknowledged after the gateway's receipt.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millstream.services.model.signature import Signature
+from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.wire.batch import encode_given_up
-from millstream.workers.consumer import Finished
+from millstream.workers.consumer import Consumer, Finished
 from millstream.workers.direct_work import DirectWork
 from millstream.workers.lease import Lease, ReplyWriter
 from millstream.workers.runner import RunResult
@@ -22,35 +25,43 @@ from millstream.workers.runner import RunResult
 class ReplySender:
     """Sends what may be sent before the lease is acknowledged.
 
-    Redis does not check the lease of a reply that takes the socket. So the socket is used only while a second run of
-    the batch could do no harm: while the lease is surely valid, for the first attempt, and for a batch without shared
+    Redis does not check the lease of a reply that takes a socket. So sockets are used only while a second run of the
+    batch could do no harm: while the lease is surely valid, for the first attempt, and for a batch without shared
     memory, which the gateway reuses as soon as it has the reply.
 
     Args:
         writer: turns outputs into replies.
         links: the gateways on this host.
+        remote: the gateways on other hosts.
         lease_valid: as in ReplyWriter.
         direct: takes the replies to batches that were dispatched directly.
     """
 
     def __init__(
-        self, writer: ReplyWriter, links: ReplyLinks, lease_valid: Callable[[float], bool], direct: DirectWork
+        self,
+        writer: ReplyWriter,
+        links: ReplyLinks,
+        remote: RemoteLinks[Lease],
+        lease_valid: Callable[[float], bool],
+        direct: DirectWork,
     ) -> None:
         self.writer = writer
         self._links = links
+        self._remote = remote
         self._lease_valid = lease_valid
         self.direct = direct
         # Counters, which WorkerMetrics reads and resets.
         self.redis_bytes = 0
         self.by_redis = 0
         self.by_socket = 0
+        self.by_tcp = 0
         self.by_direct = 0  # over the connection over which the batch came
 
     def finish(self, result: RunResult, signature: Signature, *, at_once: bool = True) -> Finished | None:
         """Send the reply of a run if that is possible now; return what is left for Redis.
 
         `at_once` False: all of it is, and Redis takes it only from the worker that owns the lease. Returns None for a
-        batch that was dispatched directly: Redis does not know it.
+        batch that was dispatched directly: Redis does not know it; and for a reply of which `settled` tells.
         """
         lease = result.lease
         reply, blob = self.writer.write(lease, signature, result.outputs, result.cost)
@@ -59,12 +70,48 @@ class ReplySender:
             self.direct.answer(lease, reply, blob)
             return None
         self.direct.served(lease)
-        if at_once and not blob and self._allowed(lease) and self._links.send(lease.header.replies, reply):
-            self.by_socket += 1
-            return Finished(lease, b"", b"")
+        if at_once and not blob and self._allowed(lease):
+            replies = lease.header.replies
+            if self._links.send(replies, reply):
+                self.by_socket += 1
+                return Finished(lease, b"", b"")
+            gateway = self._links.elsewhere(replies)
+            if gateway is not None and self._remote.send(gateway, reply, lease):
+                self.by_tcp += 1
+                return None
+        return self._through_redis(lease, reply, blob)
+
+    def _through_redis(self, lease: Lease, reply: bytes, blob: bytes) -> Finished:
         self.by_redis += 1
         self.redis_bytes += len(reply) + len(blob)
         return Finished(lease, reply, blob)
+
+    def settled(self, wait_s: float = 0.0) -> list[Finished]:
+        """Return what is left for Redis of replies to gateways on other hosts; wait up to `wait_s` for receipts."""
+        if not self._remote.waiting:
+            return []
+        delivered, undelivered = self._remote.settled(wait_s)
+        left = [Finished(lease, b"", b"") for lease in delivered]
+        return left + [self._through_redis(lease, reply, b"") for lease, reply in undelivered]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a receipt is missing."""
+        return self._remote.waiting
+
+    @property
+    def unsettled(self) -> list[Finished]:
+        """The replies without a receipt, to be sent through Redis if this process ends. May be read in any thread."""
+        return [Finished(lease, reply, b"") for lease, reply in self._remote.kept]
+
+    def give_up_links(self) -> None:
+        """Close the connections to other hosts; `settled` then returns all that has no receipt."""
+        self._remote.close()
+
+    def look_up(self, consumer: Consumer) -> None:
+        """Look up the addresses of gateways that replies are for. Called in another thread."""
+        for gateway in [*self._remote.wanted]:
+            self._remote.found(gateway, consumer.reply_address(gateway))
 
     def give_up(self, lease: Lease) -> Finished | None:
         """Have the requests of a lease tried alone. Returns what `finish` returns."""

@@ -17,6 +17,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.process.backoff import Backoff
 from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.remote_links import RECEIPT_S_MAX
 from millstream.workers.backends.base import Terminated
 from millstream.workers.consumer import ATTACHED, Consumer, Finished
 from millstream.workers.direct_work import AGAIN_S
@@ -40,6 +41,9 @@ INBOX_WAIT_S = 0.5  # an idle worker checks at this interval whether it should s
 AHEAD_RUN_S_MAX = 0.1
 SHARED_AHEAD_RUN_S_MAX = 0.001  # the same limit while several lanes are active
 SHARED_S = 1.0  # how long after a change of lanes several lanes count as active
+#: An idle worker waits this long for receipts of other hosts: it acknowledges with the call that waits for work.
+RECEIPT_WAIT_S = 0.001
+UNSETTLED_WAIT_S = 0.05  # longest wait for work while a receipt is missing
 REDIS_LOOK_S = 0.001  # between two looks for an answer of Redis while batches come directly
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
@@ -106,7 +110,7 @@ class Worker:
                     consumer.kill_connection(self._client_id)
                 self._client_id = consumer.client_id
                 # Entries that were leased to this worker, but were lost with its last connection.
-                known = [*self._leased, *(finished.lease for finished in self._done)]
+                known = [*self._leased, *(finished.lease for finished in (*self._done, *self._replies.unsettled))]
                 self._leased += consumer.recover(known)
                 self._loop(consumer)
                 self._drain(consumer)
@@ -149,7 +153,8 @@ class Worker:
         direct = self._direct
         attached = consumer.pollable and direct.attach()
         self.waiting = True
-        wait_s = self._live_check.wait_s(INBOX_WAIT_S)
+        self._done += self._replies.settled(RECEIPT_WAIT_S)
+        wait_s = self._live_check.wait_s(UNSETTLED_WAIT_S if self._replies.waiting else INBOX_WAIT_S)
         consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0)
         self._count()
         if attached:
@@ -220,7 +225,7 @@ class Worker:
 
     def _run_ahead(self, consumer: Consumer, group: list[Lease]) -> None:
         """Send the replies of the last batch and ask for the next lease before this batch runs."""
-        sent = self._done
+        sent = self._done = self._done + self._replies.settled()
         try:
             consumer.send_next(sent, 1, ENTRIES_WANTED)
         finally:
@@ -233,6 +238,7 @@ class Worker:
 
     def _reply(self, consumer: Consumer) -> None:
         """Send the finished replies and lease nothing."""
+        self._done += self._replies.settled()
         consumer.send_next(self._done, 0, 0)
         consumer.receive_next()
         self._done = []
@@ -317,7 +323,11 @@ class Worker:
 
         Called from another thread: the main loop is inside that run.
         """
-        return [*self._done, *self._answer_terminated(guarded)]
+        return [*self._done, *self._replies.unsettled, *self._answer_terminated(guarded)]
+
+    def answered(self) -> list[Lease]:
+        """Return the leases whose replies are on their way to another host. May be called in any thread."""
+        return [finished.lease for finished in self._replies.unsettled]
 
     def _refuse(self, lease: Lease) -> Finished | None:
         for position in list(lease.live_requests):
@@ -336,6 +346,9 @@ class Worker:
         while self._leased:
             consumer.send_next(self._execute(self._next_group()), 0, 0)
             consumer.receive_next()
+        self._done += self._replies.settled(RECEIPT_S_MAX)
+        self._replies.give_up_links()
+        self._reply(consumer)
 
 
 def _left(finished: Sequence[Finished | None]) -> list[Finished]:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
@@ -23,6 +24,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.remote_listener import RemoteListener
 from millstream.services.queue.reply_listener import ReplyListener
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
@@ -30,6 +32,17 @@ from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
 log = logging.getLogger("millstream.producer")
 
 NOT_READ = "no worker of this version can read what this gateway sends: restart the workers with its release"
+
+
+class ReplyWays(NamedTuple):
+    """The ways by which replies reach a gateway without a trip through Redis."""
+
+    #: folder of the reply socket, by which workers on this host send replies; None: there is none
+    sockets: Path | None = None
+    #: whether batches are dispatched to idle workers on this host directly
+    direct: bool = True
+    #: port on which workers on other hosts send replies, 0: any free port; None: there is none
+    port: int | None = None
 
 
 class Producer:
@@ -46,14 +59,8 @@ class Producer:
         gateway: str,
         registry: MetricsRegistry,
         lease_s: float,
-        sockets: Path | None = None,
-        *,
-        direct: bool = True,
+        ways: ReplyWays = ReplyWays(),  # noqa: B008 - immutable
     ) -> None:
-        """Args:
-        sockets: folder of the reply socket, by which workers on this host send replies; None: there is none.
-        direct: whether batches are dispatched to idle workers on this host directly.
-        """
         self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
         self.ticking: set[Lane] = set()
@@ -67,10 +74,11 @@ class Producer:
         self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - set later
         self.direct: DirectDispatch | None = None
         self._listener: ReplyListener | None = None
-        if sockets is not None:
-            if direct:
+        if ways.sockets is not None:
+            if ways.direct:
                 self.direct = DirectDispatch(registry, self._known_workers, self._close_link)
-            self._listener = ReplyListener(sockets, keys, gateway, self._on_socket_reply, self.direct)
+            self._listener = ReplyListener(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
+        self._remote = None if ways.port is None else RemoteListener(ways.port, self._on_remote_reply)
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, self.direct)
         self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
@@ -96,7 +104,17 @@ class Producer:
             except BaseException:
                 del self._links[pool]
                 raise
+            await self._open_reply_port(link)
         return link
+
+    async def _open_reply_port(self, link: ProducerLink) -> None:
+        """Let workers on other hosts send replies to the address by which this host reaches Redis."""
+        host = link.local_host
+        if self._remote is None or host is None or not await self._remote.listen(host):
+            return
+        link.reply_address = self._remote.address(link.keys.pool).encode()
+        with suppress(Failure):  # not connected any longer: each refresh announces it again
+            await link.announce_reply_address()
 
     def connected(self) -> bool:
         """Whether the Redis of every pool takes batches."""
@@ -118,6 +136,8 @@ class Producer:
             await link.stop()
         if self._listener is not None:
             self._listener.stop()
+        if self._remote is not None:
+            self._remote.stop()
 
     async def settle(self) -> None:
         """Wait until every lane is idle: then each admitted request is answered. Deadlines bound the wait."""
@@ -153,6 +173,15 @@ class Producer:
         if isinstance(decoded, str) or decoded[0].blob or (batch is not None and batch.slices and not batch.direct):
             raise ValueError("not a whole reply, which only comes through Redis")
         self._answer(*decoded)
+
+    def _on_remote_reply(self, pool: str, data: bytes) -> None:
+        """Take a reply that a worker of a pool on another host sent. Raises ValueError, as `_on_socket_reply` does."""
+        decoded = decode_reply(data)
+        name = decoded if isinstance(decoded, str) else decoded[0].name
+        batch = self.pending.get(name)
+        if batch is not None and (batch.lane.link.keys.pool != pool or batch.direct is not None):
+            raise ValueError("the reply of a worker that cannot have the batch")
+        self._on_socket_reply(data)
 
     async def _known_workers(self, pool: str, workers: Collection[str], within_s: float) -> set[str]:
         """Return those of some workers that Redis had a heartbeat of within some seconds; all if it does not answer."""

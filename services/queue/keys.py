@@ -19,6 +19,9 @@ Keys of a pool, ms:3:{millstream:cpu}:...
   record:<worker>     string: the worker's record without its instances (JSON, expires)
   instances:<worker>  hash: the records of the worker's instances (JSON) by content id (expires)
   replies:<gateway>   list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
+  reply_address:<gateway>
+                      string: where the gateway takes replies of workers on other hosts, and the pool's secret for it
+                      (queue.remote_reply; expires)
   blob:<id>           list: tensors too large for a script, in parts (expires)
   demands             hash: lanes that a gateway ordered a worker to load, each with that worker and until when (ms)
   fence               string: the highest fencing token of a controller that gave orders to the pool (expires)
@@ -154,6 +157,9 @@ class PoolKeys:
 
     def replies(self, gateway: str) -> bytes:
         return self.prefix + b"replies:" + gateway.encode()
+
+    def reply_address(self, gateway: str) -> bytes:
+        return self.prefix + b"reply_address:" + gateway.encode()
 
     def gateway_of(self, replies: bytes) -> str:
         """Return the name of the gateway that reads a reply list, which is `replies(f"{gateway}-{n}")`."""

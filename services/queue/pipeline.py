@@ -43,6 +43,14 @@ class Pipeline(asyncio.Protocol):
         return self._transport is not None
 
     @property
+    def local_host(self) -> str | None:
+        """The address of this host that the server sees; None: the connection is encrypted, or not between hosts."""
+        if self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
+            return None
+        name = self._transport.get_extra_info("sockname")
+        return name[0] if isinstance(name, tuple) else None
+
+    @property
     def buffered_bytes(self) -> int:
         """Bytes that were sent here but not yet accepted by the socket."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0

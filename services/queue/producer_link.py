@@ -40,6 +40,7 @@ BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 BLOB_LIFE_MS = 60_000
 EPOCH_LIFE_S = 86_400
+REPLY_ADDRESS_LIFE_S = 60  # of the address of the reply port, which each refresh writes again
 BUFFERED_BYTES_MAX = 64 << 20  # unsent bytes at which no further batch is put
 
 
@@ -82,6 +83,7 @@ class ProducerLink:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.reconnects = 0
+        self.reply_address = b""  # of the gateway's reply port; b"": it has none
         self._gateway = gateway
         self._names = f"{gateway}-{keys.pool}-"  # the links of a gateway to several pools share its batches by name
         self._numbers = itertools.count(1)
@@ -105,6 +107,11 @@ class ProducerLink:
     @property
     def connected(self) -> bool:
         return self._out is not None and self._out.connected
+
+    @property
+    def local_host(self) -> str | None:
+        """As `Pipeline.local_host`."""
+        return None if self._out is None else self._out.local_host
 
     @property
     def writable(self) -> bool:
@@ -252,10 +259,17 @@ class ProducerLink:
             await self.call("DEL", *(key for key, _ in self._old_lists))
             while self._old_lists and self._old_lists[0][1] <= time.monotonic():
                 self._old_lists.popleft()
+        await self.announce_reply_address()
         await self._measure_clock()
         if await self._check_epoch():
             log.warning("Redis at %s lost its data", self._address)
             self._on_restored(True)
+
+    async def announce_reply_address(self) -> None:
+        """Tell the pool's workers the address of the reply port. Raises as `call` does."""
+        if self.reply_address:
+            key = self.keys.reply_address(self._gateway)
+            await self.call("SET", key, self.reply_address, "EX", REPLY_ADDRESS_LIFE_S)
 
     async def _measure_clock(self) -> None:
         sent = time.monotonic()

@@ -68,6 +68,11 @@ class ReplyLinks:
             return False
         return True
 
+    def elsewhere(self, replies: bytes) -> str | None:
+        """Return the gateway that reads a list if it has no reply socket on this host; None: it has, or might have."""
+        gateway = self._keys.gateway_of(replies)
+        return gateway if gateway in self._away else None
+
     def direct(self, gateway: str) -> socket.socket | None:
         """Return the connection to a gateway that dispatches batches directly; None: it does not, or not yet."""
         link = self._links.get(gateway) or self._welcomed(gateway)

@@ -174,9 +174,7 @@ def test_gateways_share_a_worker(tmp_path):
     served = {"scale": models.scale(tmp_path / "m.onnx")}
     with running_stack(tmp_path, gateways=2, models=served) as stack:
         call_directly(stack)
-        with constant_load(
-            stack.port, PATH, BODIES, callers=16
-        ) as load:  # busy: batches wait in Redis
+        with constant_load(stack.port, PATH, BODIES, callers=16) as load:  # busy: batches wait in Redis
             load.more(600)
         check_answers(load)
         call_directly(stack)

@@ -294,7 +294,7 @@ def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:
     fields = {name.removeprefix("MILLSTREAM_").lower(): value for name, value in given.items()}
     settings = Settings.model_validate({name: value for name, value in fields.items() if name in Settings.model_fields})
     if one["name"] == "gateway":
-        return {"http": settings.http_port, "grpc": settings.grpc_port}
+        return {"http": settings.http_port, "grpc": settings.grpc_port, "replies": settings.reply_port}
     return {"metrics": settings.controller_metrics_port or settings.worker_metrics_port}
 
 

@@ -57,13 +57,26 @@ class Fleet:
         return http
 
     def worker(
-        self, ahead_s: float = 0.0, *, index: str = "host", newer: bool = False, tree: Path | None = None
+        self,
+        ahead_s: float = 0.0,
+        *,
+        index: str = "host",
+        newer: bool = False,
+        tree: Path | None = None,
+        shm_dir: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a worker of the pool cpu. `tree`: the source that it runs."""
-        return self._start(ahead_s, newer, ("millstream.workers", "--pool", "cpu", "--index", index), tree=tree)
+        """Start a worker of the pool cpu. `tree`: the source that it runs; `shm_dir`: that of its host."""
+        words = ("millstream.workers", "--pool", "cpu", "--index", index)
+        return self._start(ahead_s, newer, words, tree=tree, shm_dir=shm_dir)
 
     def _start(
-        self, ahead_s: float, newer: bool, words: tuple[str, ...], fd: int | None = None, tree: Path | None = None
+        self,
+        ahead_s: float,
+        newer: bool,
+        words: tuple[str, ...],
+        fd: int | None = None,
+        tree: Path | None = None,
+        shm_dir: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         self.folder.mkdir(exist_ok=True)
         log = self.folder / f"{words[0]}-{len(self._started)}.log"
@@ -73,7 +86,8 @@ class Fleet:
                 [sys.executable, "-P", *launch, *words],
                 env=os.environ
                 | self._environment
-                | {"PYTHONPATH": str(tree or self._tree), "MILLSTREAM_WORKER_THREADS": "1"},
+                | {"PYTHONPATH": str(tree or self._tree), "MILLSTREAM_WORKER_THREADS": "1"}
+                | ({} if shm_dir is None else {"MILLSTREAM_SHM_DIR": str(shm_dir)}),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

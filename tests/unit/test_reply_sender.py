@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.queue.remote_links import Settled
 from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, decode_reply, encode_batch
 from millstream.workers.consumer import Finished
 from millstream.workers.lease import Lease, ReplyWriter, RunCost
@@ -36,6 +37,33 @@ class Links:
             self.sent.append((replies, message))
         return self.open
 
+    def elsewhere(self, replies: bytes) -> str | None:
+        return None if self.open else "0-7-ab"
+
+
+@dataclass
+class Remote:
+    """Takes replies to other hosts while `open`, and says what became of them when asked."""
+
+    open: bool = False
+    kept: list[tuple[Lease, bytes]] = field(default_factory=list)
+
+    def send(self, gateway: str, message: bytes, token: Lease) -> bool:
+        assert gateway == "0-7-ab"
+        if self.open:
+            self.kept.append((token, message))
+        return self.open
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.kept)
+
+    def settled(self, wait_s: float) -> Settled[Lease]:
+        """The first was delivered, the others were not."""
+        first, *others = self.kept
+        self.kept = []
+        return Settled([first[0]], others)
+
 
 class Direct:
     """No batch comes directly."""
@@ -48,10 +76,13 @@ def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | Non
     return Lease("lane", b"1-1", encode_batch(header, [] if shm else [bytes(8)]), attempt, leased_at=5.0)
 
 
-def sender_of(links: Links, *, valid: bool = True, inline_bytes_max: int = 1 << 20) -> ReplySender:
+def sender_of(
+    links: Links, remote: Remote | None = None, *, valid: bool = True, inline_bytes_max: int = 1 << 20
+) -> ReplySender:
     segments: Any = None
     writer = ReplyWriter("w", segments, inline_bytes_max, 1 << 20, lambda _: False)
-    return ReplySender(writer, links, lambda leased_at: valid and leased_at == 5.0, Direct())  # type: ignore[arg-type]
+    elsewhere, direct = remote or Remote(), Direct()
+    return ReplySender(writer, links, elsewhere, lambda leased_at: valid and leased_at == 5.0, direct)  # type: ignore[arg-type]
 
 
 def result_of(lease: Lease) -> RunResult:
@@ -89,10 +120,10 @@ def test_a_reply_that_was_sent_is_not_sent_again_with_the_acknowledgement():
     ids=["second attempt", "input in shared memory", "output in shared memory", "lease may be over", "large outputs"],
 )
 def test_redis_decides_about_a_reply_that_could_do_harm(lease, options):
-    links = Links()
-    sender = sender_of(links, **options)
+    links, remote = Links(), Remote(open=True)
+    sender = sender_of(links, remote, **options)
     finished = finish(sender, lease)
-    assert links.sent == []
+    assert (links.sent, remote.kept) == ([], [])
     assert (sender.by_socket, sender.by_redis) == (0, 1)
     assert sender.redis_bytes == len(finished.reply) + len(finished.blob) > 8
 
@@ -104,3 +135,19 @@ def test_errors_of_the_worker_itself_and_replies_without_a_way_go_through_redis(
     links.open = False
     assert finish(sender, lease_of()).reply
     assert (links.sent, sender.by_redis) == ([], 2)
+
+
+def test_the_lease_of_a_reply_to_another_host_is_acknowledged_after_its_receipt():
+    remote = Remote(open=True)
+    sender = sender_of(Links(open=False), remote)
+    assert sender.settled() == []
+    first, second = lease_of(), lease_of()
+    for lease in (first, second):
+        assert sender.finish(result_of(lease), SIGNATURE) is None
+    assert (sender.by_tcp, sender.by_redis, sender.waiting) == (2, 0, True)
+    assert [finished.lease for finished in sender.unsettled] == [first, second]
+    delivered, undelivered = sender.settled()
+    assert delivered == Finished(first, b"", b"")
+    assert (undelivered.lease, undelivered.blob) == (second, b"")
+    assert not isinstance(decode_reply(undelivered.reply), str)
+    assert (sender.by_redis, sender.redis_bytes) == (1, len(undelivered.reply))
