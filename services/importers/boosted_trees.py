@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import Imported, ImportOptions, Source
+from millstream.services.importers.lightgbm_text import text_fault
 from millstream.services.ingest.file_kind import HEAD_BYTES
 
 _XGBOOST_JSON = re.compile(rb'\s*\{\s*"(learner|version)"')
@@ -69,8 +70,9 @@ class LightgbmImporter:
         from millstream.services.importers.boosted_conversion import convert_boosted
 
         text = source.path.read_text(encoding="utf-8", errors="replace")
-        if "end of trees" not in text:  # the library would end the process or answer with the trees that are there
-            raise invalid("the LightGBM model was cut short: it has no `end of trees`; copy or download it again")
+        fault = text_fault(text)
+        if fault is not None:  # the library would end the process or answer with the trees that are there
+            raise invalid(f"the LightGBM model is damaged: {fault}; copy it or download it again")
         try:
             booster = lightgbm.Booster(model_str=text)
         except lightgbm.basic.LightGBMError as error:

@@ -131,6 +131,9 @@ def test_what_cannot_be_converted_is_one_line(stack: Stack, tmp_path: Path) -> N
     trees = damaged(
         lightgbm.LGBMRegressor(n_estimators=3, verbose=-1).fit(X, PRICES).booster_, tmp_path / "short", 3000
     )
+    whole = (tmp_path / "whole", tmp_path / "noise")
+    lightgbm.LGBMRegressor(n_estimators=3, verbose=-1).fit(X, PRICES).booster_.save_model(whole[0])
+    whole[1].write_text(whole[0].read_text().replace("left_child=", "left_child=1000", 1))
     regression = catboost.CatBoostRegressor(iterations=3, verbose=0, allow_writing_files=False)
     cat = damaged(regression.fit(X, PRICES), tmp_path / "short.cbm", 100)
     table = np.array([["a", 1.0], ["b", 2.0]] * 20, dtype=object)
@@ -141,6 +144,7 @@ def test_what_cannot_be_converted_is_one_line(stack: Stack, tmp_path: Path) -> N
         tmp_path / "linear.ubj": "gblinear",
         short: "XGBoost",
         trees: "cut short",
+        whole[1]: "the LightGBM model is damaged: tree 0",
         cat: "CatBoost",
         tmp_path / "categories.cbm": "categorical",
     }
