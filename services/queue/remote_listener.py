@@ -56,6 +56,7 @@ class RemoteListener:
         self._port = port
         self.on_reply = on_reply
         self._secret = os.urandom(32)
+        self._bound: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._host = ""
         self.links: set[RemoteLink] = set()  # those that have logged in
@@ -63,21 +64,22 @@ class RemoteListener:
 
     async def listen(self, host: str) -> bool:
         """Listen on an address of this host, unless that is done; returns whether the gateway listens now."""
-        if self._server is None:
+        if self._bound is None:  # set before the first wait: two pools may get their connections at once
             try:
-                bound = _bind(host, self._port)
+                self._bound = _bind(host, self._port)
             except OSError as error:
                 log.warning("replies of workers on other hosts come through Redis: no port on %s: %s", host, error)
                 return False
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(lambda: RemoteLink(self), sock=bound)
             self._host = host
-            log.info("workers on other hosts send replies to %s port %d", host, self._bound_port())
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(lambda: RemoteLink(self), sock=self._bound)
+            log.info("workers on other hosts send replies to %s port %d", host, self.address("").port)
         return True
 
     def address(self, pool: str) -> ReplyAddress:
         """Return what workers of a pool need in order to connect. Call it after `listen`."""
-        return ReplyAddress(self._host, self._bound_port(), self.secret(pool))
+        assert self._bound is not None
+        return ReplyAddress(self._host, self._bound.getsockname()[1], self.secret(pool))
 
     def secret(self, pool: str) -> bytes:
         """Return the secret by which workers of a pool log in."""
@@ -87,13 +89,8 @@ class RemoteListener:
         """Close all connections. Call it when no batch is in flight."""
         if self._server is not None:
             self._server.close()
-            self._server = None
         for link in [*self.links, *self.logins]:
             link.close()
-
-    def _bound_port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
 
 
 class RemoteLink(asyncio.Protocol):

@@ -182,6 +182,30 @@ Before the work on the batch's path (commit 8ec0ecb): [gateway](flame-before-gat
 comes from the worker's socket, no longer through Redis' connection; what is left of it is mostly the write to the
 client.
 
+## What limits the rest
+
+Rows that are missed in one run are met in another: how long a processor needs to wake a process that waits, and how
+fast it runs code that is not in its cache, decide about them more than this code does. Two runs of it on cloud
+machines with 2 cores each: 1.09 and 1.13 of C's rate at 64 connections, with 1.12 and 1.08 of its CPU; 0.63 and 0.72
+at 16; a median of 1.6 and 4.3 times C's at 1 connection, where C took 88 us and 44 us. A third run an hour later,
+with neighbours on the machine, had 0.91, 1.45, 0.59 and 4.7.
+
+- **1 connection.** A request that is alone crosses two processes, C one. Gateway and worker compute about 150 us each
+  for it (above), nearly all of it Python that runs once for a batch, with cold caches; the model takes 20 us, and
+  each process makes six system calls. Busy-polling helps where waking is slow. Less takes either a run in the
+  gateway's own process, and then a model can take the gateway down, or this path in a compiled language.
+- **16 connections.** A batch of 8 rows costs about 170 us more than its 8 requests over plain HTTP. The load
+  generator, the gateway and the worker share two cores, so what a batch costs is missing from the rate.
+- **gRPC.** Framing, HPACK and calls take 10 us of the 58 us that a call costs the gateway at 16 calls. 40 % of its
+  time is write(2): 16 calls over 8 connections are answered with a write for nearly each. C has these writes, but no
+  frames. Less takes one system call for the writes of several connections (io_uring), which event loops for Python do
+  not offer, or compiled framing.
+- **602 KB over gRPC.** The message comes in 37 frames and is copied once, into shared memory (127 us). The remainder
+  is the kernel's copying, and the load generator, which frames as much as the gateway reads.
+- **Hot calls among 1,000 models.** A hundred calls to each of 50 models in turn cost what one model costs; a
+  different model with each call costs more, because what belongs to it comes from memory, also if there are no more
+  than these 50: [many models](multi-model.md#a-thousand-models).
+
 ## Where
 
 | | |

@@ -445,6 +445,16 @@ def test_gateways_of_one_host_share_a_range_of_ports(monkeypatch, caplog):
     assert "come through Redis: no port on 127.0.0.1" in caplog.text
 
 
+def test_two_pools_that_connect_at_once_share_one_port():
+    async def test() -> None:
+        listener = RemoteListener(0, lambda *_: None)
+        assert await asyncio.gather(listener.listen(HOST), listener.listen(HOST)) == [True, True]
+        assert listener.address("cpu").port == listener.address("gpu").port
+        listener.stop()
+
+    run(test)
+
+
 def test_links_over_ipv6():
     with closing(socket.socket(socket.AF_INET6)) as probe:
         try:
