@@ -448,7 +448,7 @@ def test_gateways_of_one_host_share_a_range_of_ports(monkeypatch, caplog):
 def test_two_pools_that_connect_at_once_share_one_port():
     async def test() -> None:
         listener = RemoteListener(0, lambda *_: None)
-        assert await asyncio.gather(listener.listen(HOST), listener.listen(HOST)) == [True, True]
+        assert all(await asyncio.gather(listener.listen(HOST), listener.listen(HOST)))
         assert listener.address("cpu").port == listener.address("gpu").port
         listener.stop()
 
