@@ -147,10 +147,17 @@ class RemoteLinks(Generic[Token]):
                 self.wanted.add(gateway)
             return
         self._away.pop(gateway, None)
+        self._close_ended()
         try:
             self._links[gateway] = _Link(address, self._pool, now)
         except OSError as error:
             self._forget(gateway, error)
+
+    def _close_ended(self) -> None:
+        """Close the connections of gateways that have ended: nothing is sent to them any longer."""
+        for gateway, link in list(self._links.items()):
+            if not link.kept and link.ended:
+                self._drop(gateway, ConnectionResetError("the gateway closed the connection"))
 
     def _drop(self, gateway: str, why: OSError) -> None:
         link = self._links.pop(gateway)
@@ -198,6 +205,16 @@ class _Link(Generic[Token]):
         except OSError:
             self.socket.close()
             raise
+
+    @property
+    def ended(self) -> bool:
+        """Whether the gateway has closed the connection, and has sent nothing that is not read yet."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def send(self, message: bytes, token: Token, now: float) -> bool:
         if not self._ready and not self._log_in(now):

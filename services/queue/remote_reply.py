@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from ipaddress import ip_address
 from typing import NamedTuple
 
 #: Larger replies take the reply list: sending one must not wait until the gateway reads.
@@ -49,6 +50,9 @@ class ReplyAddress(NamedTuple):
     def decode(cls, value: bytes) -> ReplyAddress:
         """Read what `encode` returns. Raises ValueError."""
         secret, port, host = value.decode().split(" ")
+        if not 0 < int(port) < 1 << 16:
+            raise ValueError(f"{port} is no port")
+        ip_address(host)  # no name, which would have to be resolved
         return cls(host, int(port), bytes.fromhex(secret))
 
 

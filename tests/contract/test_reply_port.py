@@ -177,7 +177,8 @@ def test_replies_of_several_workers_arrive_whole_and_in_order_and_each_has_a_rec
 def test_a_gateway_without_a_reply_port_is_looked_up_again_later():
     now = 0.0
     links: RemoteLinks[int] = RemoteLinks("cpu", lambda: now)
-    for value in (None, b"garbage", b"\xff", b"00 x 127.0.0.1"):
+    wrong = (b"garbage", b"\xff", b"00 x 127.0.0.1", b"00 70000 127.0.0.1", b"00 0 127.0.0.1", b"00 80 redis.example")
+    for value in (None, *wrong):
         assert not links.send(GATEWAY, b"x", 1)
         assert links.wanted == {GATEWAY}
         links.found(GATEWAY, value)
@@ -293,6 +294,22 @@ def test_what_a_gateway_does_not_read_is_bounded_and_sent_again():
             assert not links.waiting
             await until(lambda: not listener.links)
             assert set(received.replies) <= {b"first", message}
+
+    run(test)
+
+
+def test_connections_of_gateways_that_have_ended_are_closed():
+    async def test() -> None:
+        links: RemoteLinks[int] = RemoteLinks("cpu")
+        OPENED.append(links)
+        for n in range(5):  # each restart of a gateway gives it another name
+            name = f"0-{n}-ab"
+            async with listening() as (listener, _):
+                assert not links.send(name, b"x", n)
+                links.found(name, listener.address("cpu").encode())
+                await until(lambda name=name, n=n: links.send(name, b"x", n))  # type: ignore[misc]
+                await Outcomes(links).until_settled()
+        assert len(links._links) <= 2
 
     run(test)
 
