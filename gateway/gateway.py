@@ -180,6 +180,9 @@ class Gateway:
     def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:
         return self.repository.footprints.of(manifest, worker.kind)
 
+    def _manifests(self) -> list[Manifest]:
+        return [view.manifest for model in self.catalog.snapshot.models.values() for view in model.versions.values()]
+
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
@@ -190,6 +193,7 @@ class Gateway:
         await self.access.keys.start()
         self.producer.start()  # before the first batch: a worker that finds no reply socket looks again seconds later
         await self.catalog.start()
+        await asyncio.to_thread(self.repository.footprints.learn, self._manifests())
         self.demands.start()
         self.readiness_probe.start()
         await self.control.start()

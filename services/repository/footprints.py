@@ -12,6 +12,8 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from shutil import rmtree
 from threading import Lock
@@ -30,6 +32,7 @@ log = logging.getLogger("millstream.footprints")
 DOCUMENT_BYTES_MAX = 16 << 10  # a larger file counts as not known
 FILES_MAX = 64  # of one model; beyond, the oldest is deleted
 KINDS_MAX = 16  # of one version; beyond, the oldest is deleted
+READ_AHEAD_MAX = 1024  # versions that a process reads at its start: some 0.1 s
 VERSIONS_MAX = 65_536  # in the memory of one process; beyond, all are read again
 #: The clock of a file system ticks every few milliseconds: two changes within one tick have the same time.
 _SETTLED_NS = 50_000_000
@@ -111,6 +114,11 @@ class Footprints:
             return known.footprint
         predicted = self.ratios(kind).predict(file_bytes(manifest))
         return predicted if known is None else at_least(predicted, known.footprint)
+
+    def learn(self, manifests: Iterable[Manifest]) -> None:
+        """Read what was measured for up to READ_AHEAD_MAX versions, so that others are predicted from it."""
+        for manifest in islice(manifests, READ_AHEAD_MAX):
+            self.measured(manifest, "")
 
     def kinds(self, manifest: Manifest) -> list[str]:
         """Return the kinds of instances that were measured for a version."""

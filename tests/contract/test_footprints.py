@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,11 +147,14 @@ def test_it_is_bounded(repository: FolderRepository) -> None:
     assert len(list((repository.verdicts._root / "footprints" / "digits").iterdir())) == FILES_MAX
 
 
-def test_unknown_versions_are_predicted_from_measured_ones(repository: FolderRepository) -> None:
-    def of_size(size: int, number: int) -> Manifest:
-        file = SourceFile(path="source/model.onnx", size_bytes=size, sha256="0" * 64)
-        return known(repository).model_copy(update={"files": (file,), "opset": number, "digest": f"{number:08x}" * 8})
+def sized(repository: FolderRepository, size: int, number: int) -> Manifest:
+    """Return a version with a file of a size, and content of its own."""
+    file = SourceFile(path="source/model.onnx", size_bytes=size, sha256="0" * 64)
+    return known(repository).model_copy(update={"files": (file,), "opset": number, "digest": f"{number:08x}" * 8})
 
+
+def test_unknown_versions_are_predicted_from_measured_ones(repository: FolderRepository) -> None:
+    of_size = partial(sized, repository)
     footprints, unseen = repository.footprints, of_size(100 * MIB, 1000)
     assert footprints.of(unseen, CPU) == ASSUMED_RATIOS.predict(100 * MIB)
     for number in range(60):
@@ -161,3 +165,15 @@ def test_unknown_versions_are_predicted_from_measured_ones(repository: FolderRep
     assert footprints.of(unseen, CPU).resident_bytes == pytest.approx((10 * 23 + 1) * MIB, rel=0.01)
     assert footprints.of(unseen, CPU).peak_bytes == pytest.approx((10 * 7 + 2) * MIB, rel=0.01)
     assert footprints.of(unseen, "openvino.cpu") == ASSUMED_RATIOS.predict(100 * MIB)
+
+
+def test_a_process_that_has_just_started_predicts_from_what_others_measured(repository: FolderRepository) -> None:
+    manifests = [sized(repository, 10 * MIB, number) for number in range(30)]
+    for manifest in manifests:
+        repository.footprints.write(manifest, CPU, took(30 * MIB, 5 * MIB))
+    unknown = sized(repository, 20 * MIB, 99)
+    started = FolderRepository(repository.verdicts._root)
+    assert started.footprints.ratios(CPU) is ASSUMED_RATIOS
+    started.footprints.learn(manifests)
+    assert started.footprints.of(unknown, CPU) == repository.footprints.of(unknown, CPU)
+    assert started.footprints.of(unknown, CPU) != ASSUMED_RATIOS.predict(20 * MIB)
