@@ -95,6 +95,10 @@ class Capture:
             return {f"input/{name}": array for name, array in pieces[0].items()}
         return {f"input/{name}": np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
+    def drop_rows(self) -> None:
+        """Give the memory of the rows back: they were written."""
+        self._pieces.clear()
+
 
 class SampleCaptures:
     """The captures of one worker. Called by one thread, except for `write` and `forget`.
@@ -115,6 +119,7 @@ class SampleCaptures:
         self._asked: dict[str, tuple[int, int]] = {}  # model -> rows, generation of its endpoint
         self._begun: dict[str, int] = {}  # content id -> generation of the endpoint that asked for it
         self._active: dict[str, Capture] = {}
+        self._unused: dict[str, Capture] = {}  # also those that are complete: their samples wait for a race
         self._lock = threading.Lock()  # a capture that a race ends must not be set, or written, again
         self._sweep_at = 0.0  # monotonic; at once: the settings may have changed while no worker ran
 
@@ -138,10 +143,23 @@ class SampleCaptures:
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_S
             self._repository.samples.sweep(lambda model: self._asked_of(model)[0] > 0, LIFE_S)
+            self._forget_swept()
+
+    def _forget_swept(self) -> None:
+        """Follow no longer what is complete and has no samples: they were swept, or deleted with their version."""
+        samples = self._repository.samples
+        with self._lock:
+            for content_id, capture in list(self._unused.items()):
+                if content_id not in self._active and samples.find(capture.manifest) is None:
+                    del self._unused[content_id]
 
     def end_used(self, races: Sequence[Race]) -> None:
-        """End the captures whose rows a race has used: another worker may have run it, whose capture has ended."""
-        for capture in list(self._active.values()):
+        """End the captures whose rows a race has used, and delete these rows.
+
+        Another worker may have run the race, whose capture has ended. And a capture may have been written, for the last
+        time, after the rows were deleted: it is followed until a race that ended later is seen.
+        """
+        for capture in list(self._unused.values()):
             manifest = capture.manifest
             ends = frozenset(
                 (race.key.name, race.ended_at)
@@ -169,13 +187,17 @@ class SampleCaptures:
             except Failure as failure:
                 log.warning("samples of %s cannot be written: %s", content_id, failure.message)
                 complete = failure.code is Code.NOT_FOUND  # the version was deleted; a disk may have space later
+                if complete:
+                    self._unused.pop(content_id, None)
             if complete:
                 self._end(content_id)
+                capture.drop_rows()
 
     def forget(self, manifest: Manifest) -> None:
         """Capture no more of a version, until its endpoint's settings change, and delete what was captured."""
         with self._lock:
             self._end(manifest.content_id)
+            self._unused.pop(manifest.content_id, None)
             self._repository.samples.forget_captured(manifest)
 
     def _end(self, content_id: str) -> None:
@@ -191,13 +213,14 @@ class SampleCaptures:
         for content_id, manifest in loaded.items():
             rows, generation = self._asked_of(manifest.model)
             if not rows:
+                self._unused.pop(content_id, None)
                 if self._begun.pop(content_id, None) is not None:
                     self._repository.samples.forget_captured(manifest)
             elif self._begun.get(content_id) == generation:
                 active |= {content_id: self._active[content_id]} if content_id in self._active else {}
             else:
                 self._begun[content_id] = generation
-                active[content_id] = Capture(manifest, rows)
+                active[content_id] = self._unused[content_id] = Capture(manifest, rows)
         return active
 
     def _asked_of(self, model: str) -> tuple[int, int]:

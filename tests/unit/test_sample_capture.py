@@ -213,3 +213,40 @@ def test_the_end_of_a_race_of_another_worker_ends_the_capture_too(
     worker.ask(11)
     worker.captures.end_used([earlier, later.ended(end, 4.0)])
     assert worker.active, "it was asked for again"
+
+
+def test_rows_that_are_written_after_they_were_deleted_are_deleted_again(
+    repository: FolderRepository, manifest: Manifest
+) -> None:
+    """A race is cancelled, which deletes them, and only then is the capture complete."""
+    race = new_race(manifest, "onnxruntime.cpu", "1" * 16, "cpu", 3.0)
+    cancelled = race.ended(RaceState.CANCELLED, 4.0)
+    worker = Worker(repository, manifest)
+    worker.ask(2)
+    capture = worker.active[manifest.content_id]
+    worker.captures.end_used([])
+    repository.samples.forget_captured(manifest)  # as the gateway does
+    capture.keep(rows(2), [])
+    worker.captures.follow()
+    assert not worker.active
+    assert repository.samples.find(manifest) is not None
+    assert not capture.take(), "their memory was given back"
+    worker.captures.end_used([race])
+    assert repository.samples.find(manifest) is not None
+    worker.captures.end_used([cancelled])
+    assert repository.samples.find(manifest) is None
+    assert not worker.captures._unused
+
+
+def test_captures_of_deleted_versions_are_not_followed_for_ever(
+    repository: FolderRepository, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_capture, "SWEEP_S", 0.0)
+    worker = Worker(repository, manifest)
+    worker.ask(2)
+    worker.active[manifest.content_id].keep(rows(2), [])
+    worker.captures.follow()
+    assert worker.captures._unused, "its samples wait for a race"
+    repository.samples.forget_captured(manifest)
+    worker.captures.follow()
+    assert not worker.captures._unused
