@@ -11,8 +11,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any, Self
 
 import httpx2
@@ -225,6 +226,47 @@ def test_connections_that_break_again_and_again_lose_no_reply(hosts):
             load.more(50)
     check_answers(load)
     wait_until(lambda: hosts.entries() == 0, WAIT_S, "all leases are acknowledged")
+
+
+def test_deaths_and_freezes_at_random_lose_no_request(hosts):
+    """Two gateways and three workers, each on a host of its own: workers die, leave and freeze, gateways freeze, and
+    Redis closes all connections.
+    """
+    random = Random(7)
+    other = hosts.machines.gateway()
+    wait_until(lambda: infer(other).status_code == 200, WAIT_S, "the other gateway serves")
+    workers = [hosts.worker, hosts.new_worker(), hosts.new_worker()]
+    frozen = [gateways(hosts, http)[0] for http in (hosts.http, other)]
+
+    def replace(number: int) -> None:
+        workers[number].send_signal(random.choice([signal.SIGKILL, signal.SIGTERM]))
+        workers[number].wait()
+        workers[number] = hosts.new_worker()
+
+    def freeze(pid: int) -> None:
+        with sigstopped(pid):
+            threading.Event().wait(random.choice([0.1, 1.2, 2.5]))
+
+    steps: list[Callable[[], object]] = [
+        lambda: replace(random.randrange(3)),
+        lambda: freeze(workers[random.randrange(3)].pid),
+        lambda: freeze(random.choice(frozen)),
+        lambda: hosts.redis.client_kill_filter(_type="normal", skipme=True),
+    ]
+    with ExitStack() as ends:
+        loads = [ends.enter_context(constant_load(port, PATH, BODIES, callers=4)) for port in ports(hosts.http, other)]
+        for _ in range(16):
+            random.choice(steps)()
+            loads[0].more(20)
+        for load in loads:
+            load.more(50)
+    for load in loads:
+        check_answers(load)
+    wait_until(lambda: hosts.entries() == 0, WAIT_S, "all leases are acknowledged")
+
+
+def ports(*clients: httpx2.Client) -> list[int]:
+    return [client.base_url.port or 0 for client in clients]
 
 
 class Proxy:
