@@ -32,7 +32,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-frameworks test-tools install serving check dashboards top-picture openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
+.PHONY: run test test-quick test-frameworks test-tools install serving check dashboards top-picture openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -44,6 +44,9 @@ demo: serving ## send held-out digits to a running Millstream: accuracy, rate, l
 test: install $(VENV)/.clients $(VENV)/.audit ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
 	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
+
+test-quick: install ## run the tests that start no installation: minutes
+	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/property tests/contract
 
 test-frameworks: $(VENV)/.frameworks ## run the tests of other frameworks, in an environment of their own (ARGS="-k keras")
 	@if [ -d $(VENV)/frameworks ]; then PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m pytest \
