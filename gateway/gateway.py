@@ -193,7 +193,6 @@ class Gateway:
         await self.access.keys.start()
         self.producer.start()  # before the first batch: a worker that finds no reply socket looks again seconds later
         await self.catalog.start()
-        await asyncio.to_thread(self.repository.footprints.learn, self._manifests())
         self.demands.start()
         self.readiness_probe.start()
         await self.control.start()
@@ -203,6 +202,7 @@ class Gateway:
             self.budgets.trim.run(),
             self._redis_probe.run(),
             self.loads.run(),
+            asyncio.to_thread(self.repository.footprints.learn, self._manifests()),  # the start does not wait for it
         ]
         if self.certificates is not None:
             loops.append(self.certificates.run())

@@ -165,23 +165,33 @@ class Producer:
         dispatched directly has had this worker only.
         """
         decoded = decode_reply(data)
-        given_up = isinstance(decoded, str)
         batch = self.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
-        if batch is not None and batch.direct is not None and given_up:
-            batch.lane.recovery.give_up(batch)
+        if batch is not None and batch.direct is not None:
+            if isinstance(decoded, str):
+                batch.lane.recovery.give_up(batch)
+            else:
+                self._answer_whole(*decoded)
             return
-        if isinstance(decoded, str) or decoded[0].blob or (batch is not None and batch.slices and not batch.direct):
-            raise ValueError("not a whole reply, which only comes through Redis")
-        self._answer(*decoded)
+        self._answer_queued(decoded, batch)
 
     def _on_remote_reply(self, pool: str, data: bytes) -> None:
         """Take a reply that a worker of a pool on another host sent. Raises ValueError, as `_on_socket_reply` does."""
         decoded = decode_reply(data)
-        name = decoded if isinstance(decoded, str) else decoded[0].name
-        batch = self.pending.get(name)
+        batch = self.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
         if batch is not None and (batch.lane.link.keys.pool != pool or batch.direct is not None):
             raise ValueError("the reply of a worker that cannot have the batch")
-        self._on_socket_reply(data)
+        self._answer_queued(decoded, batch)
+
+    def _answer_queued(self, decoded: str | tuple[ReplyHeader, memoryview], batch: InFlightBatch | None) -> None:
+        """Answer a batch from the queue with a reply that took no queue. Raises ValueError unless it is a whole one."""
+        if isinstance(decoded, str) or (batch is not None and batch.slices):
+            raise ValueError("not a whole reply, which only comes through Redis")
+        self._answer_whole(*decoded)
+
+    def _answer_whole(self, header: ReplyHeader, inline: memoryview) -> None:
+        if header.blob:
+            raise ValueError("not a whole reply, which only comes through Redis")
+        self._answer(header, inline)
 
     async def _known_workers(self, pool: str, workers: Collection[str], within_s: float) -> set[str]:
         """Return those of some workers that Redis had a heartbeat of within some seconds; all if it does not answer."""

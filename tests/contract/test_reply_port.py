@@ -29,6 +29,7 @@ from millstream.services.queue.remote_reply import (
     ReplyAddress,
     encode_login,
 )
+from tests.kit.wire import until
 
 HOST = "127.0.0.1"
 GATEWAY = "0-7-ab"
@@ -59,12 +60,6 @@ async def listening(
 def run(test: Callable[[], Awaitable[None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test())  # type: ignore[arg-type]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 OPENED: list[RemoteLinks[int]] = []
@@ -268,7 +263,7 @@ def test_a_port_that_nobody_answers_costs_no_time():
         assert not links.send(GATEWAY, b"x", 1)
         assert links.wanted == set()
         links.close()
-    refused = links_to(ReplyAddress(HOST, port, bytes(32)))  # nobody listens any longer
+    refused = links_to(ReplyAddress(HOST, port, bytes(32)))  # the port is closed now
     for _ in range(3):
         assert not refused.send(GATEWAY, b"x", 1)
     assert not refused.waiting
