@@ -9,7 +9,7 @@ import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +176,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 UPLOADS_MAX = 8
 KEY = "Authorization: Bearer key"
 SOON_S = 2
-UPLOAD_S = 30  # long enough to see that all places are taken, which an upload in between may delay
+UPLOAD_S = 30  # long enough to see that all places are taken
 #: what is sent at once, of requests whose rest never comes
 STUCK = {
     "upload": request("PUT", "/admin/v1/models/new/versions/1", KEY, "Content-Length: 1000000"),
@@ -232,33 +232,28 @@ def test_whoever_trickles_into_any_route_is_refused(tmp_path: Path) -> None:
 def test_uploads_that_trickle_give_their_places_back(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "small.onnx")
 
-    async def begin(port: int) -> list[Wire]:
-        wires = [await Wire.connect(port) for _ in range(UPLOADS_MAX)]
-        for index, wire in enumerate(wires):
-            await wire.send(
-                request("PUT", f"/admin/v1/models/m{index}/versions/1", KEY, "Content-Length: 1000000"), b"x"
-            )
-        return wires
-
-    async def uploads(port: int, taken: Callable[[], object]) -> None:
-        wires = await begin(port)
-        trickling = [asyncio.create_task(trickle(wire)) for wire in wires]
-        await asyncio.to_thread(taken)
-        await asyncio.gather(*(wire.rest() for wire in wires), *trickling)
-        for wire in wires:
-            wire.close()
+    async def uploads(port: int, while_they_last: Callable[[], None]) -> None:
+        async with AsyncExitStack() as stack:
+            wires = [await stack.enter_async_context(await Wire.connect(port)) for _ in range(UPLOADS_MAX)]
+            for index, wire in enumerate(wires):
+                where = f"/admin/v1/models/m{index}/versions/1"
+                await wire.send(request("PUT", where, KEY, "Content-Length: 1000000"), b"x")
+            trickling = [asyncio.create_task(trickle(wire)) for wire in wires]
+            await asyncio.to_thread(while_they_last)
+            await asyncio.gather(*(wire.rest() for wire in wires), *trickling)
 
     with running_stack(
         tmp_path, settings={"http_keep_alive_s": 600, "client_stall_s_max": UPLOAD_S, "admin_key": "key"}
     ) as stack:
 
-        def refused() -> bool:
-            where = "/admin/v1/models/good/versions/1"
-            reply = stack.http.put(where, content=path.read_bytes(), params={"activate": False})
-            if reply.status_code == 201:
-                assert stack.http.delete(where).is_success
-            return reply.status_code == 503
+        def names() -> list[str]:
+            return [model["name"] for model in stack.http.get("/admin/v1/models").json()["models"]]
 
-        asyncio.run(uploads(stack.port, lambda: wait_until(refused, what="all places are taken")))
+        def refused() -> None:
+            wait_until(lambda: len(names()) == UPLOADS_MAX, what="all places are taken")
+            reply = stack.http.put("/admin/v1/models/good/versions/1", content=path.read_bytes())
+            assert reply.status_code == 503, reply.text
+
+        asyncio.run(uploads(stack.port, refused))
         stack.push("good", path)
-        assert [model["name"] for model in stack.http.get("/admin/v1/models").json()["models"]] == ["good"]
+        assert names() == ["good"]
