@@ -146,6 +146,8 @@ _PICKLED = (
     (b"torch", _PICKLED_TORCH),
 )
 _TENSORFLOW_MARKS = (b"VarHandleOp", b"AssignVariableOp", b"MergeV2Checkpoints", b'"\x05serve', b"saved_model")
+_IR_VERSION = re.compile(rb"<\s*ir_version\s*:")
+_JSON_START = re.compile(rb'[{\[]\s*["{\[\d\]}]')
 _FROZEN = re.compile(
     rb"\x0a(?:[\x00-\x7f]|[\x80-\xff][\x01-\x7f])\x0a.{2,64}?\x12.(?:Placeholder|Const|NoOp)", re.DOTALL
 )
@@ -358,9 +360,9 @@ def _markup(head: bytes) -> _Kind | None:
         if b"<error>" in lower:
             return _STORAGE_ERROR
         return _OPENVINO if b"<net " in lower else _XML
-    if re.match(rb"<\s*ir_version\s*:", start):
+    if _IR_VERSION.match(start):
         return _ONNX_TEXT
-    if re.match(rb'[{\[]\s*["{\[\d\]}]', start) and _is_text(head):
+    if _JSON_START.match(start) and _is_text(head):
         return _XGBOOST if b'"learner"' in start else _JSON
     return None
 

@@ -31,6 +31,7 @@ from typing import NoReturn
 
 from millstream.services.ingest import checker
 from millstream.services.process.parent_death import die_with_parent
+from millstream.services.sandbox.confine import prepare
 
 #: descriptors that come with a request: task, report, errors, status
 DESCRIPTORS = 4
@@ -174,7 +175,11 @@ def set_title(*words: str) -> None:
 
 
 def _preload() -> None:
-    """Import what a check imports. A library that is missing or broken is reported by the check that needs it."""
+    """Do once what each check would do: import libraries, and find what the sandbox lets it read.
+
+    A library that is missing or broken is reported by the check that needs it.
+    """
+    prepare()
     with suppress(ImportError):
         import numpy.random  # which NumPy imports when it is first used: a third of the time of a small check
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import onnx
 
+from millstream.services.errors import Failure
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import external_files
 from millstream.services.ingest.graph import read_model
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
-from millstream.services.ingest.onnx_checks import check_operators, check_structure, check_versions
+from millstream.services.ingest.onnx_checks import check_operators, check_opsets, check_structure, check_versions
 from millstream.services.ingest.report import COMPILED, CheckedModel, CheckTask
 from millstream.services.ingest.trial_session import Array, TrialSession
 from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_requests
@@ -28,10 +29,18 @@ from millstream.services.model.warmup_check import check_warmups
 
 def inspect(task: CheckTask, path: Path) -> CheckedModel:
     """Check the model at `path` and return how it is served. Raises Failure(INVALID)."""
+    model = read_model(path)
+    check_opsets(model)
+    try:
+        return _inspect(task, path, model)
+    except Failure:
+        check_versions(model)  # if they are too new, that explains what failed
+        raise
+
+
+def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedModel:
     in_place = task.served is not None
     source = path.parent
-    model = read_model(path)
-    check_versions(model)
     files = external_files(model, source, archived=in_place or _came_in_archive(source, path))
     check_operators(model)
     inputs, outputs = read_tensors(model)

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.sandbox import landlock, seccomp
+from millstream.services.sandbox.c_library import c_library
 
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPSET: dict[str, int] = {"x86_64": 126, "aarch64": 91}
@@ -66,7 +68,7 @@ def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Pa
     """
     if not sys.platform.startswith("linux"):
         return Layers(0, False)
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = c_library()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _drop_capabilities(libc)
@@ -76,16 +78,30 @@ def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Pa
     return Layers(abi, seccomp.install(programs=bool(programs)))
 
 
+def prepare() -> None:
+    """Do the part of `confine` that is the same in all processes that this one forks."""
+    _installed_paths()
+    _imported_paths()
+
+
 def _library_paths(granted: Sequence[Path]) -> list[Path]:
     """Return the folders of Python, its packages and native libraries; `granted` are the paths the caller allows."""
+    # An entry of sys.path that contains a granted path is a folder of models, not a library.
+    imported = [folder for folder in _imported_paths() if not any(path.is_relative_to(folder) for path in granted)]
+    return list(dict.fromkeys([*_installed_paths(), *imported]))
+
+
+@cache
+def _installed_paths() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     folders = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [Path(prefix) / "lib" for prefix in (sys.base_prefix, sys.base_exec_prefix)]
-    # An entry of sys.path that contains a granted path is a folder of models, not a library.
-    imported = [Path(entry) for entry in sys.path if entry]
-    folders += [folder for folder in imported if not any(path.is_relative_to(folder) for path in granted)]
-    absolute = dict.fromkeys(folder for folder in folders if folder.is_absolute())
-    return [*absolute, _PACKAGE, _SERVICES, *map(Path, _SYSTEM)]
+    return (*(folder for folder in folders if folder.is_absolute()), _PACKAGE, _SERVICES, *map(Path, _SYSTEM))
+
+
+@cache
+def _imported_paths() -> tuple[Path, ...]:
+    return tuple(folder for folder in map(Path, filter(None, sys.path)) if folder.is_absolute())
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from millstream.services.sandbox.c_library import c_library
+
 # The numbers of these system calls are the same on all architectures.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GET_VERSION = 1
@@ -46,7 +48,7 @@ def abi() -> int:
     """Return the kernel's Landlock ABI version; 0 if it has none or this process may not use it."""
     if not sys.platform.startswith("linux"):
         return 0
-    version: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
+    version: int = c_library().syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
     return max(0, version)
 
 
@@ -67,7 +69,7 @@ def restrict(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[P
         for paths, rights in ((reads, _READ), (writes, _WRITE), (programs, _READ | _EXECUTE)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
-        if ctypes.CDLL(None, use_errno=True).syscall(_RESTRICT_SELF, ruleset, 0):
+        if c_library().syscall(_RESTRICT_SELF, ruleset, 0):
             raise OSError(ctypes.get_errno(), "landlock_restrict_self")
     finally:
         os.close(ruleset)
@@ -79,7 +81,7 @@ def _create(version: int, handled: int) -> int:
         handled, _HANDLED_TCP if version >= _TCP_ABI else 0, _HANDLED_SCOPES if version >= _SCOPES_ABI else 0
     )
     size = 8 if version < _TCP_ABI else 16 if version < _SCOPES_ABI else 24
-    ruleset: int = ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    ruleset: int = c_library().syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
     return ruleset
@@ -94,7 +96,7 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _OF_A_FILE
         rule = _PathBeneath(rights, descriptor)
-        if ctypes.CDLL(None, use_errno=True).syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0):
+        if c_library().syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0):
             raise OSError(ctypes.get_errno(), "landlock_add_rule")
     finally:
         os.close(descriptor)

@@ -15,6 +15,8 @@ import struct
 import sys
 from typing import NamedTuple
 
+from millstream.services.sandbox.c_library import c_library
+
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -88,7 +90,7 @@ class _Program(ctypes.Structure):
 
 def is_supported() -> bool:
     """Return whether this kernel supports filters and this module knows the machine's call numbers."""
-    return _machine() is not None and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+    return _machine() is not None and c_library().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def install(*, programs: bool = False) -> bool:
@@ -104,7 +106,7 @@ def install(*, programs: bool = False) -> bool:
         return False
     code = _filter(machine, os.getpid(), _STARTS if programs else frozenset())
     program = _Program(len(code) // 8, code)
-    installed: int = ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0)
+    installed: int = c_library().prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0)
     return installed == 0
 
 
