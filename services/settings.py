@@ -24,6 +24,8 @@ from millstream.services.trace_settings import at_start
 from millstream.services.tracing.otel_variables import OtelVariables, read_variables
 
 ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
+#: The supervisor tells a program that it pins to cores which ones it may use itself. Programs pass it on to theirs.
+PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
 _ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
 
 MIB = 1 << 20
@@ -624,6 +626,11 @@ def disable_library_telemetry() -> None:
     database in ~/.cache/Microsoft. Source: onnxruntime, docs/Privacy.md and pull request 27379.
     """
     _ENVIRONMENT.setdefault(ORT_DISABLE_TELEMETRY, "1")
+
+
+def pinned_from() -> str:
+    """Return the cores of the supervisor, "0,1", if it has pinned this process or the one that started it."""
+    return _ENVIRONMENT.get(PINNED_FROM, "")
 
 
 def set_xla_threads(threads: int) -> None:

@@ -25,6 +25,7 @@ from millstream.services.ingest.limits import limit_process, one_line
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection
 from millstream.services.model.manifest import COLUMNS_MAX
 from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import is_full, storage_failure
 from millstream.services.sandbox.confine import confine
 
@@ -38,6 +39,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 def main() -> None:
     """Convert one model. Exits with 0 if it printed a report."""
     die_with_parent(int(sys.argv[2]))
+    unpin()
     task = ImportTask.model_validate_json(sys.stdin.buffer.read())
     output = os.dup(1)
     os.dup2(2, 1)  # standard output is for the report: frameworks that print write to standard error

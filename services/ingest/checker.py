@@ -30,6 +30,7 @@ from millstream.services.ingest.report import (
 )
 from millstream.services.jax_export.document import is_export_file
 from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import confine
 from millstream.services.torch_export.archive import is_program_file
@@ -46,6 +47,7 @@ def main(set_title: Callable[..., None] | None = None) -> None:
     """
     if set_title is None:
         die_with_parent(int(sys.argv[2]))
+        unpin()
     task = CheckTask.model_validate_json(sys.stdin.buffer.read())
     if set_title is not None:
         set_title(sys.executable, "-m", __name__, str(task.folder))

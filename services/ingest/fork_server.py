@@ -31,6 +31,7 @@ from typing import NoReturn
 
 from millstream.services.ingest import checker
 from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.pinning import unpin
 from millstream.services.sandbox.confine import prepare
 
 #: descriptors that come with a request: task, report, errors, status
@@ -199,6 +200,7 @@ def main() -> None:
     """Serve the control socket. Exits with UNFORKABLE_EXIT if a library has started a thread."""
     control = socket.socket(fileno=int(sys.argv[1]))
     set_title(sys.executable, "-m", "millstream.services.ingest.fork_server")
+    unpin()
     _preload()
     if not _forkable():
         sys.exit(UNFORKABLE_EXIT)

@@ -17,6 +17,7 @@ from pathlib import Path
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.process.backoff import Backoff
 from millstream.services.process.parent_death import child_setup
+from millstream.services.process.pinning import pinning_environment
 from millstream.services.settings import LogFormat, child_environment
 from millstream.services.supervisor.child_log import ChildLog, ShowLine, WriteLine
 from millstream.services.supervisor.log import LINE_BYTES_MAX, LogFile
@@ -187,7 +188,9 @@ class Child:
                 stdin=DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,
-                env=child_environment(dict(self.program.environment), self.program.withheld),
+                env=child_environment(
+                    {**dict(self.program.environment), **pinning_environment(self.program.cores)}, self.program.withheld
+                ),
                 pass_fds=fds,
                 # Ctrl-C signals the terminal's whole process group, and only the supervisor may stop children.
                 start_new_session=True,

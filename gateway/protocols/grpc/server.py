@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,6 +26,7 @@ from millstream.gateway.protocols.grpc.receiver import Receiver
 from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Code, Failure
+from millstream.services.process.pinning import unpin
 from millstream.services.settings import Settings
 from millstream.services.tls.identity import Identity
 
@@ -91,18 +89,6 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
 def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Return False for a client that disconnects while its reply is written: the library logs a traceback for it."""
     return "ExecuteBatchError" not in record.getMessage()
-
-
-def _run_on_all_cores() -> None:
-    """Let this process run on all cores of its supervisor.
-
-    A gateway may be pinned to a core that its event loop has for itself. The gRPC library reads and writes in its own
-    threads: on one core, these threads and the loop would wait for each other at every call.
-    """
-    cores = os.sched_getaffinity(os.getppid())
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread.name), cores)
 
 
 def port_taken(settings: Settings) -> Failure:
@@ -172,10 +158,14 @@ class GrpcServer:
         return port
 
     async def _unpin_after_first_call(self) -> None:
-        """Unpin the process after the first call, which starts the library's threads; without calls it stays pinned."""
+        """Unpin the process after the first call, which starts the library's threads; without calls it stays pinned.
+
+        The gRPC library reads and writes in its own threads: on one core, these and the event loop would wait for each
+        other at every call.
+        """
         while not self._table.calls:
             await asyncio.sleep(FIRST_CALL_POLL_S)
-        _run_on_all_cores()
+        unpin()
 
     def stop_accepting(self) -> None:
         """Stop listening if other processes share the port; they get all new connections."""
