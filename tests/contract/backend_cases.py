@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerClient
 
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
@@ -16,6 +17,7 @@ from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
 from tests.kit import models, torch_models
 from tests.kit.stack import Stack
+from tests.kit.wait import wait_until
 
 Spec = tuple[str, str, tuple[int, ...]]
 
@@ -149,4 +151,11 @@ def push_remote_models(stack: Stack, folder: Path) -> None:
 
 def on_server(url: str) -> Case:
     """Return the case of the Triton backend, with the models of this server."""
-    return replace(TRITON, identity=lambda folder, datatype: remote_model(folder, url, f"identity-{datatype.lower()}"))
+
+    def identity(folder: Path, datatype: str) -> Path:
+        name = f"identity-{datatype.lower()}"
+        with InferenceServerClient(url) as client:  # on a busy machine a model that idles may miss a readiness probe
+            wait_until(lambda: client.is_model_ready(name))
+        return remote_model(folder, url, name)
+
+    return replace(TRITON, identity=identity)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import signal
 import threading
@@ -165,14 +166,18 @@ def _zeros(spec: TensorSpec, rows: int | None) -> Array:
 def _allocated(behaviour: Behaviour, size_bytes: int) -> Array | None:
     """Return memory of this size, every page of it written; None if the behaviour only claims its bytes.
 
-    Raises OutOfMemory. Sizes of 32 MiB and more are mapped by the allocator, and go back to the system when freed.
+    Raises OutOfMemory. It is mapped, so that it goes back to the system when freed: the allocator may take even large
+    sizes from a heap that it keeps.
     """
     if not behaviour.allocate or not size_bytes:
         return None
     try:
-        return np.ones(math.ceil(size_bytes / 8), np.int64)
-    except MemoryError as error:
+        mapped = mmap.mmap(-1, 8 * math.ceil(size_bytes / 8), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (MemoryError, OSError, OverflowError) as error:
         raise OutOfMemory(f"simulated: no memory for {size_bytes} bytes") from error
+    memory = np.frombuffer(mapped, np.int64)
+    memory.fill(1)
+    return memory
 
 
 class Simulated(CpuBackend):
