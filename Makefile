@@ -19,6 +19,9 @@ MINUTES ?= 10
 JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 4); echo $$(( cores < 4 ? 4 : cores > 16 ? 16 : cores )))
 # In the order of the folders, which ends with the short files: sorted by the number of tests, the long ones come last.
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+# The files that `make test` runs, one a line: those that start no installation, and of the others some for each part.
+ESSENTIAL := tests/essential.txt
+LIVE := $(wildcard tests/integration/test_*.py tests/faults/test_*.py)
 COVERAGE := build/coverage
 FLOORS := build/floors
 # Left out: the models of the onnx package and the document that FastAPI writes, which differ between versions.
@@ -32,7 +35,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-quick test-frameworks test-tools install serving check dashboards top-picture openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
+.PHONY: run test test-all test-quick test-frameworks test-tools install serving check dashboards top-picture openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -41,12 +44,17 @@ run: serving ## start everything here, the digits example loaded (ARGS="--http-p
 demo: serving ## send held-out digits to a running Millstream: accuracy, rate, latency
 	@$(BIN)/millstream demo $(ARGS)
 
-test: install $(VENV)/.clients $(VENV)/.audit ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
+test: install $(VENV)/.clients ## run the tests of each part, in ten minutes on two cores; or some (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
-	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
+	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) @$(ESSENTIAL))
+	@$(if $(ARGS),,echo "make test-all also runs the other $(words $(filter-out $(shell cat $(ESSENTIAL)),$(LIVE))) files of $(words $(LIVE)) that start installations")
+
+test-all: install $(VENV)/.clients $(VENV)/.audit ## run all tests but those of make test-frameworks, JOBS files at a time
+	@$(BIN)/python -m tests.kit.tools
+	@$(BIN)/python -m pytest $(PARALLEL)
 
 test-quick: install ## run the tests that start no installation: minutes
-	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/property tests/contract
+	@$(BIN)/python -m pytest $(PARALLEL) tests/fuzz tests/contract tests/property tests/unit
 
 test-frameworks: $(VENV)/.frameworks ## run the tests of other frameworks, in an environment of their own (ARGS="-k keras")
 	@if [ -d $(VENV)/frameworks ]; then PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m pytest \

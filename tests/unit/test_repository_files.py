@@ -1,4 +1,4 @@
-"""Files that other programs read: the workflow, the hooks of pre-commit, the development container."""
+"""Files that other programs read: the workflow, hooks of pre-commit, a development container, what `make test` runs."""
 
 from __future__ import annotations
 
@@ -56,3 +56,16 @@ def test_files_that_tools_leave_behind_are_ignored() -> None:
     left = [".schemathesis/x", ".venv/x", "dist/x", "build/x", ".hypothesis/x", ".coverage", ".import_linter_cache/x"]
     done = subprocess.run(["git", "check-ignore", *left], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == left
+
+
+def test_make_test_runs_files_that_exist_and_says_how_many_it_leaves_out() -> None:
+    listed = (ROOT / "tests/essential.txt").read_text().split()
+    live = {
+        str(path.relative_to(ROOT))
+        for name in ("integration", "faults")
+        for path in ROOT.glob(f"tests/{name}/test_*.py")
+    }
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    assert set(listed) - live == {"tests/fuzz", "tests/contract", "tests/property", "tests/unit"}
+    said = subprocess.check_output(["make", "--dry-run", "test"], cwd=ROOT, text=True).splitlines()[-1]
+    assert f"the other {len(live - set(listed))} files of {len(live)} " in said
