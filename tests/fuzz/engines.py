@@ -25,7 +25,7 @@ def run_atheris(target: str, seconds: int, folder: Path) -> None:
     import atheris
 
     # only what answers requests: the rest of what is imported does nothing while it runs
-    with atheris.instrument_imports(include=["gateway", "services"]):
+    with atheris.instrument_imports(include=["millstream.gateway", "millstream.services"]):
         from tests.fuzz.targets import CORPUS, TARGETS
 
     words = folder / "words"

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.fuzz.connection import Connections
 from tests.fuzz.decoding import fuzz_binary, fuzz_json, fuzz_packed
 from tests.fuzz.http2 import fuzz_frames, fuzz_hpack
+from tests.fuzz.replies import fuzz_replies
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -33,6 +34,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "connection": fuzz_connection,
     "frames": fuzz_frames,
     "hpack": fuzz_hpack,
+    "replies": fuzz_replies,
 }
 
 
