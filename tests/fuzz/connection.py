@@ -32,7 +32,7 @@ from tests.kit.loopback import Loopback
 BODY_BYTES_MAX = 1 << 16
 WAIT_S_MAX = 10.0
 CUTS_MAX = 8
-STATUSES = {100, 200, 307, 400, 401, 404, 405, 413, 415, 501}
+STATUSES = {100, 200, 307, 400, 401, 403, 404, 405, 413, 415, 501}
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 #: headers that differ from reply to reply
 _OWN = re.compile(rb"\r\n(?:date|x-request-id): [^\r]+")
