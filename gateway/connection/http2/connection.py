@@ -486,7 +486,7 @@ class Connection(Generic[H]):
             self._resets.take(self._now)
             self._drop(stream)
             self._events.append(StreamReset(number, code))
-        if number <= self._closed.last and (stream is None or not stream.ended):
+        if number <= self._closed.last:  # also of a request that had ended: the rest of a long frame may follow
             self._closed.closed_first(number)
         self._sender.control(frames.reset(number, code))
 
