@@ -54,7 +54,7 @@ class ReplySender:
         self.redis_bytes = 0
         self.by_redis = 0
         self.by_socket = 0
-        self.by_tcp = 0
+        self.by_tcp = 0  # counted with the receipt: without one, a reply goes through Redis
         self.by_direct = 0  # over the connection over which the batch came
 
     def finish(self, result: RunResult, signature: Signature, *, at_once: bool = True) -> Finished | None:
@@ -77,7 +77,6 @@ class ReplySender:
                 return Finished(lease, b"", b"")
             gateway = self._links.elsewhere(replies)
             if gateway is not None and self._remote.send(gateway, reply, lease):
-                self.by_tcp += 1
                 return None
         return self._through_redis(lease, reply, blob)
 
@@ -91,6 +90,7 @@ class ReplySender:
         if not self._remote.waiting:
             return []
         delivered, undelivered = self._remote.settled(wait_s)
+        self.by_tcp += len(delivered)
         left = [Finished(lease, b"", b"") for lease in delivered]
         return left + [self._through_redis(lease, reply, b"") for lease, reply in undelivered]
 

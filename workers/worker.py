@@ -349,6 +349,7 @@ class Worker:
         self._done += self._replies.settled(RECEIPT_S_MAX)
         self._replies.give_up_links()
         self._reply(consumer)
+        self._count()
 
 
 def _left(finished: Sequence[Finished | None]) -> list[Finished]:
