@@ -21,13 +21,16 @@ from millstream.workers.direct_work import DirectWork
 from millstream.workers.lease import Lease, ReplyWriter
 from millstream.workers.runner import RunResult
 
+_NO_INPUTS = memoryview(b"")
+
 
 class ReplySender:
     """Sends what may be sent before the lease is acknowledged.
 
     Redis does not check the lease of a reply that takes a socket. So sockets are used only while a second run of the
     batch could do no harm: while the lease is surely valid, for the first attempt, and for a batch without shared
-    memory, which the gateway reuses as soon as it has the reply.
+    memory, which the gateway reuses as soon as it has the reply. Inputs in a blob are no hindrance: they are deleted
+    with the acknowledgement.
 
     Args:
         writer: turns outputs into replies.
@@ -65,6 +68,7 @@ class ReplySender:
         """
         lease = result.lease
         reply, blob = self.writer.write(lease, signature, result.outputs, result.cost)
+        lease.inline = _NO_INPUTS  # a lease is kept until its receipt or acknowledgement, which need no inputs
         if lease.link is not None:
             self.by_direct += 1
             self.direct.answer(lease, reply, blob)

@@ -71,9 +71,9 @@ class Direct:
     def served(self, lease: Lease) -> None: ...
 
 
-def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | None = None) -> Lease:
-    header = BatchHeader("b1", b"list", 0.0, [1], [1e15], [BatchInput((2,), 8, None, shm)], [slot], "")
-    return Lease("lane", b"1-1", encode_batch(header, [] if shm else [bytes(8)]), attempt, leased_at=5.0)
+def lease_of(attempt: int = 1, shm: ShmSlice | None = None, slot: ShmSlice | None = None, blob: str = "") -> Lease:
+    header = BatchHeader("b1", b"list", 0.0, [1], [1e15], [BatchInput((2,), 8, None, shm)], [slot], blob)
+    return Lease("lane", b"1-1", encode_batch(header, [] if shm or blob else [bytes(8)]), attempt, leased_at=5.0)
 
 
 def sender_of(
@@ -126,6 +126,16 @@ def test_redis_decides_about_a_reply_that_could_do_harm(lease, options):
     assert (links.sent, remote.kept) == ([], [])
     assert (sender.by_socket, sender.by_redis) == (0, 1)
     assert sender.redis_bytes == len(finished.reply) + len(finished.blob) > 8
+
+
+@pytest.mark.parametrize("blob", ["", "b1"], ids=["in the entry", "in a blob"])
+def test_inputs_in_redis_are_no_hindrance_and_are_released_once_the_reply_is_kept(blob):
+    remote = Remote(open=True)
+    lease = lease_of(blob=blob)
+    lease.inline = memoryview(bytes(8))
+    assert sender_of(Links(open=False), remote).finish(result_of(lease), SIGNATURE) is None
+    assert [kept for kept, _ in remote.kept] == [lease]
+    assert lease.inline.nbytes == 0
 
 
 def test_errors_of_the_worker_itself_and_replies_without_a_way_go_through_redis():
