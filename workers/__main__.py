@@ -74,6 +74,7 @@ from millstream.workers.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBu
 from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.orders import OrderThread
+from millstream.workers.overdue_replies import OverdueReplies
 from millstream.workers.profiler import KnownProfiles
 from millstream.workers.race.queue import Racer
 from millstream.workers.race.races import WorkerRaces
@@ -297,6 +298,7 @@ class WorkerProcess:
             self._departure.end_stuck,
             grace_s,
             self._mark,
+            OverdueReplies(self._connect, lambda: self.loop).look,
         )
 
     def _new_loop(self, repository: FolderRepository) -> Worker:

@@ -25,6 +25,7 @@ _SCRIPTS = (
     "next", "add_lanes", "remove_lane", "release_lane", "lanes_in_use", "recover", "pass_on", "beat", "store_instances",
     "reclaim", "give_back", "demand", "end_demand",
 )  # fmt: skip
+_BESIDE_MAIN_LOOP = -1  # instead of a number of entries: lease nothing, and leave an idle worker idle
 log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
@@ -93,6 +94,13 @@ class Consumer:
         """
         self._requested_at = time.monotonic()
         self._link.send(self._next(finished, leased, wanted, leave=False))
+
+    def reply_beside_main_loop(self, finished: Sequence[Finished]) -> None:
+        """Send replies and acknowledge, over a connection that is not the main loop's.
+
+        A reply whose lease the main loop has ended, or ends later, is sent once: Redis drops the second.
+        """
+        self._link.call(*self._next(finished, 0, _BESIDE_MAIN_LOOP, leave=False))
 
     def _next(
         self, finished: Sequence[Finished], leased: int, wanted: int, *, leave: bool

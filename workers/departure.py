@@ -77,7 +77,8 @@ class Departure:
         self._heartbeat.forget_leases()
         self._loop().detach_behind(guarded)
         with contextlib.suppress(Failure), contextlib.closing(self._connect()) as consumer:
-            consumer.give_back([*guarded.group, *self._loop().answered()])
+            answered = [finished.lease for finished in self._loop().unsettled()]
+            consumer.give_back([*guarded.group, *answered])
 
     def end_stuck(self, guarded: Guarded) -> None:
         """End the process because a run cannot be terminated: answer its requests and give back all other batches."""

@@ -103,10 +103,12 @@ class ReplySender:
         """Whether a receipt is missing."""
         return self._remote.waiting
 
-    @property
-    def unsettled(self) -> list[Finished]:
-        """The replies without a receipt, to be sent through Redis if this process ends. May be read in any thread."""
-        return [Finished(lease, reply, b"") for lease, reply in self._remote.kept]
+    def unsettled(self, older_s: float = 0.0) -> list[Finished]:
+        """Return the replies without a receipt that were sent at least `older_s` seconds ago, for Redis.
+
+        May be called in any thread. They stay: `settled` returns them, too.
+        """
+        return [Finished(lease, reply, b"") for lease, reply in self._remote.unsettled(older_s)]
 
     def give_up_links(self) -> None:
         """Close the connections to other hosts; `settled` then returns all that has no receipt."""

@@ -4,6 +4,7 @@ arm ─> run ─> disarm                     records the current run; two assign
   longer than normal: on_long ─> batches that wait behind it go to other workers
   longer than allowed: Instance.terminate ─> the run raises Terminated, and the main loop answers
   still not over after GRACE_S: on_stuck ─> its requests are answered, other batches are given back, the process ends
+each look: on_look ─> replies that wait for the main loop are sent without it
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Watchdog:
         on_stuck: called in that thread when a terminated run does not end; it does not return.
         grace_s: how long a terminated run may take to end; longer for devices whose libraries seldom check.
         mark: file that records the current run, for the process that reads it after a crash.
+        on_look: called in that thread at each look, also between two runs; it does not block.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Watchdog:
         on_stuck: Callable[[Guarded], None],
         grace_s: float = GRACE_S,
         mark: RunMark | None = None,
+        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
         self._run_s_max = run_s_max
@@ -119,6 +122,7 @@ class Watchdog:
         self._on_stuck = on_stuck
         self._grace_s = grace_s
         self._mark = mark
+        self._on_look = on_look
         self._guarded: Guarded | None = None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -141,12 +145,19 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             time.sleep(CHECK_S)
-            guarded = self._guarded
-            if guarded is not None:
-                try:
-                    self._check(guarded, time.monotonic())
-                except Exception:
-                    log.exception("watching a run failed")
+            self._look()
+
+    def _look(self) -> None:
+        guarded = self._guarded
+        if guarded is not None:
+            try:
+                self._check(guarded, time.monotonic())
+            except Exception:
+                log.exception("watching a run failed")
+        try:
+            self._on_look()
+        except Exception:
+            log.exception("sending overdue replies failed")
 
     def _check(self, guarded: Guarded, now: float) -> None:
         if not guarded.until:

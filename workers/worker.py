@@ -110,7 +110,7 @@ class Worker:
                     consumer.kill_connection(self._client_id)
                 self._client_id = consumer.client_id
                 # Entries that were leased to this worker, but were lost with its last connection.
-                known = [*self._leased, *(finished.lease for finished in (*self._done, *self._replies.unsettled))]
+                known = [*self._leased, *(finished.lease for finished in (*self._done, *self._replies.unsettled()))]
                 self._leased += consumer.recover(known)
                 self._loop(consumer)
                 self._drain(consumer)
@@ -137,6 +137,7 @@ class Worker:
                     continue
                 leased += leases
             if self._live_check.overdue:
+                self._reply_before_run(consumer)
                 self._live_check.step()
             group = self._next_group()
             if group[0].isolated:
@@ -144,9 +145,7 @@ class Worker:
             elif ahead and self._is_short(group):
                 self._run_ahead(consumer, group)
             else:
-                self._done += self._execute(group)
-                if leased:  # a finished request does not wait for the next run
-                    self._reply(consumer)
+                self._run_long(consumer, group)
 
     def _wait(self, consumer: Consumer) -> tuple[list[Lease], bool]:
         """Wait for batches in Redis, and run those that come directly meanwhile. Returns as `receive_wait` does."""
@@ -236,6 +235,22 @@ class Worker:
         self._leased += consumer.receive_next()
         self._done = finished
 
+    def _run_long(self, consumer: Consumer, group: list[Lease]) -> None:
+        """Run a batch that may be long, and ask for the next lease after it."""
+        try:
+            self._reply_before_run(consumer)
+        finally:
+            # Also without Redis, as in `_run_ahead`.
+            self._done += self._execute(group)
+        if self._leased:
+            self._reply_before_run(consumer)
+
+    def _reply_before_run(self, consumer: Consumer) -> None:
+        """Send the finished replies, if there are any: they do not wait for a run."""
+        self._done += self._replies.settled()
+        if self._done:
+            self._reply(consumer)
+
     def _reply(self, consumer: Consumer) -> None:
         """Send the finished replies and lease nothing."""
         self._done += self._replies.settled()
@@ -323,11 +338,11 @@ class Worker:
 
         Called from another thread: the main loop is inside that run.
         """
-        return [*self._done, *self._replies.unsettled, *self._answer_terminated(guarded)]
+        return [*self._done, *self._replies.unsettled(), *self._answer_terminated(guarded)]
 
-    def answered(self) -> list[Lease]:
-        """Return the leases whose replies are on their way to another host. May be called in any thread."""
-        return [finished.lease for finished in self._replies.unsettled]
+    def unsettled(self, older_s: float = 0.0) -> list[Finished]:
+        """Return the replies that are on their way to another host, as ReplySender does. Called in another thread."""
+        return self._replies.unsettled(older_s)
 
     def _refuse(self, lease: Lease) -> Finished | None:
         for position in list(lease.live_requests):

@@ -106,11 +106,12 @@ class RemoteLinks(Generic[Token]):
         """Whether `settled` has, or will have, something to return."""
         return bool(self._lost) or any(link.kept for link in self._links.values())
 
-    @property
-    def kept(self) -> list[tuple[Token, bytes]]:
-        """What is not settled. May be read in any thread."""
+    def unsettled(self, older_s: float = 0.0) -> list[tuple[Token, bytes]]:
+        """Return what is not settled and was sent at least `older_s` seconds ago. May be called in any thread."""
+        until = self._clock() - older_s
         links = list(self._links.values())
-        return [(one.token, one.message) for kept in (self._lost, *(link.kept for link in links)) for one in [*kept]]
+        kept = [one for kept in (self._lost, *(link.kept for link in links)) for one in [*kept]]
+        return [(one.token, one.message) for one in kept if one.sent_at <= until]
 
     def settled(self, wait_s: float = 0.0) -> Settled[Token]:
         """Return the replies that were settled since the last call; wait up to `wait_s` for receipts of the others."""

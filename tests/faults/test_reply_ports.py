@@ -228,6 +228,29 @@ def test_connections_that_break_again_and_again_lose_no_reply(hosts):
     wait_until(lambda: hosts.entries() == 0, WAIT_S, "all leases are acknowledged")
 
 
+def test_a_reply_on_a_path_that_died_does_not_wait_for_the_next_run_of_the_worker(hosts, tmp_path):
+    """A route is lost while a reply is under way, and the worker begins a run of seconds."""
+    slow = models.slow(tmp_path / "slow.onnx", rounds=2_000_000)
+    [key] = hosts.redis.scan_iter("ms:*:reply_address:*")
+    with Proxy(hosts, key) as proxy, ThreadPoolExecutor(2) as callers:
+        hosts.new_worker()  # it finds the proxy's address
+        hosts.machines.until_workers(hosts.http, 2)
+        hosts.machines.stop(hosts.worker)
+        hosts.machines.push(hosts.http, "slow", slow, config='{"rows_max": 1}')
+        wait_until(lambda: infer(hosts.http).status_code == 200 and proxy.replies > 3, WAIT_S, "replies pass the proxy")
+        body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters=v2.PATIENT)
+        with proxy.stalled():
+            before = proxy.replies
+            quick = callers.submit(infer, hosts.http, 3.0)
+            wait_until(lambda: proxy.replies > before, WAIT_S, "the worker has sent its reply")
+            long = callers.submit(hosts.http.post, "/v2/models/slow/infer", content=body, headers=headers)
+            check(quick.result(), 3.0)
+            with pytest.raises(TimeoutError):  # else both were answered together, after the run
+                long.result(0.5)
+        assert long.result().status_code == 200
+    wait_until(lambda: hosts.entries() == 0, WAIT_S, "all leases are acknowledged")
+
+
 def test_deaths_and_freezes_at_random_lose_no_request(hosts):
     """Two gateways and three workers, each on a host of its own: workers die, leave and freeze, gateways freeze, and
     Redis closes all connections.
@@ -277,6 +300,8 @@ class Proxy:
         self.replies = 0
         self._links: list[socket.socket] = []
         self._stopping = threading.Event()
+        self._passes = threading.Event()
+        self._passes.set()
         secret, port, host = hosts.redis.get(key).decode().split(" ")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -301,6 +326,15 @@ class Proxy:
         """Wait until this many messages have passed from now on."""
         passed = self.replies
         load.until(lambda: self.replies > passed + replies)
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Pass nothing on, and say nothing, as a path that lost its route."""
+        self._passes.clear()
+        try:
+            yield
+        finally:
+            self._passes.set()
 
     def cut(self) -> None:
         """Break all connections."""
@@ -330,6 +364,7 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(4096):
                 self.replies += counted
+                self._passes.wait()
                 target.sendall(data)
         for link in (source, target):
             with suppress(OSError):

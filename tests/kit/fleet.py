@@ -99,9 +99,10 @@ class Fleet:
             self._ours.append(process)
         return process
 
-    def push(self, http: httpx2.Client, name: str, path: Path) -> None:
+    def push(self, http: httpx2.Client, name: str, path: Path, config: str = "{}") -> None:
         """Upload a model and return when this gateway reports it ready."""
-        reply = http.post(f"/admin/v1/models/{name}/versions", params={"wait": WAIT_S}, content=path.read_bytes())
+        query: dict[str, Any] = {"wait": WAIT_S, "config": config}
+        reply = http.post(f"/admin/v1/models/{name}/versions", params=query, content=path.read_bytes())
         assert (reply.status_code, reply.json().get("state")) == (201, "ready"), reply.text
 
     def workers(self, http: httpx2.Client) -> list[dict[str, Any]]:

@@ -19,7 +19,11 @@ class Told:
     def __init__(self, run_s_max: float = 600.0) -> None:
         self.said: list[str] = []
         self.watchdog = Watchdog(
-            RedisClock(), run_s_max, lambda _: self.said.append("long"), lambda _: self.said.append("stuck")
+            RedisClock(),
+            run_s_max,
+            lambda _: self.said.append("long"),
+            lambda _: self.said.append("stuck"),
+            on_look=lambda: self.said.append("look"),
         )
 
     def terminate(self) -> None:
@@ -125,3 +129,13 @@ def test_a_run_that_ended_meanwhile_ends_no_process() -> None:
     told.watchdog.disarm()
     passed(guarded, 100)
     assert told.look(guarded) == []
+
+
+def test_each_look_reports_also_between_two_runs() -> None:
+    told = Told()
+    told.watchdog._look()
+    assert told.said == ["look"]
+    guarded = told.arm(lease([1]))
+    passed(guarded, UNMEASURED_S + 1)
+    told.watchdog._look()
+    assert told.said == ["look", "long", "look"]

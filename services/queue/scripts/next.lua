@@ -1,6 +1,7 @@
 -- next (worker): send replies and acknowledge finished batches; then lease the most urgent ones, else become idle.
 -- KEYS: ready, deadlines, vtimes, idle, workers, inbox of the worker, lanes that it serves
--- ARGV: prefix, worker, batches that it leases already, most entries wanted (0: reply only, lease nothing),
+-- ARGV: prefix, worker, batches that it leases already, most entries wanted (0: reply only, lease nothing; -1: the same
+--       beside the worker's main loop, which alone decides whether the worker is idle),
 --       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number of finished batches,
 --       then for each of them: lane, entry id, reply list, reply ('': its gateway has it already), blob key or '',
 --       key of the reply's blob or ''
@@ -26,8 +27,8 @@ for i = 0, tonumber(finished) - 1 do
     redis.call('DEL', reply_blob)
   end
 end
-if wanted == 0 then
-  redis.call('ZREM', IDLE, worker)
+if wanted <= 0 then
+  if wanted == 0 then redis.call('ZREM', IDLE, worker) end
   return {}
 end
 
