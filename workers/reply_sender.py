@@ -91,6 +91,7 @@ class ReplySender:
 
     def settled(self, wait_s: float = 0.0) -> list[Finished]:
         """Return what is left for Redis of replies to gateways on other hosts; wait up to `wait_s` for receipts."""
+        self._remote.advance()
         if not self._remote.waiting:
             return []
         delivered, undelivered = self._remote.settled(wait_s)

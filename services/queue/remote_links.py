@@ -69,6 +69,7 @@ class RemoteLinks(Generic[Token]):
         self._pool = pool
         self._clock = clock
         self._links: dict[str, _Link[Token]] = {}
+        self._opening: set[str] = set()  # of `_links`, those that have not logged in
         self._lost: list[Kept[Token]] = []
         self._addresses: dict[str, ReplyAddress] = {}
         self._away: dict[str, float] = {}  # gateways that cannot be reached, and when to try again
@@ -87,6 +88,15 @@ class RemoteLinks(Generic[Token]):
             self._addresses[gateway] = address
         self.wanted.discard(gateway)
 
+    def advance(self) -> None:
+        """Connect and log in by a step, where that is not done. Replies alone may come too seldom for a login."""
+        if len(self._links) < len(self._addresses):  # which another thread found meanwhile
+            for gateway, address in self._addresses.copy().items():
+                if gateway not in self._links:
+                    self._connect(gateway, address)
+        for gateway in [*self._opening]:
+            self._log_in(gateway)
+
     def send(self, gateway: str, message: bytes, token: Token) -> bool:
         """Send a reply and keep it until it is settled; False if that is not possible now: nothing was kept."""
         if len(message) > MESSAGE_BYTES_MAX:
@@ -94,6 +104,8 @@ class RemoteLinks(Generic[Token]):
         link = self._links.get(gateway)
         if link is None:
             self._open(gateway)
+            return False
+        if gateway in self._opening and not self._log_in(gateway):
             return False
         try:
             return link.send(message, token, self._clock())
@@ -147,12 +159,28 @@ class RemoteLinks(Generic[Token]):
             if self._away.get(gateway, 0.0) <= now:
                 self.wanted.add(gateway)
             return
+        self._connect(gateway, address)
+
+    def _connect(self, gateway: str, address: ReplyAddress) -> None:
         self._away.pop(gateway, None)
         self._close_ended()
         try:
-            self._links[gateway] = _Link(address, self._pool, now)
+            self._links[gateway] = _Link(address, self._pool, self._clock())
         except OSError as error:
             self._forget(gateway, error)
+        else:
+            self._opening.add(gateway)
+
+    def _log_in(self, gateway: str) -> bool:
+        """Take the next step of a login; return whether it is done."""
+        try:
+            done = self._links[gateway].log_in(self._clock())
+        except OSError as error:
+            self._drop(gateway, error)
+            return False
+        if done:
+            self._opening.discard(gateway)
+        return done
 
     def _close_ended(self) -> None:
         """Close the connections of gateways that have ended: nothing is sent to them any longer."""
@@ -162,6 +190,7 @@ class RemoteLinks(Generic[Token]):
 
     def _drop(self, gateway: str, why: OSError) -> None:
         link = self._links.pop(gateway)
+        self._opening.discard(gateway)
         self._lost += link.kept
         link.socket.close()
         self._forget(gateway, why)
@@ -177,6 +206,7 @@ class RemoteLinks(Generic[Token]):
             self._lost += link.kept
             link.socket.close()
         self._links.clear()
+        self._opening.clear()
         self._addresses.clear()
         self._away.clear()
         self.wanted.clear()
@@ -194,7 +224,6 @@ class _Link(Generic[Token]):
         self._login_until = now + LOGIN_S_MAX
         self._nonce = os.urandom(NONCE_BYTES)
         self._gateway_nonce = b""
-        self._ready = False
         self._received = b""
         self.socket = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
         try:
@@ -218,8 +247,6 @@ class _Link(Generic[Token]):
             return True
 
     def send(self, message: bytes, token: Token, now: float) -> bool:
-        if not self._ready and not self._log_in(now):
-            return False
         if self._kept_bytes + len(message) > UNCONFIRMED_BYTES_MAX:
             return False
         frame_bytes = FRAME_HEAD.size + len(message)
@@ -256,7 +283,7 @@ class _Link(Generic[Token]):
             raise TimeoutError("the gateway does not read its replies")
         return tokens
 
-    def _log_in(self, now: float) -> bool:
+    def log_in(self, now: float) -> bool:
         """Take the next step of the login; return whether it is done."""
         if now > self._login_until:
             raise TimeoutError("the gateway does not answer on its reply port")
@@ -272,8 +299,8 @@ class _Link(Generic[Token]):
             proof = self._exactly(PROOF_BYTES)
             if not hmac.compare_digest(proof, gateway_proof(self._secret, self._gateway_nonce, self._nonce)):
                 raise ConnectionError("the server on the gateway's reply port does not know the pool's secret")
-            self._ready = True
-        return self._ready
+            return True
+        return False
 
     def _exactly(self, count: int) -> bytes:
         """Return the next `count` bytes. Raises BlockingIOError until all of them are there."""

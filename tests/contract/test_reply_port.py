@@ -269,6 +269,29 @@ def test_a_port_that_nobody_answers_costs_no_time():
     assert not refused.waiting
 
 
+def test_a_worker_that_answers_seldom_logs_in_between_its_replies():
+    """Its replies are further apart than LOGIN_S_MAX."""
+    now = 0.0
+
+    async def test() -> None:
+        nonlocal now
+        async with listening() as (listener, received):
+            links = links_to(listener.address("cpu"), clock=lambda: now)
+
+            def logged_in() -> bool:
+                links.advance()
+                return bool(links._links) and not links._opening
+
+            await until(logged_in)
+            for n in range(3):
+                now += LOGIN_S_MAX + 1
+                assert links.send(GATEWAY, b"%d" % n, n)
+                await Outcomes(links).until_settled()
+            assert received.replies == [b"0", b"1", b"2"]
+
+    run(test)
+
+
 def test_what_a_gateway_does_not_read_is_bounded_and_sent_again():
     now = 0.0
 

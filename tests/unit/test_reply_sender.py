@@ -47,6 +47,10 @@ class Remote:
 
     open: bool = False
     kept: list[tuple[Lease, bytes]] = field(default_factory=list)
+    steps: int = 0
+
+    def advance(self) -> None:
+        self.steps += 1
 
     def send(self, gateway: str, message: bytes, token: Lease) -> bool:
         assert gateway == "0-7-ab"
@@ -154,6 +158,7 @@ def test_the_lease_of_a_reply_to_another_host_is_acknowledged_after_its_receipt(
     remote = Remote(open=True)
     sender = sender_of(Links(open=False), remote)
     assert sender.settled() == []
+    assert remote.steps == 1, "a login goes on without a reply"
     first, second = lease_of(), lease_of()
     for lease in (first, second):
         assert sender.finish(result_of(lease), SIGNATURE) is None
