@@ -84,6 +84,7 @@ class ProducerLink:
         self.received_bytes = 0
         self.reconnects = 0
         self.reply_address = b""  # of the gateway's reply port; b"": it has none
+        self._announced = True  # whether Redis took the address of the reply port last time
         self._gateway = gateway
         self._names = f"{gateway}-{keys.pool}-"  # the links of a gateway to several pools share its batches by name
         self._numbers = itertools.count(1)
@@ -259,17 +260,28 @@ class ProducerLink:
             await self.call("DEL", *(key for key, _ in self._old_lists))
             while self._old_lists and self._old_lists[0][1] <= time.monotonic():
                 self._old_lists.popleft()
-        await self.announce_reply_address()
         await self._measure_clock()
         if await self._check_epoch():
             log.warning("Redis at %s lost its data", self._address)
             self._on_restored(True)
+        await self.announce_reply_address()  # last: the gateway can do without
 
     async def announce_reply_address(self) -> None:
-        """Tell the pool's workers the address of the reply port. Raises as `call` does."""
-        if self.reply_address:
-            key = self.keys.reply_address(self._gateway)
+        """Tell the pool's workers the address of the reply port. Raises Failure(UNAVAILABLE).
+
+        If Redis refuses the key, because it is out of memory, replies of other hosts come through the reply list.
+        """
+        if not self.reply_address:
+            return
+        key = self.keys.reply_address(self._gateway)
+        try:
             await self.call("SET", key, self.reply_address, "EX", REPLY_ADDRESS_LIFE_S)
+        except hiredis.HiredisError as error:
+            if self._announced:
+                log.warning("pool %s: the address of the reply port was refused: %s", self.keys.pool, error)
+            self._announced = False
+        else:
+            self._announced = True
 
     async def _measure_clock(self) -> None:
         sent = time.monotonic()
