@@ -115,6 +115,7 @@ _REQUESTS = (
 _MISHAPS = (
     ("millstream_batches_reclaimed_total", "batches taken back"),
     ("millstream_duplicate_replies_total", "duplicate replies"),
+    ("millstream_reply_logins_refused_total", "reply port logins refused"),
     ("millstream_redis_reconnects_total", "reconnects"),
     ("millstream_metrics_series_refused_total", "series refused"),
     ("millstream_runs_out_of_memory_total", "runs without memory"),
@@ -150,7 +151,8 @@ _CARRIERS = (
     ),
     Chart(
         "Batches and replies by way",
-        "Batches that took no queue; replies to them, to the socket of a gateway on the worker's host, through Redis.",
+        "Batches that took no queue; replies to them, to the socket of a gateway on the worker's host, to the reply "
+        "port of one on another host, through Redis.",
         "ops",
         (
             (rate("millstream_batches_direct_total", "pool"), "batches direct {{pool}}"),
@@ -179,8 +181,9 @@ _CARRIERS = (
     Chart(
         "Mishaps survived",
         "In a minute: batches taken back from workers that died or fell silent, replies that came twice, connections "
-        "to Redis that were restored, metric series refused, runs halved for lack of memory, outputs too large "
-        "to be sent, runs terminated at their time limit, loads that failed.",
+        "to reply ports that did not log in, connections to Redis that were restored, metric series refused, runs "
+        "halved for lack of memory, outputs too large to be sent, runs terminated at their time limit, loads "
+        "that failed.",
         "short",
         tuple((f"60 * {rate(metric)}", name) for metric, name in _MISHAPS),
     ),

@@ -82,6 +82,7 @@ class Producer:
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, self.direct)
         self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
+        self._logins_refused = registry.counter(catalogue.REPLY_LOGINS_REFUSED)
         self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
         self._sent = registry.counter(catalogue.REDIS_BYTES, "gateway_out")
         self._received = registry.counter(catalogue.REDIS_BYTES, "gateway_in")
@@ -274,9 +275,12 @@ class Producer:
             batch.lane.recovery.put_again(batch)
 
     def _count_traffic(self) -> None:
-        """Add what the links counted since the last call to the metrics."""
+        """Add what the links and the reply port counted since the last call to the metrics."""
         for link in self._links.values():
             self._sent.add(link.sent_bytes)
             self._received.add(link.received_bytes)
             self._reconnects.add(link.reconnects)
             link.sent_bytes = link.received_bytes = link.reconnects = 0
+        if self._remote is not None:
+            self._logins_refused.add(self._remote.refused)
+            self._remote.refused = 0

@@ -189,6 +189,11 @@ BATCHES_DIRECT = Metric(
 DUPLICATE_REPLIES = Metric(
     "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to batches that had been answered already."
 )
+REPLY_LOGINS_REFUSED = Metric(
+    "millstream_reply_logins_refused_total",
+    Kind.COUNTER,
+    "Connections to reply ports of gateways that were closed because they did not log in.",
+)
 LANE_ROWS = Metric("millstream_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the lanes of gateways.", _LANE)
 STREAM_ENTRIES = Metric(
     "millstream_stream_entries", Kind.GAUGE_MAX, "Batches in the Redis stream, both waiting and leased.", _LANE

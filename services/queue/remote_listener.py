@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
@@ -38,6 +39,7 @@ LOGINS_MAX = 64  # connections that have not logged in yet; beyond that they are
 PORTS_TRIED = 16  # the port and those after it, for the gateways of one host
 RECEIPT_BYTES_MAX = 64 * 1024  # receipts that a worker has not read; beyond that its connection is closed
 KEEP_ALIVE_S = 30  # after which a silent connection is probed: a host that vanished closes nothing
+WARN_AGAIN_S = 60.0  # between two warnings about connections that did not log in
 _LISTEN_BACKLOG = 64
 
 #: Called with the pool of a worker and its reply. Raises ValueError for what is no reply.
@@ -50,10 +52,12 @@ class RemoteListener:
     Args:
         port: the first port that is tried, up to PORTS_TRIED; 0: any free port.
         on_reply: called with each reply.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, port: int, on_reply: OnReply) -> None:
+    def __init__(self, port: int, on_reply: OnReply, clock: Callable[[], float] = time.monotonic) -> None:
         self._port = port
+        self._clock = clock
         self.on_reply = on_reply
         self._secret = os.urandom(32)
         self._bound: socket.socket | None = None
@@ -61,6 +65,9 @@ class RemoteListener:
         self._host = ""
         self.links: set[RemoteLink] = set()  # those that have logged in
         self.logins: set[RemoteLink] = set()  # those that have not
+        self.refused = 0  # connections that did not log in; the gateway counts them, and resets this
+        self._warned_at = float("-inf")
+        self._unwarned = 0  # refused since the last warning
 
     async def listen(self, host: str) -> bool:
         """Listen on an address of this host, unless that is done; returns whether the gateway listens now."""
@@ -84,6 +91,20 @@ class RemoteListener:
     def secret(self, pool: str) -> bytes:
         """Return the secret by which workers of a pool log in."""
         return pool_secret(self._secret, pool)
+
+    def refuse(self, client: str, why: str) -> None:
+        """Count a connection that did not log in, and warn now and then: anybody can open one.
+
+        Args:
+            client: its address.
+            why: the reason, for people.
+        """
+        self.refused += 1
+        self._unwarned += 1
+        now = self._clock()
+        if now >= self._warned_at + WARN_AGAIN_S:
+            count, self._unwarned, self._warned_at = self._unwarned, 0, now
+            log.warning("%d connections to the reply port were refused, the last one from %s: %s", count, client, why)
 
     def stop(self) -> None:
         """Close all connections. Call it when no batch is in flight."""
@@ -110,10 +131,10 @@ class RemoteLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         listener = self._listener
         if len(listener.logins) >= LOGINS_MAX or len(listener.links) >= LINKS_MAX:
-            self._transport.abort()
+            self._refuse("too many are open")
             return
         listener.logins.add(self)
-        self._timer = asyncio.get_running_loop().call_later(LOGIN_S_MAX, self.close)
+        self._timer = asyncio.get_running_loop().call_later(LOGIN_S_MAX, self._time_out)
         _keep_alive(self._transport.get_extra_info("socket"))
         self._transport.write(HELLO + self._nonce)
 
@@ -136,8 +157,21 @@ class RemoteLink(asyncio.Protocol):
                 return
             self._take_replies()
         except ValueError as error:
+            if self._pool is None:
+                self._refuse(str(error))
+                return
             log.warning("the connection of a worker on another host is closed: %s", error)
             self.close()
+
+    def _time_out(self) -> None:
+        self._listener.refused += 1  # no warning: a worker inside a long run does not go on with its login
+        self.close()
+
+    def _refuse(self, why: str) -> None:
+        if self._transport is not None:
+            peer = self._transport.get_extra_info("peername")
+            self._listener.refuse(peer[0] if peer else "a client that is gone", why)
+        self.close()
 
     def _log_in(self) -> bool:
         """Take the login if it is there; return whether the worker has logged in. Raises ValueError."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from millstream.services.queue import remote_links, remote_listener
 from millstream.services.queue.remote_links import RECEIPT_S_MAX, TRY_AGAIN_S, RemoteLinks
-from millstream.services.queue.remote_listener import RemoteListener
+from millstream.services.queue.remote_listener import WARN_AGAIN_S, RemoteListener
 from millstream.services.queue.remote_reply import (
     FRAME_HEAD,
     HELLO,
@@ -208,6 +208,51 @@ def test_who_does_not_know_the_secret_sends_nothing(attack, monkeypatch):
             await until(lambda: not listener.logins | listener.links)
 
     run(test)
+
+
+def test_bad_logins_are_counted_and_are_one_warning_a_minute(caplog, monkeypatch):
+    """Anybody who reaches the port can send them."""
+    monkeypatch.setattr(remote_listener, "LOGINS_MAX", 1)
+    now = 0.0
+
+    def intrude(listener: RemoteListener) -> None:
+        with connected(listener) as link:
+            exactly(link, len(HELLO) + NONCE_BYTES)
+            link.sendall(bytes(1000))
+            assert ends(link)
+
+    async def test() -> None:
+        nonlocal now
+        listener = RemoteListener(0, lambda *_: None, clock=lambda: now)
+        assert await listener.listen(HOST)
+        for _ in range(20):
+            await asyncio.to_thread(intrude, listener)
+        with connected(listener):
+            await until(lambda: len(listener.logins) == 1)
+            with connected(listener) as second:
+                assert await asyncio.to_thread(ends, second)
+        now = WARN_AGAIN_S
+        await until(lambda: not listener.logins)
+        await asyncio.to_thread(intrude, listener)
+        assert listener.refused == 22
+        listener.stop()
+
+    run(test)
+    reason = "the last one from 127.0.0.1: the pool of a login has no usable name"
+    assert caplog.messages == [f"{n} connections to the reply port were refused, {reason}" for n in (1, 21)]
+
+
+def test_a_connection_that_does_not_log_in_in_time_is_counted(monkeypatch, caplog):
+    monkeypatch.setattr(remote_listener, "LOGIN_S_MAX", 0.01)
+
+    async def test() -> None:
+        async with listening() as (listener, _):
+            with connected(listener) as link:
+                assert await asyncio.to_thread(ends, link)
+            assert listener.refused == 1
+
+    run(test)
+    assert not caplog.messages, "workers inside long runs do the same"
 
 
 def test_a_server_that_does_not_know_the_secret_gets_no_reply():

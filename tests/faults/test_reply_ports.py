@@ -251,6 +251,19 @@ def test_a_reply_on_a_path_that_died_does_not_wait_for_the_next_run_of_the_worke
     wait_until(lambda: hosts.entries() == 0, WAIT_S, "all leases are acknowledged")
 
 
+def test_who_does_not_log_in_is_counted(hosts):
+    [key] = hosts.redis.scan_iter("ms:*:reply_address:*")
+    _, port, host = hosts.redis.get(key).decode().split(" ")
+    refused = "millstream_reply_logins_refused_total"
+    before = hosts.page().value(refused)
+    with socket.create_connection((host, int(port)), WAIT_S) as link:
+        link.sendall(bytes(1000))
+        with suppress(ConnectionError):
+            while link.recv(100):
+                pass
+    wait_until(lambda: hosts.page().value(refused) == before + 1, WAIT_S, "the connection is counted")
+
+
 def test_deaths_and_freezes_at_random_lose_no_request(hosts):
     """Two gateways and three workers, each on a host of its own: workers die, leave and freeze, gateways freeze, and
     Redis closes all connections.

@@ -50,7 +50,10 @@ LABELS = {
     "key": "Name of an API key; `admin` for the admin key, `none` for calls without a right key.",
     "listener": "Listener with TLS: `http`, `grpc`.",
     "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
-    "way": "Of a reply to its gateway: `direct` (its batch came directly, too), `socket`, `redis`.",
+    "way": (
+        "Of a reply to its gateway: `direct` (its batch came directly, too), `socket`, `tcp` (to a reply port), "
+        "`redis`."
+    ),
     "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
     "device": "Device of a worker: `cpu`, `cuda:0`, …",
     "process": (
