@@ -10,6 +10,7 @@ import logging
 import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,17 +106,11 @@ class Producer:
             except BaseException:
                 del self._links[pool]
                 raise
-            await self._open_reply_port(link)
+            if self._remote is not None:
+                link.reply_port = partial(_open_reply_port, self._remote, pool)
+                with suppress(Failure):  # not connected any longer: each refresh announces it again
+                    await link.announce_reply_address()
         return link
-
-    async def _open_reply_port(self, link: ProducerLink) -> None:
-        """Let workers on other hosts send replies to the address by which this host reaches Redis."""
-        host = link.local_host
-        if self._remote is None or host is None or not await self._remote.listen(host):
-            return
-        link.reply_address = self._remote.address(link.keys.pool).encode()
-        with suppress(Failure):  # not connected any longer: each refresh announces it again
-            await link.announce_reply_address()
 
     def connected(self) -> bool:
         """Whether the Redis of every pool takes batches."""
@@ -284,3 +279,11 @@ class Producer:
         if self._remote is not None:
             self._logins_refused.add(self._remote.refused)
             self._remote.refused = 0
+
+
+async def _open_reply_port(listener: RemoteListener, pool: str, host: str) -> bytes:
+    """Let workers of a pool on other hosts send replies to an address of this host, that by which it reaches Redis.
+
+    Returns what the workers need to know, or b"" if no port could be opened.
+    """
+    return listener.address(pool).encode() if await listener.listen(host) else b""

@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -83,7 +83,9 @@ class ProducerLink:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.reconnects = 0
-        self.reply_address = b""  # of the gateway's reply port; b"": it has none
+        #: opens the gateway's reply port on an address of this host, unless that is done, and returns what workers of
+        #: the pool need to know of it, b"" if there is none now; None: the gateway has no reply port
+        self.reply_port: Callable[[str], Awaitable[bytes]] | None = None
         self._announced = True  # whether Redis took the address of the reply port last time
         self._gateway = gateway
         self._names = f"{gateway}-{keys.pool}-"  # the links of a gateway to several pools share its batches by name
@@ -267,15 +269,17 @@ class ProducerLink:
         await self.announce_reply_address()  # last: the gateway can do without
 
     async def announce_reply_address(self) -> None:
-        """Tell the pool's workers the address of the reply port. Raises Failure(UNAVAILABLE).
+        """Open the reply port, if it is to be, and tell the pool's workers its address. Raises Failure(UNAVAILABLE).
 
         If Redis refuses the key, because it is out of memory, replies of other hosts come through the reply list.
         """
-        if not self.reply_address:
+        host = self.local_host
+        address = await self.reply_port(host) if self.reply_port is not None and host is not None else b""
+        if not address:
             return
         key = self.keys.reply_address(self._gateway)
         try:
-            await self.call("SET", key, self.reply_address, "EX", REPLY_ADDRESS_LIFE_S)
+            await self.call("SET", key, address, "EX", REPLY_ADDRESS_LIFE_S)
         except hiredis.HiredisError as error:
             if self._announced:
                 log.warning("pool %s: the address of the reply port was refused: %s", self.keys.pool, error)

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import cast
 
 from millstream.services.queue.remote_reply import (
@@ -63,6 +64,7 @@ class RemoteListener:
         self._bound: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._host = ""
+        self._failed = False  # the last attempt to listen, of which a warning told
         self.links: set[RemoteLink] = set()  # those that have logged in
         self.logins: set[RemoteLink] = set()  # those that have not
         self.refused = 0  # connections that did not log in; the gateway counts them, and resets this
@@ -70,18 +72,40 @@ class RemoteListener:
         self._unwarned = 0  # refused since the last warning
 
     async def listen(self, host: str) -> bool:
-        """Listen on an address of this host, unless that is done; returns whether the gateway listens now."""
+        """Listen on an address of this host, unless that is done; returns whether the gateway listens now.
+
+        Call it again regularly: a port becomes free, or the host gets another address. The address of the first call
+        is kept while the host has it.
+        """
+        if self._server is not None and host != self._host and not _is_local(self._host):
+            log.warning("this host lost the address %s of its reply port", self._host)
+            self._server.close()
+            self._server = self._bound = None
         if self._bound is None:  # set before the first wait: two pools may get their connections at once
             try:
                 self._bound = _bind(host, self._port)
             except OSError as error:
-                log.warning("replies of workers on other hosts come through Redis: no port on %s: %s", host, error)
+                if not self._failed:
+                    log.warning("replies of workers on other hosts come through Redis: no port on %s: %s", host, error)
+                self._failed = True
                 return False
-            self._host = host
+            self._failed, self._host = False, host
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(lambda: RemoteLink(self), sock=self._bound)
-            log.info("workers on other hosts send replies to %s port %d", host, self.address("").port)
+            self._log_address()
         return True
+
+    def _log_address(self) -> None:
+        host, port, _ = self.address("")
+        if ip_address(host).is_loopback:
+            log.warning(
+                "no other host can send replies to %s port %d: name an address of this host in MILLSTREAM_REDIS_URL "
+                "that others can reach",
+                host,
+                port,
+            )
+        else:
+            log.info("workers on other hosts send replies to %s port %d", host, port)
 
     def address(self, pool: str) -> ReplyAddress:
         """Return what workers of a pool need in order to connect. Call it after `listen`."""
@@ -249,6 +273,16 @@ def _bind(host: str, port: int) -> socket.socket:
         else:
             return bound
     raise OSError(errno.EADDRINUSE, f"ports {port} to {min(port + PORTS_TRIED, 1 << 16) - 1} are in use")
+
+
+def _is_local(host: str) -> bool:
+    """Return whether this host has an address."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def _keep_alive(link: socket.socket) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import redis
 
+from millstream.gateway.scheduling.producer import Producer, ReplyWays
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue import remote_listener
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.remote_reply import ReplyAddress
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
 from tests.kit.ports import free_port
@@ -54,10 +59,13 @@ def clock_reads(stored: redis.Redis) -> int:
 def test_a_redis_without_memory_costs_a_gateway_the_address_and_no_check(address, stored, caplog):
     restored: list[bool] = []
 
+    async def reply_port(host: str) -> bytes:
+        return b"00 80 " + host.encode()
+
     async def test() -> None:
         link = ProducerLink(address, KEYS.pool("cpu"), GATEWAY, lambda _: None, restored.append, lambda *_: None)
         await link.start()
-        link.reply_address = b"00 80 127.0.0.1"
+        link.reply_port = reply_port
         fill(stored)
         read = clock_reads(stored)
         await link.refresh()
@@ -73,3 +81,22 @@ def test_a_redis_without_memory_costs_a_gateway_the_address_and_no_check(address
 
     run(test)
     assert caplog.text.count("the address of the reply port was refused") == 1
+
+
+def test_a_gateway_whose_port_is_in_use_opens_it_when_it_is_free(address, stored, monkeypatch, caplog):
+    monkeypatch.setattr(remote_listener, "PORTS_TRIED", 1)
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            producer = Producer(address, KEYS, GATEWAY, MetricsRegistry(None, "g"), 2.0, ReplyWays(port=port))
+            link = await producer.link("cpu")
+            await link.refresh()
+            assert stored.get(KEY) is None
+        await link.refresh()
+        assert ReplyAddress.decode(stored.get(KEY))[:2] == ("127.0.0.1", port)
+        await producer.stop()
+
+    run(test)
+    assert caplog.text.count("no port on 127.0.0.1") == 1
+    assert caplog.text.count("no other host can send replies to 127.0.0.1") == 1
