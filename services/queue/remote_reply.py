@@ -5,7 +5,8 @@ and keeps each of them until the gateway's receipt: what is in a socket's buffer
 
 connect <─ HELLO, nonce      login(nonce, proof, pool) ─> <─ proof      then replies ─> <─ receipts
 Both prove that they know a secret that the gateway writes into the pool's keys in Redis; neither sends it. The
-connection is authenticated, not encrypted, as one to a Redis without TLS.
+login is authenticated. The messages after it are neither authenticated nor encrypted, as those of a Redis without TLS:
+an attacker on the network path can read and forge them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.queue.remote_listener import PORTS_TRIED
+
 ROOT = Path(__file__).parents[2]
 _GLOBS = ("*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md", "examples/*/*.md")
 PAGES = [path for glob in _GLOBS for path in sorted(ROOT.glob(glob)) if path.name != "CHANGELOG.md"]
@@ -34,6 +36,11 @@ def test_a_page_names_metrics_of_the_catalogue(path: Path):
     catalogue = (ROOT / "services/metrics/catalogue.py").read_text()
     names = {re.sub("_(bucket|sum|count)$", "", name) for name in _METRIC.findall(path.read_text())}
     assert sorted(name for name in names if f'"{name}"' not in catalogue) == []
+
+
+def test_the_operations_page_names_the_reply_ports_that_a_gateway_may_take():
+    page = (ROOT / "docs/operations.md").read_text()
+    assert f"port of 8002 to {8002 + PORTS_TRIED - 1}, {PORTS_TRIED} from `MILLSTREAM_REPLY_PORT` on" in page
 
 
 def test_every_fault_of_the_reliability_page_is_shown_by_a_test():
