@@ -93,7 +93,7 @@ class _Sent:
         return 0
 
     def get_extra_info(self, name: str) -> Any:
-        return self
+        return self if name == "socket" else None
 
     def setsockopt(self, *option: int) -> None:
         pass
