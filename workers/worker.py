@@ -236,12 +236,18 @@ class Worker:
         self._done = finished
 
     def _run_long(self, consumer: Consumer, group: list[Lease]) -> None:
-        """Run a batch that may be long, and ask for the next lease after it."""
+        """Send the finished replies before a batch runs that may be long, and ask for the next lease after it."""
+        sent = self._done = self._done + self._replies.settled()
         try:
-            self._reply_before_run(consumer)
+            if sent:
+                consumer.send_next(sent, 0, 0)
         finally:
             # Also without Redis, as in `_run_ahead`.
-            self._done += self._execute(group)
+            finished = self._execute(group)
+            self._done = sent + finished
+        if sent:
+            consumer.receive_next()
+        self._done = finished
         if self._leased:
             self._reply_before_run(consumer)
 

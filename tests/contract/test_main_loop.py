@@ -65,6 +65,7 @@ class MainLoop:
     pool: Pool
     quick: str
     slow: str
+    quick_instance: Instance
     slow_instance: Instance
     remote: RemoteLinks[Lease]
     overdue: OverdueReplies
@@ -108,8 +109,9 @@ def main_loop(pool: Pool, tmp_path: Path) -> Iterator[MainLoop]:
     worker = Worker(connect, models, replies, metrics, pool.clock, check, watchdog)
     thread = threading.Thread(target=worker.serve)
     overdue = OverdueReplies(connect, lambda: worker)
-    yield MainLoop(pool, lanes[0], lanes[1], instances[1], remote, overdue, thread)
-    instances[1].may_end.set()
+    yield MainLoop(pool, lanes[0], lanes[1], instances[0], instances[1], remote, overdue, thread)
+    for instance in instances:
+        instance.may_end.set()
     worker.stop()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
@@ -147,9 +149,27 @@ def test_a_finished_request_does_not_wait_for_a_long_run_that_was_leased_before_
     main_loop.put(main_loop.slow, "slow")
     main_loop.thread.start()
     assert main_loop.slow_instance.began.wait(TIMEOUT_S)
-    assert main_loop.replies() == ["quick"]
+    assert wait_until(main_loop.replies) == ["quick"]
     main_loop.slow_instance.may_end.set()
     wait_until(lambda: main_loop.replies() == ["slow"])
+
+
+def test_a_long_run_does_not_wait_for_a_redis_that_does_not_answer(main_loop):
+    pool = main_loop.pool
+    main_loop.quick_instance.may_end.clear()
+    main_loop.put(main_loop.quick, "quick", deadline_ms=1e14)
+    main_loop.put(main_loop.slow, "slow")
+    main_loop.thread.start()
+    assert main_loop.quick_instance.began.wait(TIMEOUT_S)
+    wait_until(lambda: "slow" in pool.check().leased("w"))
+    pool.redis.client_pause(1000 * TIMEOUT_S, all=False)  # scripts that write wait
+    try:
+        main_loop.quick_instance.may_end.set()
+        assert main_loop.slow_instance.began.wait(5)
+    finally:
+        pool.redis.client_unpause()
+    wait_until(lambda: not pool.check().entries)
+    assert main_loop.replies() == ["quick", "slow"]
 
 
 def test_a_reply_without_a_receipt_does_not_wait_for_a_long_run(main_loop: MainLoop):
