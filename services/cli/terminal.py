@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -23,6 +24,8 @@ GAP_COLUMNS = 3
 TEXT_COLUMNS_MIN = 16
 #: shares of a bar from which it is shown in yellow and in red
 BAR_YELLOW, BAR_RED = 0.75, 0.9
+#: rich drops a backslash before a bracket also where it begins no tag, and does not escape that
+_ESCAPED_NO_TAG = re.compile(r"\\\[(?![a-z#/@][^[]*?\])")
 _STATES = {
     "ready": "green",
     "standby": "cyan",
@@ -167,7 +170,7 @@ def escape(text: str) -> str:
     """Return untrusted text with brackets escaped for rich and without control characters for the terminal."""
     from rich.markup import escape as rich_escape
 
-    return rich_escape(printable(text))
+    return rich_escape(_ESCAPED_NO_TAG.sub(r"\\\\[", printable(text)))
 
 
 def state(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -52,6 +52,7 @@ def test_a_table_without_rows_is_its_titles():
 @given(
     st.integers(20, 120), st.lists(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1), max_size=5)
 )
+@example(40, ["\\[", "\\\\[a", "[b]\\[/b]"])
 def test_cells_are_whole_in_every_width(width, names):
     rows = [[escape(f"{name}{number}"), "1", "ready", "serving"] for number, name in enumerate(names)]
     said = shown(width, show_rows, COLUMNS, rows)
