@@ -14,6 +14,7 @@ import resource
 import threading
 from pathlib import Path
 
+from millstream.services.process.c_library import c_library
 from millstream.services.process.memory_use import memory_use
 
 log = logging.getLogger("millstream.memory")
@@ -56,7 +57,7 @@ class MemoryLimit:
 
 def _set_library_stacks(size_bytes: int) -> None:
     """Set the stack of threads that libraries start, of which every loaded model has some. glibc only."""
-    library = ctypes.CDLL(None)
+    library = c_library()
     if not hasattr(library, "pthread_setattr_default_np"):
         return
     attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)

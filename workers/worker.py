@@ -224,9 +224,24 @@ class Worker:
 
     def _run_ahead(self, consumer: Consumer, group: list[Lease]) -> None:
         """Send the replies of the last batch and ask for the next lease before this batch runs."""
-        sent = self._done = self._done + self._replies.settled()
+        self._done += self._replies.settled()
+        self._run_beside_redis(consumer, group, 1, ENTRIES_WANTED)
+
+    def _run_long(self, consumer: Consumer, group: list[Lease]) -> None:
+        """Send the finished replies before a batch runs that may be long, and ask for the next lease after it."""
+        self._done += self._replies.settled()
+        if self._done:
+            self._run_beside_redis(consumer, group, 0, 0)
+        else:
+            self._done = self._execute(group)
+        if self._leased:
+            self._reply_before_run(consumer)
+
+    def _run_beside_redis(self, consumer: Consumer, group: list[Lease], leased: int, wanted: int) -> None:
+        """Send the finished replies, and run a batch while Redis works; `leased` and `wanted` as in `send_next`."""
+        sent = self._done
         try:
-            consumer.send_next(sent, 1, ENTRIES_WANTED)
+            consumer.send_next(sent, leased, wanted)
         finally:
             # Also without Redis: leased batches run, and their replies are kept until there is a connection.
             self._count()
@@ -235,31 +250,18 @@ class Worker:
         self._leased += consumer.receive_next()
         self._done = finished
 
-    def _run_long(self, consumer: Consumer, group: list[Lease]) -> None:
-        """Send the finished replies before a batch runs that may be long, and ask for the next lease after it."""
-        sent = self._done = self._done + self._replies.settled()
-        try:
-            if sent:
-                consumer.send_next(sent, 0, 0)
-        finally:
-            # Also without Redis, as in `_run_ahead`.
-            finished = self._execute(group)
-            self._done = sent + finished
-        if sent:
-            consumer.receive_next()
-        self._done = finished
-        if self._leased:
-            self._reply_before_run(consumer)
-
     def _reply_before_run(self, consumer: Consumer) -> None:
         """Send the finished replies, if there are any: they do not wait for a run."""
         self._done += self._replies.settled()
         if self._done:
-            self._reply(consumer)
+            self._send_done(consumer)
 
     def _reply(self, consumer: Consumer) -> None:
         """Send the finished replies and lease nothing."""
         self._done += self._replies.settled()
+        self._send_done(consumer)
+
+    def _send_done(self, consumer: Consumer) -> None:
         consumer.send_next(self._done, 0, 0)
         consumer.receive_next()
         self._done = []

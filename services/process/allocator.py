@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
-from functools import lru_cache
 from pathlib import Path
+
+from millstream.services.process.c_library import c_library
 
 #: Least growth since the last trim: less is not worth the time of a trim.
 GROWN_BYTES_MIN = 32 << 20
@@ -34,14 +34,9 @@ def return_freed() -> None:
 
     Beside traffic this is to be used instead of `trim`: collecting cycles stops all threads for milliseconds.
     """
-    malloc_trim = getattr(_library(), "malloc_trim", None)
+    malloc_trim = getattr(c_library(), "malloc_trim", None)
     if malloc_trim is not None:  # glibc only
         malloc_trim(0)
-
-
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 def resident_bytes() -> int:
@@ -59,7 +54,7 @@ def use_one_arena() -> None:
     The top of every other arena stays resident when it is freed, which malloc_trim does not change: each load, in a
     thread of its own, would leave up to 64 MB behind. Source: mallopt(3), M_ARENA_MAX; glibc, malloc.c, mtrim.
     """
-    mallopt = getattr(_library(), "mallopt", None)
+    mallopt = getattr(c_library(), "mallopt", None)
     if mallopt is not None:  # glibc only
         mallopt(_M_ARENA_MAX, 1)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Collection
-from functools import cache
+
+from millstream.services.process.c_library import c_library
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,7 +19,7 @@ def die_with_parent(parent: int | None = None) -> None:
     """
     if sys.platform != "linux":
         return
-    _prctl()(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    c_library().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
@@ -33,7 +33,7 @@ def child_setup(cores: Collection[int] = ()) -> Callable[[], None]:
     """
     parent = os.getpid()
     if sys.platform == "linux":
-        _prctl()  # looked up before the fork: a forked child should do as little as possible
+        assert c_library().prctl  # looked up before the fork: a forked child should do as little as possible
 
     def before_exec() -> None:
         die_with_parent(parent)
@@ -41,9 +41,3 @@ def child_setup(cores: Collection[int] = ()) -> Callable[[], None]:
             os.sched_setaffinity(0, cores)
 
     return before_exec
-
-
-@cache
-def _prctl() -> Callable[..., int]:
-    prctl: Callable[..., int] = ctypes.CDLL(None).prctl
-    return prctl

@@ -21,7 +21,7 @@ def pinning_environment(pinned: Collection[int]) -> dict[str, str]:
 
 
 def unpin() -> None:
-    """Let all threads of this process run on the cores of the supervisor. Does nothing if it pinned nobody."""
+    """Let this process run on all cores of its supervisor. Does nothing where no process is pinned."""
     allowed = {int(core) for core in pinned_from().split(",") if core.isdecimal()}
     if not allowed:
         return

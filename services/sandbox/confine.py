@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream.services.process.c_library import c_library
 from millstream.services.sandbox import landlock, seccomp
-from millstream.services.sandbox.c_library import c_library
 
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPSET: dict[str, int] = {"x86_64": 126, "aarch64": 91}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from millstream.services.sandbox.c_library import c_library
+from millstream.services.process.c_library import c_library
 
 # The numbers of these system calls are the same on all architectures.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446

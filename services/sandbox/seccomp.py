@@ -15,7 +15,7 @@ import struct
 import sys
 from typing import NamedTuple
 
-from millstream.services.sandbox.c_library import c_library
+from millstream.services.process.c_library import c_library
 
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
