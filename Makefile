@@ -19,7 +19,7 @@ MINUTES ?= 10
 JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 4); echo $$(( cores < 4 ? 4 : cores > 16 ? 16 : cores )))
 # In the order of the folders, which ends with the short files: sorted by the number of tests, the long ones come last.
 PARALLEL := --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
-# The files that `make test` runs, one a line: those that start no installation, and of the others some for each part.
+# What `make test` runs, a file or folder each line: most that start no installation, and some others for each part.
 ESSENTIAL := tests/essential.txt
 LIVE := $(wildcard tests/integration/test_*.py tests/faults/test_*.py)
 COVERAGE := build/coverage
@@ -47,7 +47,7 @@ demo: serving ## send held-out digits to a running Millstream: accuracy, rate, l
 test: install $(VENV)/.clients ## run the tests of each part, in ten minutes on two cores; or some (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
 	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) @$(ESSENTIAL))
-	@$(if $(ARGS),,echo "make test-all also runs the other $(words $(filter-out $(shell cat $(ESSENTIAL)),$(LIVE))) files of $(words $(LIVE)) that start installations")
+	@$(if $(ARGS),,echo "make test-all also runs the other $(words $(filter-out $(shell cat $(ESSENTIAL)),$(LIVE))) files of $(words $(LIVE)) that start installations, and the long ones of the others")
 
 test-all: install $(VENV)/.clients $(VENV)/.audit ## run all tests but those of make test-frameworks, JOBS files at a time
 	@$(BIN)/python -m tests.kit.tools
