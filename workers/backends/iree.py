@@ -32,6 +32,7 @@ from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended, ordered
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 from millstream.workers.backends.row_padding import padded
+from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 COMPILE_S_MAX = 300.0  # of a load of a function; beyond, the load fails
@@ -51,7 +52,8 @@ class Document(BaseModel):
 
 def _library() -> Any:
     try:
-        import iree.runtime
+        with whole_import("iree"):
+            import iree.runtime
     except ImportError as error:
         raise Failure(
             Code.UNAVAILABLE, f"iree.runtime cannot be imported ({error}): install millstream[iree]"

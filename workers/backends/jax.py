@@ -26,6 +26,7 @@ from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 from millstream.workers.backends.row_padding import padded
+from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -34,7 +35,8 @@ _NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|out of memory|bad_alloc|failed to a
 
 def _library(threads: int | None = None) -> Library:
     try:
-        return load_library(threads)
+        with whole_import("jax", "jaxlib"):
+            return load_library(threads)
     except ImportError as error:
         raise Failure(Code.UNAVAILABLE, f"jax cannot be imported ({error}): install millstream[jax]") from error
 

@@ -37,6 +37,7 @@ from millstream.workers.backends.gpu import (
     tensorrt_version,
 )
 from millstream.workers.backends.options import NO_OPTIONS, Options, Value, check_options
+from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -87,7 +88,8 @@ def _options(runtime: Any, signature: Signature, threads: int, given: Options = 
 def _library() -> Any:
     disable_library_telemetry()
     try:
-        import onnxruntime
+        with whole_import("onnxruntime"):
+            import onnxruntime
     except ImportError as error:
         raise Failure(
             Code.UNAVAILABLE,

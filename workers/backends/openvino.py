@@ -24,6 +24,7 @@ from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminate
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 SHAPES_MAX = 512  # operators times shapes whose code OpenVINO keeps; beyond, it compiles that used longest ago again
@@ -275,8 +276,9 @@ def _library() -> Any:
     known = sys.modules.get(reporter, ...)
     sys.modules[reporter] = None  # type: ignore[assignment]
     try:
-        import openvino
-        import openvino.frontend
+        with whole_import("openvino"):
+            import openvino
+            import openvino.frontend
     except ImportError as error:
         raise Failure(
             Code.UNAVAILABLE, f"openvino cannot be imported ({error}): install millstream[openvino]"

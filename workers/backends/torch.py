@@ -24,6 +24,7 @@ from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminate
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
+from millstream.workers.backends.whole_import import whole_import
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -32,8 +33,9 @@ _NO_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|
 
 def _library() -> Any:
     try:
-        import torch
-        import torch.export
+        with whole_import("torch"):
+            import torch
+            import torch.export
     except ImportError as error:
         raise Failure(Code.UNAVAILABLE, f"torch cannot be imported ({error}): install millstream[torch]") from error
     return torch

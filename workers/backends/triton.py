@@ -26,6 +26,7 @@ from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
 from millstream.workers.backends.triton_health import HealthThread
+from millstream.workers.backends.whole_import import whole_import
 
 FORMAT = "triton"
 LIMIT_S_MIN = 0.001  # of a run whose callers' deadline has just passed
@@ -51,8 +52,9 @@ class Remote(BaseModel):
 def _library() -> tuple[Any, Any, Any]:
     """Return the modules grpc, tritonclient.grpc.service_pb2 and service_pb2_grpc. Raises Failure(UNAVAILABLE)."""
     try:
-        import grpc
-        from tritonclient.grpc import service_pb2, service_pb2_grpc
+        with whole_import("grpc", "tritonclient"):
+            import grpc
+            from tritonclient.grpc import service_pb2, service_pb2_grpc
     except ImportError as error:
         raise Failure(
             Code.UNAVAILABLE, f"tritonclient cannot be imported ({error}): install millstream[triton]"
