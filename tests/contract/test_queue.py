@@ -48,6 +48,52 @@ def test_what_a_worker_can_run_or_runs_is_not_withdrawn(pool):
     assert pool.replies() == [b"b1 1 w"]
 
 
+def test_what_nobody_waits_for_leaves_a_lane_without_workers(pool):
+    """Its gateway could not withdraw it: a worker, dead already, had it at the time."""
+    pool.join("w", "m")
+    pool.put("m", "late", deadline_ms=1)
+    pool.put("m", "early")
+    assert names(pool.next("w")) == ["late", "early"]
+    assert not pool.withdraw("m", "late")
+    pool.silence("w")
+    assert pool.reclaim() == (1, 2, 0)
+    assert pool.replies() == [b"\2late"]
+    assert pool.check().waiting() == ["early"]
+    assert pool.reclaim() == (0, 0, 0)
+    assert pool.replies() == []
+    assert pool.withdraw("m", "early")
+    pool.reclaim()
+    assert pool.redis.keys() == [pool.keys.of_installation.pools]
+
+
+def test_what_is_overdue_stays_where_a_worker_serves_or_leases_it(pool):
+    pool.join("w", "m")
+    for name in ("b1", "b2"):
+        pool.put("m", name, deadline_ms=1)
+    [lease] = pool.next("w", wanted=1)
+    assert pool.reclaim() == (0, 0, 0)
+    assert pool.check().waiting() == ["b2"]
+    pool.worker("w").remove_lane("m")
+    assert pool.reclaim() == (0, 0, 0)
+    assert pool.replies() == [b"\2b2"]
+    pool.next("w", lease, wanted=0)
+    assert pool.replies() == [b"b1 1 w"]
+
+
+def test_what_is_overdue_in_a_lane_is_removed_bit_by_bit(pool):
+    late, now_ms = [f"b{n}" for n in range(12)], int(pool.redis.time()[0]) * 1000
+    for name in late:
+        pool.put("m", name, deadline_ms=1)
+    pool.put("m", "just", deadline_ms=now_ms)
+    left = []
+    while waiting := pool.check().waiting()[:-1]:
+        left.append(len(waiting))
+        pool.reclaim()
+    assert left == [12, 4]
+    assert pool.replies() == [b"\2" + name.encode() for name in late]
+    assert pool.check().waiting() == ["just"]
+
+
 def test_what_waited_for_a_worker_is_there_for_the_first_that_comes(pool):
     pool.put("m", "b1")
     pool.put("m", "b2")

@@ -152,7 +152,7 @@ class Pool:
         lane: str,
         name: str,
         *,
-        deadline_ms: float = 1e12,
+        deadline_ms: float = 1e13,  # in some three hundred years
         gateway: str = "g0",
         attempt: int = 1,
         blob: bytes = b"",

@@ -44,6 +44,8 @@ LANES = ("l0", "l1", "l2")
 GATEWAYS = ("g0", "g1")
 WORKERS_MAX = 5
 DEMAND_MS = 60_000  # no test lasts that long: `outlive_a_demand` changes the time in Redis
+FAR_MS = 10**13  # on the Redis clock: a deadline that has not passed
+OVERDUE_MAX = 8  # entries of a lane that one call of reclaim looks at
 SOME_LANES = st.sets(st.sampled_from(LANES))
 
 
@@ -132,7 +134,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     @rule(
         lane=st.sampled_from(LANES),
         gateway=st.sampled_from(GATEWAYS),
-        deadline_ms=st.integers(1, 99),
+        deadline_ms=st.integers(1, 99) | st.integers(FAR_MS, FAR_MS + 99),
         cost_ms=st.integers(0, 20),
         fill=st.sampled_from([0, 0.25, 0.5, 1, 2]),
     )
@@ -249,7 +251,23 @@ class ExchangeMachine(RuleBasedStateMachine):
             worker.known, worker.alone = False, ""
             if worker.dead:
                 del self.workers[name]
+        self._drop_overdue()
         self._in_any_order(workers)
+
+    def _drop_overdue(self) -> None:
+        """What is past its deadline leaves the lanes that no worker serves, and nothing else does."""
+        after = self.pool.snapshot()
+        there = {entry.name for entry in after.entries}
+        for lane in LANES:
+            entries = [name for name, batch in self.batches.items() if batch.lane == lane]
+            leased = {entry.name for entry in after.entries if entry.worker is not None}
+            held = any(lane in lanes for lanes in after.lanes.values())
+            overdue = {name for name in entries if self.batches[name].deadline_ms < FAR_MS} - leased
+            gone = {name for name in entries if name not in there}
+            assert gone <= (set() if held else overdue)
+            assert held or len(entries) > OVERDUE_MAX or gone == overdue
+            for name in gone:
+                self._end(name, b"\2" + name.encode())
 
     def _end_orders(self, workers: set[str]) -> None:
         """Workers are gone, and with them what they were ordered."""
@@ -538,6 +556,8 @@ class ExchangeMachine(RuleBasedStateMachine):
         self._next(worker, list(worker.hand), 0, 0)
         consumer.leave(ATTEMPTS_MAX)
         self._end_orders({worker.name})
+        self._drop_overdue()
+        self._in_any_order({worker.name})
         del self.workers[worker.name]
 
     # What befalls them.

@@ -7,8 +7,11 @@
 -- batch with too many attempts. The reply of a batch that is given up is byte 1 and its name, and the gateway decides
 -- what to do. If it is not known what the worker was running, each batch that it leased for the first attempt is
 -- suspect, and so is the batch that it had noted to run alone.
+-- Batches that are overdue in lanes without workers are removed. Their reply is byte 2 and the name.
 local lease_ms, attempts_max, gone, died, known =
   ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1', ARGV[6] == '1'
+local OVERDUE_MS = 15000 -- after the earliest deadline of a batch, when its gateway has long forgotten a usual one
+local OVERDUE_MAX = 8 -- entries of a lane that are looked at in one call
 local ran = {}
 for i = 7, #ARGV do ran[ARGV[i]] = true end
 local removed = {gone}
@@ -77,9 +80,35 @@ for i, worker in ipairs(removed) do
   end
 end
 
--- Streams that no worker serves expire; their lanes are not ready then.
+-- drop_overdue(lane, now): remove, from the front of a lane that no worker serves, entries that nobody waits for: their
+-- gateway withdrew them while a worker still served the lane or leased them, or is gone. A gateway that waits after all
+-- (for a later request of the batch, or because a clock was set) puts the batch again: it hears that no worker read it.
+local function drop_overdue(lane, now)
+  local stream = PREFIX .. 'stream:' .. lane
+  local removed = 0
+  for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', OVERDUE_MAX)) do
+    local id, fields = entry[ID], entry[FIELDS]
+    if tonumber(fields[DEADLINE]) + OVERDUE_MS < now and #redis.pcall('XPENDING', stream, GROUP, id, id, 1) == 0 then
+      redis.call('XDEL', stream, id)
+      reply(fields[REPLIES], '\2' .. fields[NAME])
+      removed = removed + 1
+    end
+  end
+  if removed > 0 and undelivered(lane) == 0 then
+    unmark_ready(lane)
+    drop_if_unused(lane)
+  end
+end
+
+-- A stream that no worker serves expires. Its lane is not ready then.
+local now = clock()
 for _, lane in ipairs(redis.call('ZRANGE', READY, 0, 63)) do
-  if redis.call('EXISTS', PREFIX .. 'stream:' .. lane) == 0 then unmark_ready(lane) end
+  local life_s = redis.call('TTL', PREFIX .. 'stream:' .. lane)
+  if life_s == -2 then
+    unmark_ready(lane)
+  elseif life_s >= 0 then
+    drop_overdue(lane, now)
+  end
 end
 if redis.call('EXISTS', WORKERS, READY) == 0 then redis.call('DEL', VTIMES) end
 return {#removed, again, given_up}
