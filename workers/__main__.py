@@ -58,38 +58,38 @@ from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
 from millstream.workers.backends.triton import Triton
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.batches.direct_work import DirectWork
+from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.live_check import LiveCheck
+from millstream.workers.batches.reply_sender import ReplySender
+from millstream.workers.batches.sample_capture import Capture, SampleCaptures
+from millstream.workers.batches.watchdog import GRACE_S, Watchdog
 from millstream.workers.batching_off import BatchingOff
-from millstream.workers.consumer import Consumer
 from millstream.workers.departure import Departure
-from millstream.workers.direct_work import DirectWork
 from millstream.workers.drain import DrainThread
 from millstream.workers.heartbeat import Heartbeat
-from millstream.workers.idle_trim import IdleTrimmer
-from millstream.workers.lease import Lease, ReplyWriter
-from millstream.workers.live_check import LiveCheck
-from millstream.workers.load_version import LoadEnvironment
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.loader import Limits
-from millstream.workers.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBudget
-from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.instances.profiler import KnownProfiles
+from millstream.workers.loads.loader import Limits
+from millstream.workers.loads.unloads import Unloads
+from millstream.workers.loads.version_loads import LoadGuard, VersionLoads
+from millstream.workers.memory.budget import SPARE_BYTES, DeviceBudget, MemoryBudget
+from millstream.workers.memory.idle_trim import IdleTrimmer
+from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.usage_log import UsageLog
+from millstream.workers.models.wanted import WantedVersions
 from millstream.workers.orders import OrderThread
 from millstream.workers.overdue_replies import OverdueReplies
-from millstream.workers.profiler import KnownProfiles
 from millstream.workers.race.queue import Racer
 from millstream.workers.race.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
-from millstream.workers.reply_sender import ReplySender
 from millstream.workers.residency.residency import Residency
-from millstream.workers.sample_capture import Capture, SampleCaptures
-from millstream.workers.unloads import Unloads
 from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
-from millstream.workers.usage_log import UsageLog
 from millstream.workers.variants.swaps import Progress, VariantSwaps
 from millstream.workers.variants.trials import VariantTrials
-from millstream.workers.version_loads import LoadGuard, VersionLoads
-from millstream.workers.wanted import WantedVersions
-from millstream.workers.watchdog import GRACE_S, Watchdog
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")

@@ -9,9 +9,9 @@ from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import Verdict
-from millstream.workers.live_check import Outcome
-from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.batches.live_check import Outcome
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModels
 
 log = logging.getLogger("millstream.live_check")
 

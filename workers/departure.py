@@ -15,10 +15,10 @@ from collections.abc import Callable
 from millstream.services.crashes.exit_status import RUN_STUCK
 from millstream.services.errors import Failure
 from millstream.services.queue.scripts import ATTEMPTS_MAX
-from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.watchdog import Guarded
 from millstream.workers.heartbeat import Heartbeat
 from millstream.workers.reconciler import Reconciler
-from millstream.workers.watchdog import Guarded
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from millstream.services.errors import Failure
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.records import WorkerRecord
-from millstream.workers.consumer import Consumer
-from millstream.workers.published_instances import PublishedInstances
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.models.published_instances import PublishedInstances
 
 log = logging.getLogger("millstream.heartbeat")
 BACKOFF_S_MIN = 0.05

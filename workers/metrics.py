@@ -9,8 +9,8 @@ from millstream.services.metrics.registry import Counter, Histogram, MetricsRegi
 
 if TYPE_CHECKING:
     from millstream.services.model.manifest import Manifest
-    from millstream.workers.loaded_models import LoadedModel
-    from millstream.workers.reply_sender import ReplySender
+    from millstream.workers.batches.reply_sender import ReplySender
+    from millstream.workers.models.loaded_models import LoadedModel
 
 
 class WorkerMetrics:

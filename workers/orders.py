@@ -17,9 +17,9 @@ from millstream.services.errors import Failure
 from millstream.services.placement.planned import OrderReason
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.orders import Order
-from millstream.workers.consumer import Consumer
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.loads.unloads import EvictionReason
 from millstream.workers.residency.residency import Residency
-from millstream.workers.unloads import EvictionReason
 
 log = logging.getLogger("millstream.orders")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from millstream.services.errors import Failure
 from millstream.services.process.allocator import trim
-from millstream.workers.loaded_models import LoadedModels
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModels
 
 log = logging.getLogger("millstream.memory")
 

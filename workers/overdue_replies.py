@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from millstream.services.errors import Failure
-from millstream.workers.consumer import Consumer, Finished
-from millstream.workers.lease import Lease
+from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.lease import Lease
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")

@@ -12,7 +12,7 @@ from millstream.services.crashes.load_marks import PROBE, record_death, take_sta
 from millstream.services.errors import Failure
 from millstream.services.queue.death_notices import Death
 from millstream.services.repository.folder import FolderRepository
-from millstream.workers.consumer import Consumer
+from millstream.workers.batches.consumer import Consumer
 
 
 def record_unseen_load_deaths(repository: FolderRepository, run_dir: Path, name: str) -> None:

@@ -19,18 +19,18 @@ from millstream.services.process.backoff import Backoff
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.remote_links import RECEIPT_S_MAX
 from millstream.workers.backends.base import Terminated
-from millstream.workers.consumer import ATTACHED, Consumer, Finished
-from millstream.workers.direct_work import AGAIN_S
-from millstream.workers.lease import Lease, RunCost
-from millstream.workers.live_check import LiveCheck
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished
+from millstream.workers.batches.direct_work import AGAIN_S
+from millstream.workers.batches.lease import Lease, RunCost
+from millstream.workers.batches.live_check import LiveCheck
+from millstream.workers.batches.reply_sender import ReplySender
+from millstream.workers.batches.runner import OnRun, RunResult, merge, run
+from millstream.workers.batches.sample_capture import Capture
+from millstream.workers.batches.watchdog import Guarded, Watchdog
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.usage_log import SIZES_MAX
 from millstream.workers.out_of_memory import OutOfMemoryPolicy
-from millstream.workers.reply_sender import ReplySender
-from millstream.workers.runner import OnRun, RunResult, merge, run
-from millstream.workers.sample_capture import Capture
-from millstream.workers.usage_log import SIZES_MAX
-from millstream.workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millstream.worker")
 

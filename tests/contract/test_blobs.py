@@ -18,9 +18,9 @@ from millstream.services.queue.blob import PART_BYTES_MAX
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import decode_reply
-from millstream.workers.consumer import Consumer, Finished
-from millstream.workers.lease import Lease
-from millstream.workers.reply_limits import LOSSES_MAX
+from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.lease import Lease
+from millstream.workers.batches.reply_limits import LOSSES_MAX
 from tests.kit.pool import Pool
 
 MIB = 1 << 20

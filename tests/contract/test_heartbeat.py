@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.services.wire.records import InstanceRecord, State
-from millstream.workers.consumer import Consumer
+from millstream.workers.batches.consumer import Consumer
 from millstream.workers.heartbeat import Heartbeat
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool

@@ -20,15 +20,15 @@ from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import BatchHeader, BatchInput, decode_reply, encode_batch
 from millstream.workers.backends.base import Array
-from millstream.workers.consumer import Consumer, Finished
-from millstream.workers.direct_work import DirectWork
-from millstream.workers.lease import Lease, ReplyWriter
-from millstream.workers.live_check import LiveCheck
-from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.direct_work import DirectWork
+from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.live_check import LiveCheck
+from millstream.workers.batches.reply_sender import ReplySender
+from millstream.workers.batches.watchdog import Watchdog
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.overdue_replies import OverdueReplies
-from millstream.workers.reply_sender import ReplySender
-from millstream.workers.watchdog import Watchdog
 from millstream.workers.worker import Worker
 from tests.kit.pool import Pool
 from tests.kit.wait import wait_until

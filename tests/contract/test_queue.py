@@ -11,7 +11,7 @@ from millstream.gateway.scheduling.packer import Packed
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.wire.batch import BatchHeader, BatchInput, encode_batch
-from millstream.workers.consumer import PROBES_READ_MAX, Consumer, Finished
+from millstream.workers.batches.consumer import PROBES_READ_MAX, Consumer, Finished
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.wait import wait_until
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from millstream.services.wire.batch import decode_reply
-from millstream.workers.consumer import Finished
+from millstream.workers.batches.consumer import Finished
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, names
 
 

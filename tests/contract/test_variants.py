@@ -13,10 +13,10 @@ from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.variants import REPORT, VARIANTS_MAX, Report, Target, Variants
-from millstream.workers import load_version
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.load_version import LoadEnvironment, load
+from millstream.workers.instances import load_version
+from millstream.workers.instances.load_version import LoadEnvironment, load
 from millstream.workers.variants.compile import difference, make
 from tests.contract.backend_cases import signature
 from tests.kit import models

@@ -20,8 +20,8 @@ from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch, encode_given_up, encode_reply
-from millstream.workers.consumer import Finished
-from millstream.workers.lease import Lease
+from millstream.workers.batches.consumer import Finished
+from millstream.workers.batches.lease import Lease
 from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers

@@ -22,10 +22,10 @@ from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.load_version import LoadEnvironment, load
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.instances.load_version import LoadEnvironment, load
+from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.variants import swaps
 from millstream.workers.variants.swaps import Progress, VariantSwaps
 from millstream.workers.variants.table import VariantTable

@@ -18,8 +18,8 @@ from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.batch import BatchHeader, encode_batch
 from millstream.services.wire.inbox import read_item
-from millstream.workers.consumer import Consumer, Finished
-from millstream.workers.lease import Lease
+from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.lease import Lease
 
 LEASE_MS = 60_000  # no test lasts that long: tests call `silence` instead of waiting
 ATTEMPTS_MAX = 3

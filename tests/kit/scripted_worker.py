@@ -20,7 +20,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.batch import BATCH_FORMATS
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
-from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.batches.consumer import Consumer, Finished
 from tests.kit.loopback import doubled
 from tests.kit.wait import wait_until
 

@@ -43,9 +43,9 @@ from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import decode_batch, decode_reply
 from millstream.services.wire.direct import attach_message, detach_message, is_control
 from millstream.services.wire.records import State
-from millstream.workers.direct_work import DirectWork
-from millstream.workers.lease import Lease
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.batches.direct_work import DirectWork
+from millstream.workers.batches.lease import Lease
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from tests.kit.lane_harness import REST_S, LaneBench
 from tests.kit.loopback import doubled
 from tests.kit.responders import Discard

@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 
 from millstream.services.queue.server import Binary
 from millstream.services.wire.batch import decode_reply
-from millstream.workers.lease import Lease
+from millstream.workers.batches.lease import Lease
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Key, Pool, RedisSnapshot, keys, names, reply
 from tests.kit.redis_server import binaries, redis_server
 from tests.kit.state_machines import machine_settings

@@ -13,7 +13,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.wire.records import State
-from millstream.workers.live_check import (
+from millstream.workers.batches.live_check import (
     BUSY_STEP_S,
     BYTES_MAX,
     ROWS_MAX,
@@ -24,7 +24,7 @@ from millstream.workers.live_check import (
     compare,
     sampled,
 )
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 
 Array = np.ndarray[Any, Any]
 Model = Callable[[Array], Array]

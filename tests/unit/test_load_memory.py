@@ -12,10 +12,10 @@ from millstream.services.placement.views import Footprint
 from millstream.services.repository.folder import FolderRepository
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import OutOfMemory
-from millstream.workers.footprint_meter import Measurement
-from millstream.workers.load_memory import LoadMemory
-from millstream.workers.load_version import LoadEnvironment
-from millstream.workers.memory_budget import Measuring, MemoryBudget
+from millstream.workers.instances.footprint_meter import Measurement
+from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.loads.load_memory import LoadMemory
+from millstream.workers.memory.budget import Measuring, MemoryBudget
 from tests.contract.repositories import manifest, publish
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.services.process.low_priority import NICE, at_low_priority, lower_priority
 from millstream.workers.backends import get_backend
-from millstream.workers.load_threads import LoadThreads
+from millstream.workers.loads.load_threads import LoadThreads
 from tests.kit import models
 from tests.kit.versions import SIGNATURE
 

@@ -21,8 +21,8 @@ from millstream.services.process.memory_share import (
     worker_share,
 )
 from millstream.services.wire.records import State
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy
 from tests.kit.versions import SIGNATURE
 
@@ -111,7 +111,7 @@ def test_more_than_there_is_is_a_warning() -> None:
 LIMITED = """
 import mmap, sys, threading
 from millstream.services.process.memory_use import memory_use
-from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
 prefer_for_oom_kill()
 budget = int(sys.argv[1])
 limit = MemoryLimit(budget)

@@ -18,7 +18,7 @@ from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import decode_batch
-from millstream.workers.lease import Lease, input_arrays
+from millstream.workers.batches.lease import Lease, input_arrays
 from tests.kit import v2
 from tests.kit.responders import DISCARD
 

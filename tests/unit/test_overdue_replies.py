@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.workers.consumer import Finished
+from millstream.workers.batches.consumer import Finished
 from millstream.workers.overdue_replies import AGAIN_S, OVERDUE_S, OverdueReplies
 from tests.unit.test_runner import lease
 

@@ -38,7 +38,7 @@ from millstream.services.wire.batch import (
     decode_batch,
     decode_reply,
 )
-from millstream.workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
+from millstream.workers.batches.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 from tests.kit.responders import DISCARD
 
 NOW, WALL_MS = 100.0, 5_000_000.0

@@ -11,10 +11,10 @@ import pytest
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.queue.remote_links import Settled
 from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, decode_reply, encode_batch
-from millstream.workers.consumer import Finished
-from millstream.workers.lease import Lease, ReplyWriter, RunCost
-from millstream.workers.reply_sender import ReplySender
-from millstream.workers.runner import RunResult
+from millstream.workers.batches.consumer import Finished
+from millstream.workers.batches.lease import Lease, ReplyWriter, RunCost
+from millstream.workers.batches.reply_sender import ReplySender
+from millstream.workers.batches.runner import RunResult
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 2)),),

@@ -21,11 +21,11 @@ BANNED = TOOLS["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
 #: the first words of a contract's name -> a file, and the import that the contract forbids in it
 BREACHES = {
     "services imports neither": ("services/version.py", "millstream.workers.worker"),
-    "gateway and workers are coupled": ("workers/reshape.py", "millstream.gateway.tensors.outputs"),
+    "gateway and workers are coupled": ("workers/instances/reshape.py", "millstream.gateway.tensors.outputs"),
     "gRPC is known": ("gateway/protocols/v2/options.py", "grpc"),
     "FastAPI is known": ("gateway/scheduling/lane.py", "fastapi"),
-    "Redis is known": ("workers/consumer.py", "redis"),
-    "inference libraries are known": ("workers/runner.py", "onnxruntime"),
+    "Redis is known": ("workers/batches/consumer.py", "redis"),
+    "inference libraries are known": ("workers/batches/runner.py", "onnxruntime"),
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
     "decisions, codecs and formats are pure": ("gateway/scheduling/batcher.py", "time"),
 }

@@ -25,9 +25,9 @@ from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, en
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance, OutOfMemory
-from millstream.workers.lease import Lease
-from millstream.workers.loaded_models import LoadedModel
-from millstream.workers.runner import RunResult, merge, run
+from millstream.workers.batches.lease import Lease
+from millstream.workers.batches.runner import RunResult, merge, run
+from millstream.workers.models.loaded_models import LoadedModel
 from tests.kit import models
 
 SEGMENTS = Segments(Path("/dev/shm"))
@@ -378,7 +378,7 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(simulated, m
 
     held = simulated()
     memory = Memory()
-    monkeypatch.setattr("millstream.workers.runner.np.concatenate", full)
+    monkeypatch.setattr("millstream.workers.batches.runner.np.concatenate", full)
     one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, memory)
     assert (values(one), values(two)) == ([1, 2], [3])
     assert (runs(held), memory.failures, memory.halved) == ([2, 1], [3], [3])

@@ -6,9 +6,9 @@ import pytest
 
 from millstream.services.placement.usage import HALVE_AT, Usage
 from millstream.services.wire.records import State
-from millstream.workers import usage_log
-from millstream.workers.loaded_models import USAGE_PUBLISHED_S, LoadedModel, LoadedModels
-from millstream.workers.usage_log import GAPS_MAX, Calls, Known, UsageLog
+from millstream.workers.models import usage_log
+from millstream.workers.models.loaded_models import USAGE_PUBLISHED_S, LoadedModel, LoadedModels
+from millstream.workers.models.usage_log import GAPS_MAX, Calls, Known, UsageLog
 from tests.contract.repositories import manifest
 
 
@@ -59,7 +59,7 @@ def test_versions_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_record_shows_calls_but_does_not_change_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("millstream.workers.loaded_models.time.monotonic", lambda: now)
+    monkeypatch.setattr("millstream.workers.models.loaded_models.time.monotonic", lambda: now)
     models = LoadedModels(offset_s=lambda: 500.0)
     model = LoadedModel(manifest(), State.READY)
     models.set(model)

@@ -21,7 +21,7 @@ from millstream.services.model.version_files import (
 )
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.triton_config.model_folder import read_model_folder
-from millstream.workers.load_version import verify
+from millstream.workers.instances.load_version import verify
 from tests.kit.versions import SIGNATURE, publish
 
 

@@ -13,15 +13,15 @@ from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
-from millstream.workers import version_loads
 from millstream.workers.backends import get_backend
-from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
-from millstream.workers.load_version import LoadEnvironment, load, probe
-from millstream.workers.loaded_models import LoadedModels
-from millstream.workers.loader import Limits, LoadRequest
-from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.instances.load_version import LoadEnvironment, load, probe
+from millstream.workers.loads import version_loads
+from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
+from millstream.workers.loads.loader import Limits, LoadRequest
+from millstream.workers.loads.version_loads import LoadGuard, VersionLoads
+from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.version_loads import LoadGuard, VersionLoads
+from millstream.workers.models.loaded_models import LoadedModels
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 

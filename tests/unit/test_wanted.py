@@ -10,7 +10,7 @@ import pytest
 from millstream.services.model.manifest import Endpoint, Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import StoredModels
-from millstream.workers.wanted import WantedVersions
+from millstream.workers.models.wanted import WantedVersions
 from tests.kit.versions import publish
 
 

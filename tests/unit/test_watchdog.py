@@ -8,8 +8,8 @@ from dataclasses import replace
 from millstream.services.errors import Code
 from millstream.services.queue.clock import RedisClock
 from millstream.services.wire.batch import ENDLESS
-from millstream.workers.lease import Lease
-from millstream.workers.watchdog import GRACE_S, SUSPICIOUS_RUNS, SUSPICIOUS_S, UNMEASURED_S, Guarded, Watchdog
+from millstream.workers.batches.lease import Lease
+from millstream.workers.batches.watchdog import GRACE_S, SUSPICIOUS_RUNS, SUSPICIOUS_S, UNMEASURED_S, Guarded, Watchdog
 from tests.unit.test_runner import holding, lease, signature
 
 

@@ -21,10 +21,10 @@ from millstream.services.process.memory_use import memory_use
 from millstream.services.process.parent_death import die_with_parent
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
-from millstream.workers.memory_limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.instances.reshape import Reshaped
+from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.race.messages import ANSWER_BYTES_MAX, TIMES_MAX, Answer, Command, Opening, Said, TimeRuns
 from millstream.workers.race.outputs import write_outputs
-from millstream.workers.reshape import Reshaped
 
 ERROR_CHARACTERS_MAX = 1000
 WARM_UPS = 2  # runs of a size before its first block

@@ -16,8 +16,8 @@ from millstream.services.repository.base import Repository
 from millstream.services.repository.races import UNFINISHED_MAX, Race, RaceState, new_race
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
-from millstream.workers.load_version import LoadEnvironment
-from millstream.workers.loaded_models import LoadedModel
+from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.models.loaded_models import LoadedModel
 
 log = logging.getLogger("millstream.races")
 

@@ -25,14 +25,14 @@ from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.race_verdicts import decide
 from millstream.services.repository.races import TRIES_MAX, Lock, Race, RaceState
-from millstream.workers.load_version import LoadEnvironment
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.memory_budget import MEMORY_OPTION, MemoryBudget
+from millstream.workers.batches.sample_capture import SampleCaptures
+from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.memory.budget import MEMORY_OPTION, MemoryBudget
+from millstream.workers.memory.spare import SpareMemory
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.race.process import Outcome, RaceProcess
 from millstream.workers.race.queue import RaceQueue, Racer, change
-from millstream.workers.sample_capture import SampleCaptures
-from millstream.workers.spare_memory import SpareMemory
 from millstream.workers.variants.swaps import VariantSwaps
 
 log = logging.getLogger("millstream.races")

@@ -16,12 +16,12 @@ from millstream.services.placement.ordered_loads import OrderedLoads
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
-from millstream.workers.consumer import Consumer
-from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.loads.unloads import EvictionReason, Unloads
+from millstream.workers.loads.version_loads import VersionLoads
+from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.residency.own_view import OwnView, settled
 from millstream.workers.residency.state import ResidencyState
-from millstream.workers.unloads import EvictionReason, Unloads
-from millstream.workers.version_loads import VersionLoads
 
 log = logging.getLogger("millstream.residency")
 

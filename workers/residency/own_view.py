@@ -12,10 +12,10 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
 from millstream.services.queue.clock import RedisClock
 from millstream.services.wire.records import State
-from millstream.workers.consumer import Consumer
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.loads.version_loads import VersionLoads
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.residency.state import ResidencyState
-from millstream.workers.version_loads import VersionLoads
 
 
 class OwnView:

@@ -22,20 +22,20 @@ from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.queue.clock import RedisClock
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
-from millstream.workers.batching_verdicts import BatchingVerdicts
-from millstream.workers.consumer import Consumer
-from millstream.workers.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.loader import LoadRequest
-from millstream.workers.refusals import Refusals
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
+from millstream.workers.loads.loader import LoadRequest
+from millstream.workers.loads.unloads import Unloads
+from millstream.workers.loads.version_loads import VersionLoads
+from millstream.workers.models.batching_verdicts import BatchingVerdicts
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.refusals import Refusals
+from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
 from millstream.workers.residency.own_view import OwnView, is_held
 from millstream.workers.residency.room_making import Answer, RoomMaking
 from millstream.workers.residency.state import ResidencyState
-from millstream.workers.unloads import Unloads
-from millstream.workers.version_loads import VersionLoads
-from millstream.workers.wanted import Wanted
 
 log = logging.getLogger("millstream.residency")
 

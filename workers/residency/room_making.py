@@ -14,13 +14,13 @@ from millstream.services.placement.eviction import make_room
 from millstream.services.placement.room import Room
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.wire.orders import Order
-from millstream.workers.consumer import Consumer
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.loads.unloads import Unloads
+from millstream.workers.loads.version_loads import VersionLoads
+from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.state import ResidencyState
-from millstream.workers.unloads import Unloads
-from millstream.workers.version_loads import VersionLoads
-from millstream.workers.wanted import Wanted
 
 ROOM_TRIES = 32  # to make room while calls for the versions that are to be unloaded keep coming
 TOO_LARGE_RETRY_S = 30.0

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from millstream.services.wire.orders import Order
-from millstream.workers.wanted import Wanted
+from millstream.workers.models.wanted import Wanted
 
 
 @dataclass(slots=True, eq=False)

@@ -18,9 +18,9 @@ from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.variants import Target, Variants
 from millstream.services.settings import child_environment
-from millstream.workers.load_version import LoadEnvironment, pays_to_compile
-from millstream.workers.memory_budget import MemoryBudget
-from millstream.workers.spare_memory import SpareMemory
+from millstream.workers.instances.load_version import LoadEnvironment, pays_to_compile
+from millstream.workers.memory.budget import MemoryBudget
+from millstream.workers.memory.spare import SpareMemory
 
 log = logging.getLogger("millstream.variants")
 

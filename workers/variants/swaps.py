@@ -30,11 +30,11 @@ from millstream.services.repository.races import RaceKey
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory
-from millstream.workers.load_version import LoadEnvironment, verify
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.instances.load_version import LoadEnvironment, verify
+from millstream.workers.instances.open_form import open_form
+from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.open_form import open_form
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.variants.table import Entry, VariantTable, serving_table
 from millstream.workers.variants.trials import DEATHS_MAX, VariantTrials, end_trials_of_deleted
 from millstream.workers.variants.watch import VariantWatch

@@ -16,7 +16,7 @@ from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature
 from millstream.services.repository.choices import BASELINE, Choice
 from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated
-from millstream.workers.lease import check_outputs
+from millstream.workers.batches.lease import check_outputs
 from millstream.workers.variants.watch import VariantWatch
 
 RESCUE_S = (

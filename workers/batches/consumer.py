@@ -17,8 +17,8 @@ from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import decode_batch
 from millstream.services.wire.inbox import read_item
-from millstream.workers.lease import Lease
-from millstream.workers.reply_limits import LOSSES_MAX, refusal
+from millstream.workers.batches.lease import Lease
+from millstream.workers.batches.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
 _SCRIPTS = (

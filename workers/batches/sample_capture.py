@@ -23,7 +23,7 @@ from millstream.services.repository.races import Race, RaceState
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends.base import Array
-from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.models.loaded_models import LoadedModels
 
 log = logging.getLogger("millstream.races")
 

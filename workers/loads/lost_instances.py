@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from millstream.services.wire.records import State
-from millstream.workers.loaded_models import LoadedModels
-from millstream.workers.unloads import Unloads
-from millstream.workers.version_loads import VersionLoads, about_version
+from millstream.workers.loads.unloads import Unloads
+from millstream.workers.loads.version_loads import VersionLoads, about_version
+from millstream.workers.models.loaded_models import LoadedModels
 
 log = logging.getLogger("millstream.reconciler")
 

@@ -30,8 +30,8 @@ from millstream.services.wire.batch import (
     decode_batch,
     encode_reply,
 )
-from millstream.workers.direct_gate import DirectGate
-from millstream.workers.reply_limits import fit
+from millstream.workers.batches.reply_limits import fit
+from millstream.workers.models.direct_gate import DirectGate
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Array]

@@ -16,12 +16,12 @@ from enum import StrEnum
 from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
 from millstream.services.wire.records import State
-from millstream.workers.consumer import Consumer
-from millstream.workers.direct_gate import DirectGate
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.memory_budget import MemoryBudget
+from millstream.workers.batches.consumer import Consumer
+from millstream.workers.loads.version_loads import about_version
+from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.version_loads import about_version
+from millstream.workers.models.direct_gate import DirectGate
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.reconciler")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.services.repository.verdicts import Verdict
-from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.models.loaded_models import LoadedModels
 
 
 class BatchingVerdicts:

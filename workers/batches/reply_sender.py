@@ -16,10 +16,10 @@ from millstream.services.model.signature import Signature
 from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.wire.batch import encode_given_up
-from millstream.workers.consumer import Consumer, Finished
-from millstream.workers.direct_work import DirectWork
-from millstream.workers.lease import Lease, ReplyWriter
-from millstream.workers.runner import RunResult
+from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.direct_work import DirectWork
+from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.runner import RunResult
 
 _NO_INPUTS = memoryview(b"")
 

@@ -11,7 +11,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.warmup_inputs import requested_inputs, requested_rows
 from millstream.workers.backends.base import Instance
-from millstream.workers.lease import check_outputs
+from millstream.workers.batches.lease import check_outputs
 
 
 def warm_up(instance: Instance, manifest: Manifest, folder: Path) -> None:

@@ -15,9 +15,9 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
-from millstream.workers.direct_gate import DirectGate
-from millstream.workers.exploration import Exploration
-from millstream.workers.usage_log import Calls, Known, UsageLog
+from millstream.workers.models.direct_gate import DirectGate
+from millstream.workers.models.exploration import Exploration
+from millstream.workers.models.usage_log import Calls, Known, UsageLog
 
 #: Records show calls at most this old: a record that changes is read and parsed by every gateway.
 USAGE_PUBLISHED_S = 5.0

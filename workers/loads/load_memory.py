@@ -16,9 +16,9 @@ from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.workers.backends.base import OutOfMemory
-from millstream.workers.footprint_meter import Measurement
-from millstream.workers.load_version import LoadEnvironment
-from millstream.workers.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, SPARE_BYTES, MemoryBudget
+from millstream.workers.instances.footprint_meter import Measurement
+from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.memory.budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, SPARE_BYTES, MemoryBudget
 
 log = logging.getLogger("millstream.memory")
 

@@ -25,7 +25,7 @@ from millstream.services.model.datatypes import FLOATS
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature
 from millstream.workers.backends.base import Array
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.live_check")
 

@@ -17,7 +17,7 @@ from millstream.services.model.bytes_tensor import LENGTH_BYTES
 from millstream.services.wire.batch import AGAIN, ReplyHeader, encode_reply
 
 if TYPE_CHECKING:
-    from millstream.workers.lease import Lease
+    from millstream.workers.batches.lease import Lease
 
 Array = np.ndarray[Any, Any]
 

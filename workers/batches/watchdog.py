@@ -18,8 +18,8 @@ from millstream.services.crashes.run_marks import RunMark
 from millstream.services.errors import Code
 from millstream.services.queue.clock import RedisClock
 from millstream.services.wire.batch import ENDLESS
-from millstream.workers.lease import Lease
-from millstream.workers.loaded_models import LoadedModel
+from millstream.workers.batches.lease import Lease
+from millstream.workers.models.loaded_models import LoadedModel
 
 log = logging.getLogger("millstream.watchdog")
 

@@ -12,9 +12,9 @@ from millstream.services.errors import Code, Failure
 from millstream.services.queue.clock import RedisClock
 from millstream.services.segments.segment import Segments
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
-from millstream.workers.loaded_models import LoadedModel
-from millstream.workers.watchdog import Guarded
+from millstream.workers.batches.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
+from millstream.workers.batches.watchdog import Guarded
+from millstream.workers.models.loaded_models import LoadedModel
 
 OnRun = Callable[[Inputs, list[Array]], None]
 

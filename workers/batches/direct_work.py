@@ -21,8 +21,8 @@ from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
 from millstream.services.wire.direct import TERM_MAX, attach_message, detach_message, read_batch, return_message
-from millstream.workers.lease import Lease
-from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.batches.lease import Lease
+from millstream.workers.models.loaded_models import LoadedModels
 
 log = logging.getLogger("millstream.worker")
 

@@ -28,11 +28,11 @@ from millstream.services.settings import child_environment
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
-from millstream.workers.footprint_meter import FootprintMeter, Measurement
-from millstream.workers.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
-from millstream.workers.profiler import KnownProfiles, measure, runs_as_known
-from millstream.workers.reshape import Reshaped
-from millstream.workers.warmup import warm_up
+from millstream.workers.instances.footprint_meter import FootprintMeter, Measurement
+from millstream.workers.instances.profiler import KnownProfiles, measure, runs_as_known
+from millstream.workers.instances.reshape import Reshaped
+from millstream.workers.instances.warmup import warm_up
+from millstream.workers.memory.budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
 
 log = logging.getLogger("millstream.variants")
 

@@ -21,15 +21,15 @@ from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
-from millstream.workers.exploration import Exploration
-from millstream.workers.failed_loads import FailedLoad, FailedLoads
 from millstream.workers.heartbeat import YIELD_S
-from millstream.workers.load_memory import LoadMemory, NotFree
-from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
-from millstream.workers.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
+from millstream.workers.instances.load_version import LoadedVersion, LoadEnvironment, load, probe
+from millstream.workers.loads.failed_loads import FailedLoad, FailedLoads
+from millstream.workers.loads.load_memory import LoadMemory, NotFree
+from millstream.workers.loads.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
+from millstream.workers.memory.spare import SpareMemory
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.spare_memory import SpareMemory
+from millstream.workers.models.exploration import Exploration
+from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.variants.compiles import VariantCompiles
 
 log = logging.getLogger("millstream.reconciler")
