@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.gateway.scheduling.batcher import Batcher
-from millstream.gateway.scheduling.dispatch import DispatchPolicy
+from millstream.gateway.scheduling.batching.batcher import Batcher
+from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure

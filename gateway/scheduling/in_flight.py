@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
 from millstream.gateway.scheduling.busy_poll import BusyPoll
-from millstream.gateway.scheduling.dispatch import DispatchPolicy
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext

@@ -14,19 +14,19 @@ from typing import Protocol
 from millstream.gateway.placement.refusals import PassedOn
 from millstream.gateway.scheduling.admission import LaneAdmission, LaneRefusal
 from millstream.gateway.scheduling.answers import Answers
-from millstream.gateway.scheduling.batch_split import parts_within
-from millstream.gateway.scheduling.batcher import RANK_MAX, Batcher
+from millstream.gateway.scheduling.batching.batch_split import parts_within
+from millstream.gateway.scheduling.batching.batcher import RANK_MAX, Batcher
+from millstream.gateway.scheduling.batching.coalescing import Coalescer
+from millstream.gateway.scheduling.batching.dispatch import EXPIRE, HOLD, DispatchPolicy
+from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.circuit import Circuit
-from millstream.gateway.scheduling.coalescing import Coalescer
 from millstream.gateway.scheduling.completion import Completion
-from millstream.gateway.scheduling.dispatch import EXPIRE, HOLD, DispatchPolicy
 from millstream.gateway.scheduling.early_put import EarlyPut
 from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
-from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.recovery import SUSPECT, Recovery
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import no_rows

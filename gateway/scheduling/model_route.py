@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream.gateway.placement.refusals import PassedOn
+from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.lane import OVERFLOWING, Lane
-from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Request, Responder
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import Extensions

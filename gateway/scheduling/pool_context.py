@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.scheduling.admission import Admission
-from millstream.gateway.scheduling.coalescing import CpuPressure
-from millstream.gateway.scheduling.contention import Contention
+from millstream.gateway.scheduling.batching.coalescing import CpuPressure
+from millstream.gateway.scheduling.batching.contention import Contention
+from millstream.gateway.scheduling.batching.run_costs import RunCosts
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.quarantine import Quarantine
-from millstream.gateway.scheduling.run_costs import RunCosts
 from millstream.gateway.scheduling.traces import Traces
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.wire.batch import ReplyHeader

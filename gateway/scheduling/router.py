@@ -16,6 +16,8 @@ from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, Ve
 from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.batching.queue_policy import QueueRules
+from millstream.gateway.scheduling.batching.run_costs import RunCosts
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -23,9 +25,7 @@ from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
-from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Responder
-from millstream.gateway.scheduling.run_costs import RunCosts
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits

@@ -10,9 +10,9 @@ from millstream.gateway.connection.http2.events import DataReceived, Event, Requ
 from millstream.gateway.connection.http2.faults import ConnectionFault
 from millstream.gateway.connection.http2.header_blocks import HeaderReader, Headers
 from millstream.gateway.connection.http2.limits import Limits
-from millstream.gateway.protocols.grpc.call_head import CallHead, read_head
-from millstream.gateway.protocols.grpc.message_framing import MessageReader
-from millstream.gateway.protocols.grpc.reply_blocks import HEAD, trailers
+from millstream.gateway.protocols.grpc.connections.call_head import CallHead, read_head
+from millstream.gateway.protocols.grpc.connections.message_framing import MessageReader
+from millstream.gateway.protocols.grpc.connections.reply_blocks import HEAD, trailers
 from millstream.services.errors import Failure
 from tests.kit.http2_peer import GREETING, joined
 

@@ -20,10 +20,11 @@ from millstream.gateway.connection.http2 import frames
 from millstream.gateway.connection.http2.connection import TURN_WORK_MAX, Connection
 from millstream.gateway.connection.http2.faults import ErrorCode
 from millstream.gateway.connection.http2.frames import Frame, FrameReader, Setting, frame
-from millstream.gateway.protocols.grpc import fast_connection, fast_server, reply_blocks
-from millstream.gateway.protocols.grpc.fast_call import FastCall
+from millstream.gateway.protocols.grpc import fast_server
+from millstream.gateway.protocols.grpc.connections import fast_connection, reply_blocks
+from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
+from millstream.gateway.protocols.grpc.connections.message_framing import prefix
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.message_framing import prefix
 from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.services.metrics.catalogue import GRPC_CALLS
 from tests.kit.application import Application

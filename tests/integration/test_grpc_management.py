@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc import auth
+from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region

@@ -26,8 +26,8 @@ from millstream.gateway.connection.http2.frames import FrameReader, frame
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.shared_port import shared_port_protocol
+from millstream.gateway.protocols.grpc.connections.message_framing import prefix
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.message_framing import prefix
 from millstream.services.settings import child_environment
 from tests.kit import models
 from tests.kit.application import Application

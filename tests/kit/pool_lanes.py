@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Request, Responder
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
+from millstream.gateway.scheduling.batching.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
 from millstream.gateway.scheduling.request import Request
 from tests.kit.responders import DISCARD
 from tests.kit.state_machines import machine_settings

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from millstream.gateway.scheduling.batch_size import TURN_RUNS, TURN_S
-from millstream.gateway.scheduling.batcher import Batcher
-from millstream.gateway.scheduling.dispatch import DEPTH, EXPIRE, HOLD, DispatchPolicy
+from millstream.gateway.scheduling.batching.batch_size import TURN_RUNS, TURN_S
+from millstream.gateway.scheduling.batching.batcher import Batcher
+from millstream.gateway.scheduling.batching.dispatch import DEPTH, EXPIRE, HOLD, DispatchPolicy
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from millstream.services.model.profile import Profile

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.decode import GrpcDecoder
-from millstream.gateway.protocols.grpc.example import MESSAGE_BYTES_MAX, advice_text, with_advice
+from millstream.gateway.protocols.grpc.codec.decode import GrpcDecoder
+from millstream.gateway.protocols.grpc.methods.example import MESSAGE_BYTES_MAX, advice_text, with_advice
 from millstream.gateway.protocols.tfserving.predict import classify_body, read_document, read_examples, regress_body
 from millstream.gateway.protocols.torchserve.predictions import read as read_prediction
 from millstream.gateway.protocols.v2.decode import V2Decoder, parse_header_length

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millstream.gateway.scheduling.dispatch import DEPTH
+from millstream.gateway.scheduling.batching.dispatch import DEPTH
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.recovery import ABANDON_S
 from millstream.gateway.scheduling.request import Request

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _PriorityLevel
+from millstream.gateway.scheduling.batching.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _PriorityLevel
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from tests.kit.responders import DISCARD

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from millstream.gateway.scheduling.coalescing import (
+from millstream.gateway.scheduling.batching.coalescing import (
     BUSY_SHARE,
     MEASURE_S_MIN,
     STEP_S,

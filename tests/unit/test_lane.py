@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.gateway.scheduling.batch_size import TURN_S
-from millstream.gateway.scheduling.contention import IN_USE_S
-from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S
+from millstream.gateway.scheduling.batching.batch_size import TURN_S
+from millstream.gateway.scheduling.batching.contention import IN_USE_S
+from millstream.gateway.scheduling.batching.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S
 from millstream.gateway.scheduling.lane import CANNOT_SERVE_RETRY_S, RETRY_S_MIN
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request

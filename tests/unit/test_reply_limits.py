@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.scheduling.batch_split import parts_within
+from millstream.gateway.scheduling.batching.batch_split import parts_within
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import encode_elements

@@ -27,7 +27,7 @@ BREACHES = {
     "Redis is known": ("workers/batches/consumer.py", "redis"),
     "inference libraries are known": ("workers/batches/runner.py", "onnxruntime"),
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
-    "decisions, codecs and formats are pure": ("gateway/scheduling/batcher.py", "time"),
+    "decisions, codecs and formats are pure": ("gateway/scheduling/batching/batcher.py", "time"),
 }
 
 

@@ -19,13 +19,13 @@ from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
-from millstream.gateway.protocols.grpc import reply_blocks
-from millstream.gateway.protocols.grpc.call_head import CallHead
-from millstream.gateway.protocols.grpc.encode import GrpcEncoder
-from millstream.gateway.protocols.grpc.envelopes import inputs_of
-from millstream.gateway.protocols.grpc.fast_call import FastCall
-from millstream.gateway.protocols.grpc.infer import InferCalls
-from millstream.gateway.protocols.grpc.status import refusal
+from millstream.gateway.protocols.grpc.codec.encode import GrpcEncoder
+from millstream.gateway.protocols.grpc.codec.envelopes import inputs_of
+from millstream.gateway.protocols.grpc.codec.status import refusal
+from millstream.gateway.protocols.grpc.connections import reply_blocks
+from millstream.gateway.protocols.grpc.connections.call_head import CallHead
+from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
+from millstream.gateway.protocols.grpc.methods.infer import InferCalls
 from millstream.gateway.scheduling.request import Request, bill
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure

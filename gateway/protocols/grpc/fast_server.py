@@ -15,13 +15,13 @@ from typing import Any
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
-from millstream.gateway.protocols.grpc.fast_call import FastCall
-from millstream.gateway.protocols.grpc.fast_connection import FastConnection, Parts
+from millstream.gateway.protocols.grpc.codec.messages import Messages
+from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
+from millstream.gateway.protocols.grpc.connections.fast_connection import FastConnection, Parts
+from millstream.gateway.protocols.grpc.connections.receiver import CROWDED_S_MIN, crowded, no_message
 from millstream.gateway.protocols.grpc.fast_infer import FastInfer
 from millstream.gateway.protocols.grpc.handlers import MethodTable
-from millstream.gateway.protocols.grpc.messages import Messages
 from millstream.gateway.protocols.grpc.observed_infer import ObservedInfer
-from millstream.gateway.protocols.grpc.receiver import CROWDED_S_MIN, crowded, no_message
 from millstream.gateway.protocols.grpc.server import (
     DRAIN_POLL_S,
     KEEPALIVE_S,

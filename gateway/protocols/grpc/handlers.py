@@ -14,22 +14,22 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.protocols.grpc import parse_cost
+from millstream.gateway.protocols.grpc.access.guard import Guard, check_message
 from millstream.gateway.protocols.grpc.call_counts import CallCounts
-from millstream.gateway.protocols.grpc.guard import Guard, check_message
-from millstream.gateway.protocols.grpc.health import Health
-from millstream.gateway.protocols.grpc.infer import InferCalls
-from millstream.gateway.protocols.grpc.messages import Messages, parse, parse_counted, set_compression
-from millstream.gateway.protocols.grpc.metadata import MetadataCalls
-from millstream.gateway.protocols.grpc.observed_calls import ObservedCalls
-from millstream.gateway.protocols.grpc.reflection import SERVICES, Reflection
-from millstream.gateway.protocols.grpc.repository import RepositoryCalls
-from millstream.gateway.protocols.grpc.shared_memory import SharedMemoryCalls
-from millstream.gateway.protocols.grpc.statistics import StatisticsCalls
-from millstream.gateway.protocols.grpc.stream import Stream
+from millstream.gateway.protocols.grpc.codec import parse_cost
+from millstream.gateway.protocols.grpc.codec.messages import Messages, parse, parse_counted, set_compression
+from millstream.gateway.protocols.grpc.connections.observed_calls import ObservedCalls
+from millstream.gateway.protocols.grpc.methods.health import Health
+from millstream.gateway.protocols.grpc.methods.infer import InferCalls
+from millstream.gateway.protocols.grpc.methods.metadata import MetadataCalls
+from millstream.gateway.protocols.grpc.methods.reflection import SERVICES, Reflection
+from millstream.gateway.protocols.grpc.methods.repository import RepositoryCalls
+from millstream.gateway.protocols.grpc.methods.shared_memory import SharedMemoryCalls
+from millstream.gateway.protocols.grpc.methods.statistics import StatisticsCalls
+from millstream.gateway.protocols.grpc.methods.stream import Stream
+from millstream.gateway.protocols.grpc.methods.trace_and_log import TraceAndLogCalls
 from millstream.gateway.protocols.grpc.tfserving import schema
 from millstream.gateway.protocols.grpc.tfserving.calls import ModelCalls, PredictionCalls
-from millstream.gateway.protocols.grpc.trace_and_log import TraceAndLogCalls
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.table import GRPC
 from millstream.services.errors import Failure

@@ -12,7 +12,7 @@ import grpc
 
 from millstream.gateway.observing.finished import FAILED_GRPC, Finished
 from millstream.gateway.observing.observer import Observer
-from millstream.gateway.protocols.grpc.fast_call import FastCall
+from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
 from millstream.gateway.protocols.grpc.fast_infer import FastInfer, InferRequest
 from millstream.services.process.request_id import new_request_id
 from millstream.services.tracing.traceparent import Trace

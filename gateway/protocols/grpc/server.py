@@ -18,12 +18,12 @@ import grpc
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX
-from millstream.gateway.protocols.grpc import proc_net
-from millstream.gateway.protocols.grpc.credentials import server_credentials
+from millstream.gateway.protocols.grpc.codec.messages import Messages
+from millstream.gateway.protocols.grpc.connections import proc_net
+from millstream.gateway.protocols.grpc.connections.credentials import server_credentials
+from millstream.gateway.protocols.grpc.connections.receiver import Receiver
+from millstream.gateway.protocols.grpc.connections.stalled_replies import StalledReplies
 from millstream.gateway.protocols.grpc.handlers import MethodTable
-from millstream.gateway.protocols.grpc.messages import Messages
-from millstream.gateway.protocols.grpc.receiver import Receiver
-from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Code, Failure
 from millstream.services.process.pinning import unpin
@@ -66,7 +66,7 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", int(shared)),
         ("grpc.max_receive_message_length", settings.request_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.per_message_decompression", 0),  # millstream.gateway.protocols.grpc.messages does it
+        ("grpc.per_message_decompression", 0),  # millstream.gateway.protocols.grpc.codec.messages does it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),

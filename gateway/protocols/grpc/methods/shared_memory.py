@@ -7,7 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog.shared_settings import when_unlocked
-from millstream.gateway.protocols.grpc import auth
+from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import MemoryRegistry
 from millstream.services.errors import invalid, not_found

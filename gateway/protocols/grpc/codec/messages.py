@@ -18,8 +18,8 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
-from millstream.gateway.protocols.grpc import parse_cost
-from millstream.gateway.protocols.grpc.status import REQUEST_ID_KEY, refuse
+from millstream.gateway.protocols.grpc.codec import parse_cost
+from millstream.gateway.protocols.grpc.codec.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.protocols.http.compression import choose_encoding, decompress
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from millstream.gateway.protocols.grpc.parameters import read_request_options, read_tensor
-from millstream.gateway.protocols.grpc.typed_contents import no_data, tensor_of
+from millstream.gateway.protocols.grpc.codec.parameters import read_request_options, read_tensor
+from millstream.gateway.protocols.grpc.codec.typed_contents import no_data, tensor_of
 from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from millstream.gateway.tensors.input_plan import Extent, InputPlan

@@ -10,8 +10,8 @@ import asyncio
 import logging
 from typing import Any
 
-from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
-from millstream.gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
+from millstream.gateway.protocols.grpc.connections.periodic_check import PeriodicCheck
+from millstream.gateway.protocols.grpc.connections.tcp_info import Address, TcpConnections, address_of
 
 log = logging.getLogger("millstream.grpc")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc import auth
+from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import ModelLoader
 from millstream.services.errors import Code, Failure, invalid

@@ -18,8 +18,8 @@ from grpc.aio import EOF
 
 from millstream.gateway.connection.bounded_protocol import SENT_BYTES_MIN
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
-from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
-from millstream.gateway.protocols.grpc.tcp_info import Address, address_of
+from millstream.gateway.protocols.grpc.connections.periodic_check import PeriodicCheck
+from millstream.gateway.protocols.grpc.connections.tcp_info import Address, address_of
 from millstream.services.errors import Code, Failure, invalid
 
 #: period of the checks of unfinished reads; between two checks a client can send any number of bytes

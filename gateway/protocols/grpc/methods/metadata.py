@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc.infer import check_version
+from millstream.gateway.protocols.grpc.methods.infer import check_version
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.v2.metadata import model_metadata, server_metadata
 from millstream.services.errors import Code, Failure

@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio
 from tritonclient.grpc import service_pb2
 
-from millstream.gateway.protocols.grpc import auth
-from millstream.gateway.protocols.grpc.messages import Messages, parse
+from millstream.gateway.protocols.grpc.access import auth
+from millstream.gateway.protocols.grpc.codec.messages import Messages, parse
 from millstream.gateway.protocols.grpc.tfserving import schema
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings

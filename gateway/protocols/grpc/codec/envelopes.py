@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.decode import GrpcCall
-from millstream.gateway.protocols.grpc.encode import varint
+from millstream.gateway.protocols.grpc.codec.decode import GrpcCall
+from millstream.gateway.protocols.grpc.codec.encode import varint
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor

@@ -15,14 +15,14 @@ import grpc
 from grpc.aio import EOF, AbortError
 
 from millstream.gateway.connection.bounded_protocol import SENT_BYTES_MIN
-from millstream.gateway.protocols.grpc import reply_blocks
-from millstream.gateway.protocols.grpc.call_head import CallHead, Metadata
-from millstream.gateway.protocols.grpc.message_framing import Allocate, MessageReader, prefix
+from millstream.gateway.protocols.grpc.connections import reply_blocks
+from millstream.gateway.protocols.grpc.connections.call_head import CallHead, Metadata
+from millstream.gateway.protocols.grpc.connections.message_framing import Allocate, MessageReader, prefix
 from millstream.gateway.protocols.http.compression import compress
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.gateway.protocols.grpc.fast_connection import FastConnection
+    from millstream.gateway.protocols.grpc.connections.fast_connection import FastConnection
 
 log = logging.getLogger("millstream.grpc")
 

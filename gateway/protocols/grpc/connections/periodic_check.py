@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.gateway.protocols.grpc.tcp_info import TcpConnections
+from millstream.gateway.protocols.grpc.connections.tcp_info import TcpConnections
 
 
 class PeriodicCheck:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from millstream.gateway.scheduling.batcher import DELAYED
+from millstream.gateway.scheduling.batching.batcher import DELAYED
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig, QueuePolicy

@@ -6,10 +6,10 @@ waiting requests, batches in flight, time ─> rows_to_take ─> rows of the nex
 
 from __future__ import annotations
 
-from millstream.gateway.scheduling.batch_size import preferred_rows, shared_rows
-from millstream.gateway.scheduling.batcher import Batcher
-from millstream.gateway.scheduling.estimator import LatencyEstimator
-from millstream.gateway.scheduling.queue_policy import QueueRules
+from millstream.gateway.scheduling.batching.batch_size import preferred_rows, shared_rows
+from millstream.gateway.scheduling.batching.batcher import Batcher
+from millstream.gateway.scheduling.batching.estimator import LatencyEstimator
+from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile

@@ -17,11 +17,11 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
-from millstream.gateway.protocols.grpc.encode import FINAL, stream_response
-from millstream.gateway.protocols.grpc.infer import InferCalls
-from millstream.gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, parse_infer, set_compression
-from millstream.gateway.protocols.grpc.observed_calls import ObservedCalls
-from millstream.gateway.protocols.grpc.status import details
+from millstream.gateway.protocols.grpc.codec.encode import FINAL, stream_response
+from millstream.gateway.protocols.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages, parse_infer, set_compression
+from millstream.gateway.protocols.grpc.codec.status import details
+from millstream.gateway.protocols.grpc.connections.observed_calls import ObservedCalls
+from millstream.gateway.protocols.grpc.methods.infer import InferCalls
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancel import cancel_all
 

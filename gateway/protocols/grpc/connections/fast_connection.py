@@ -24,11 +24,11 @@ from millstream.gateway.connection.http2.events import (
 from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.connection.receive_budget import BodyReservation, ReceiveBudget
 from millstream.gateway.connection.slow_reader import WriteStallGuard
-from millstream.gateway.protocols.grpc import reply_blocks
-from millstream.gateway.protocols.grpc.call_head import ENCODINGS, CallHead, read_head
-from millstream.gateway.protocols.grpc.fast_call import FastCall
-from millstream.gateway.protocols.grpc.message_framing import Allocate
-from millstream.gateway.protocols.grpc.observed_calls import address_of
+from millstream.gateway.protocols.grpc.connections import reply_blocks
+from millstream.gateway.protocols.grpc.connections.call_head import ENCODINGS, CallHead, read_head
+from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
+from millstream.gateway.protocols.grpc.connections.message_framing import Allocate
+from millstream.gateway.protocols.grpc.connections.observed_calls import address_of
 
 _Code = grpc.StatusCode
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -15,8 +15,8 @@ import grpc
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Gate, Pass, forbidden
 from millstream.gateway.access.principal import CALLER, FORBIDDEN, Principal
-from millstream.gateway.protocols.grpc.auth import is_local_call
-from millstream.gateway.protocols.grpc.messages import BEFORE_REFUSAL, Messages
+from millstream.gateway.protocols.grpc.access.auth import is_local_call
+from millstream.gateway.protocols.grpc.codec.messages import BEFORE_REFUSAL, Messages
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import Who
 from millstream.services.access.scopes import Need

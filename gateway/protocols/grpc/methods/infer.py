@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
-from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
-from millstream.gateway.protocols.grpc.encode import GrpcEncoder
-from millstream.gateway.protocols.grpc.envelopes import Envelope, Envelopes, inputs_of
-from millstream.gateway.protocols.grpc.example import advice_text, with_advice
-from millstream.gateway.protocols.grpc.messages import PACKED, Messages, parse_infer, set_compression
+from millstream.gateway.protocols.grpc.codec.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.protocols.grpc.codec.encode import GrpcEncoder
+from millstream.gateway.protocols.grpc.codec.envelopes import Envelope, Envelopes, inputs_of
+from millstream.gateway.protocols.grpc.codec.messages import PACKED, Messages, parse_infer, set_compression
+from millstream.gateway.protocols.grpc.methods.example import advice_text, with_advice
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -37,7 +37,7 @@ class _Codec(NamedTuple):
 
 
 class InferCalls:
-    """Answers inference requests, of unary calls and of streams (millstream.gateway.protocols.grpc.stream).
+    """Answers inference requests, of unary calls and of streams (millstream.gateway.protocols.grpc.methods.stream).
 
     Args:
         caller: finds versions and runs them.
