@@ -27,6 +27,12 @@ BREACHES = {
     "Redis is known": ("workers/batches/consumer.py", "redis"),
     "inference libraries are known": ("workers/batches/runner.py", "onnxruntime"),
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
+    "folders of the gRPC adapter have an order": (
+        "gateway/protocols/grpc/connections/tcp_info.py",
+        "millstream.gateway.protocols.grpc.methods.health",
+    ),
+    "what decides on batches": ("gateway/scheduling/batching/estimator.py", "millstream.gateway.scheduling.lane"),
+    "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.loads.loader"),
     "decisions, codecs and formats are pure": ("gateway/scheduling/batching/batcher.py", "time"),
 }
 
