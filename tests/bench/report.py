@@ -188,7 +188,8 @@ Rows that are missed in one run are met in another: how long a processor needs t
 fast it runs code that is not in its cache, decide about them more than this code does. Two runs of it on cloud
 machines with 2 cores each: 1.09 and 1.13 of C's rate at 64 connections, with 1.12 and 1.08 of its CPU; 0.63 and 0.72
 at 16; a median of 1.6 and 4.3 times C's at 1 connection, where C took 88 us and 44 us. A third run an hour later,
-with neighbours on the machine, had 0.91, 1.45, 0.59 and 4.7.
+with neighbours on the machine, had 0.91, 1.45, 0.59 and 4.7. A fourth, on a quiet AMD EPYC (2026-11-27), had 1.22,
+0.98, 0.78 and 1.6.
 
 - **1 connection.** A request that is alone crosses two processes, C one. Gateway and worker compute about 150 us each
   for it (above), nearly all of it Python that runs once for a batch, with cold caches; the model takes 20 us, and
