@@ -146,3 +146,15 @@ local function drop_if_unused(lane)
   redis.call('DEL', stream)
   return 1
 end
+
+-- remove_waiting(lane, id) -> 1 when the entry was removed; 0: a worker leases it. For lanes that no worker serves.
+local function remove_waiting(lane, id)
+  local stream = PREFIX .. 'stream:' .. lane
+  if #redis.pcall('XPENDING', stream, GROUP, id, id, 1) > 0 then return 0 end
+  redis.call('XDEL', stream, id)
+  if undelivered(lane) == 0 then
+    unmark_ready(lane)
+    drop_if_unused(lane)
+  end
+  return 1
+end

@@ -80,23 +80,15 @@ for i, worker in ipairs(removed) do
   end
 end
 
--- drop_overdue(lane, now): remove, from the front of a lane that no worker serves, entries that nobody waits for: their
--- gateway withdrew them while a worker still served the lane or leased them, or is gone. A gateway that waits after all
--- (for a later request of the batch, or because a clock was set) puts the batch again: it hears that no worker read it.
+-- drop_overdue(lane, now): remove overdue entries from the front of a lane that no worker serves. Their gateway could not
+-- withdraw them while a worker served the lane or leased them, or it is gone. If it still waits (for a later request of
+-- the batch, or because a clock was set), it puts the batch again when it gets the reply.
 local function drop_overdue(lane, now)
-  local stream = PREFIX .. 'stream:' .. lane
-  local removed = 0
-  for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', OVERDUE_MAX)) do
-    local id, fields = entry[ID], entry[FIELDS]
-    if tonumber(fields[DEADLINE]) + OVERDUE_MS < now and #redis.pcall('XPENDING', stream, GROUP, id, id, 1) == 0 then
-      redis.call('XDEL', stream, id)
+  for _, entry in ipairs(redis.call('XRANGE', PREFIX .. 'stream:' .. lane, '-', '+', 'COUNT', OVERDUE_MAX)) do
+    local fields = entry[FIELDS]
+    if tonumber(fields[DEADLINE]) + OVERDUE_MS < now and remove_waiting(lane, entry[ID]) == 1 then
       reply(fields[REPLIES], '\2' .. fields[NAME])
-      removed = removed + 1
     end
-  end
-  if removed > 0 and undelivered(lane) == 0 then
-    unmark_ready(lane)
-    drop_if_unused(lane)
   end
 end
 
