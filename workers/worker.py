@@ -176,10 +176,9 @@ class Worker:
                 self.waiting = False
                 self._run_direct(leases)
                 self.waiting = True
-                now = time.monotonic()
-                answered |= now > looked_at + REDIS_LOOK_S
-            if answered:
-                looked_at = time.monotonic()
+            now = time.monotonic()
+            if answered or now > looked_at + REDIS_LOOK_S:
+                looked_at = now
                 found = consumer.try_receive_wait()
                 if found is not None:
                     return found

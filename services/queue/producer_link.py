@@ -34,6 +34,7 @@ log = logging.getLogger("millstream.queue")
 
 REPLIES_AT_ONCE = 16  # replies that one BLMPOP returns at most
 REQUESTS_AHEAD = 16  # BLMPOPs that are sent ahead: Redis blocks on the first, and takes the next when that is answered
+REPLY_WAIT_S = 10.0  # of one BLMPOP: without replies, its answer shows that the connection lives
 OLD_LISTS_S = 60.0  # how long reply lists of earlier connections are deleted again and again
 OLD_LISTS_MAX = 100
 BACKOFF_S_MIN = 0.05
@@ -101,6 +102,7 @@ class ProducerLink:
         self._put_head = (b"EVALSHA", script("put").sha, len(keys.scheduling) + 1, *keys.scheduling)
         self._pop_replies = b""  # the packed BLMPOP
         self._pops_unanswered = 0
+        self._answered = 0.0  # when a BLMPOP was last answered (monotonic)
         self._out: Pipeline | None = None
         self._replies: Pipeline | None = None
         self._epoch: bytes | None = None
@@ -253,7 +255,7 @@ class ProducerLink:
         self._on_restored(lost)
 
     async def refresh(self) -> None:
-        """Measure the clock, and detect a Redis that lost its data without losing the connection (FLUSHALL).
+        """Measure the clock; detect a silent connection, and a Redis that lost its data without losing it (FLUSHALL).
 
         Also deletes reply lists of earlier connections: their batches were put again, but workers may still answer
         them. To be called regularly. Raises as `call` does.
@@ -263,6 +265,10 @@ class ProducerLink:
             while self._old_lists and self._old_lists[0][1] <= time.monotonic():
                 self._old_lists.popleft()
         await self._measure_clock()
+        # After that call: what came meanwhile, while this process was stopped, has been read.
+        if time.monotonic() > self._answered + REPLY_WAIT_S + self._address.reply_s_max:
+            self._lost.set()
+            raise Failure(Code.UNAVAILABLE, "the connection for replies is silent", retry_after_s=1)
         if await self._check_epoch():
             log.warning("Redis at %s lost its data", self._address)
             self._on_restored(True)
@@ -336,9 +342,9 @@ class ProducerLink:
             self._old_lists.append((self.replies_key, time.monotonic() + OLD_LISTS_S))
         self._connections += 1
         self.replies_key = self.keys.replies(f"{self._gateway}-{self._connections}")
-        pop = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
+        pop = (b"BLMPOP", b"%g" % REPLY_WAIT_S, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
         self._pop_replies = hiredis.pack_command(cast("Any", pop))
-        self._pops_unanswered = 0
+        self._pops_unanswered, self._answered = 0, time.monotonic()
 
     def _request_replies(self) -> None:
         """Send BLMPOPs until REQUESTS_AHEAD are unanswered, in one write instead of one write for each reply."""
@@ -352,7 +358,8 @@ class ProducerLink:
             self._lost.set()
             return
         self._pops_unanswered -= 1
-        for data in reply[1]:
+        self._answered = time.monotonic()
+        for data in reply[1] if reply is not None else ():
             self.received_bytes += len(data)
             try:
                 self._on_reply(data)

@@ -26,11 +26,14 @@ ALONG = 50  # answers after a fault that show that it is over
 
 
 @contextmanager
-def watched_stack(tmp_path: Path) -> Iterator[tuple[Stack, Watched]]:
+def watched_stack(tmp_path: Path, gateways: int = 2, workers: int = 2) -> Iterator[tuple[Stack, Watched]]:
     path = models.scale(tmp_path / "m.onnx")
     with watched_redis(tmp_path / "redis") as watched:
         settings = {"redis_url": watched.address.url}
-        with running_stack(tmp_path, gateways=2, pools="cpu=2", models={"steady": path}, settings=settings) as stack:
+        pools = f"cpu={workers}"
+        with running_stack(
+            tmp_path, gateways=gateways, pools=pools, models={"steady": path}, settings=settings
+        ) as stack:
             stack.redis = client(watched.address)
             yield stack, watched
             said = "\n".join([*stack.lines, stack.logs()])
@@ -112,3 +115,37 @@ def test_the_master_freezes_and_thaws_as_a_replica(tmp_path: Path) -> None:
             watched.follows(first)
             load.more(ALONG)
         check(load)
+
+
+def test_a_worker_that_needs_no_queue_notices_that_the_master_froze(tmp_path: Path) -> None:
+    """Its batches come directly and go on; what comes through the new master must reach it, too."""
+    with watched_stack(tmp_path, gateways=1, workers=1) as (stack, watched):
+        with constant_load(stack.port, INFER, BODIES, callers=1) as load:
+            wait_until(lambda: attached(stack, load), what="a batch takes no queue")
+            first = watched.master
+            with sigstopped(first.pid):
+                frozen = attached(stack, load)
+                watched.took_over(first)
+                wait_until(lambda: (worker_of(stack), "blmpop") in connections(watched.master), what="waits for work")
+                load.more(ALONG)
+            assert frozen, "it took batches of its gateway when the master froze"
+        check(load)
+
+
+def attached(stack: Stack, load: Load) -> bool:
+    """Return whether batches take no queue now."""
+    before = stack.metrics().value("millstream_batches_direct_total")
+    load.more(5)
+    return stack.metrics().value("millstream_batches_direct_total") > before
+
+
+def worker_of(stack: Stack) -> str:
+    [worker] = stack.http.get("/admin/v1/workers").json()["workers"]
+    return str(worker["id"])
+
+
+def connections(server: Server) -> set[tuple[str, str]]:
+    """Return name and last command of the connections of a server."""
+    with suppress(RedisError):  # it is not a master yet
+        return {(client["name"], client["cmd"]) for client in server.redis.client_list()}
+    return set()

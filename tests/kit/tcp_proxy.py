@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can go away and come back at the same port."""
+"""A TCP proxy on loopback that can go away and come back at the same port, and lose a connection without a word."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class TcpProxy:
         self._server = (host, int(port))
         self._port = 0
         self._open_sockets: list[socket.socket] = []
+        self._silent: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self.open()
 
@@ -39,6 +40,10 @@ class TcpProxy:
             one.close()
         self._open_sockets, self._threads = [], []
 
+    def silence(self, connection: int) -> None:
+        """Drop from now on what either end of the n-th connection sends, as a lost route does: no end is closed."""
+        self._silent.update(self._open_sockets[2 * connection : 2 * connection + 2])
+
     def _start(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
@@ -57,7 +62,8 @@ class TcpProxy:
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                sink.sendall(data)
+                if source not in self._silent:
+                    sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -72,6 +72,8 @@ class Consumer:
         self._clock = clock
         self._spin = spin or Spin(0)
         self._link = ConsumerLink(address)
+        self._reply_s_max = address.reply_s_max
+        self._answer_due = 0.0  # when the answers to `send_wait` are overdue (monotonic)
         self._queued: bool | None = None  # the first answer to `send_wait`; None: not received yet
         self._requested_at = 0.0  # when the next entries were requested (monotonic); never after they were leased
         try:
@@ -173,6 +175,7 @@ class Consumer:
         For a worker that leases nothing, or whose batches came directly; then `leased` is ATTACHED.
         """
         self._requested_at = time.monotonic()
+        self._answer_due = self._requested_at + timeout_s + self._reply_s_max
         self._queued = None
         wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
         self._link.send_both(self._next(finished, leased, wanted, leave=True), wait)
@@ -187,16 +190,23 @@ class Consumer:
         return leases, were_queued
 
     def try_receive_wait(self) -> tuple[list[Lease], bool] | None:
-        """Return what `receive_wait` returns if it is there, else None. Only for a `pollable` consumer."""
+        """Return what `receive_wait` returns if it is there, else None. Only for a `pollable` consumer.
+
+        Raises Failure(UNAVAILABLE) if it is overdue: a server that froze, or left the network, closes no connection.
+        """
         if self._queued is None:
             queued = self._link.try_receive()
             if queued is NOTHING:
-                return None
+                return self._none_yet()
             self._queued = int(queued) > 0
         popped = self._link.try_receive()
         if popped is NOTHING:
-            return None
+            return self._none_yet()
         return self._leases(popped[1]) if popped else [], self._queued
+
+    def _none_yet(self) -> None:
+        if time.monotonic() > self._answer_due:
+            raise Failure(Code.UNAVAILABLE, f"Redis did not answer within {self._reply_s_max:g} s")
 
     @property
     def pollable(self) -> bool:
