@@ -155,6 +155,7 @@ _FROZEN = re.compile(
 #: fields of ONNX's ModelProto and their wire types
 _ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 _GRAPH_FIELD = 7
+_IR_VERSION_KEY = b"\x08"  # field 1, the first that writers of protobuf write
 _FIELDS_MAX = 10_000  # files with more top-level fields are left to the model check
 _VARINT_BYTES_MAX = 10
 
@@ -385,7 +386,13 @@ def _why_text(head: bytes) -> str | None:
 
 
 def _why_cut_short(file: IO[bytes], size: int) -> str | None:
-    """Return a message if the file starts as an ONNX model and ends within one of its top-level fields."""
+    """Return a message if the file starts with an IR version, as ONNX models do, and ends within a top-level field.
+
+    The keys of the other fields start one in twenty files of any content.
+    """
+    file.seek(0)
+    if file.read(1) != _IR_VERSION_KEY:
+        return None
     file.seek(0)
     graph = False
     try:

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_no_content_raises(tmp_path_factory: pytest.TempPathFactory, content: by
     file.write_bytes(magic + content)
     why = why_not_onnx(file)
     assert why is None or (why.isprintable() and len(why) < 400)
+
+
+def test_files_of_any_content_are_not_called_damaged_models(tmp_path: Path) -> None:
+    file, content = tmp_path / "any.onnx", random.Random(1)
+    for _ in range(500):
+        file.write_bytes(content.randbytes(300))
+        why = why_not_onnx(file)
+        assert why is None or "cut short" not in why
 
 
 def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
