@@ -197,14 +197,16 @@ class Consumer:
         if self._queued is None:
             queued = self._link.try_receive()
             if queued is NOTHING:
-                return self._none_yet()
+                self._check_due()
+                return None
             self._queued = int(queued) > 0
         popped = self._link.try_receive()
         if popped is NOTHING:
-            return self._none_yet()
+            self._check_due()
+            return None
         return self._leases(popped[1]) if popped else [], self._queued
 
-    def _none_yet(self) -> None:
+    def _check_due(self) -> None:
         if time.monotonic() > self._answer_due:
             raise Failure(Code.UNAVAILABLE, f"Redis did not answer within {self._reply_s_max:g} s")
 
