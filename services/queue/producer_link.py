@@ -246,7 +246,7 @@ class ProducerLink:
             out.close()
             raise
         self._lost.clear()
-        self._out, self._replies = out, replies
+        self._out, self._replies, self._answered = out, replies, time.monotonic()
         await self.load_scripts()
         await self._measure_clock()
         lost = await self._check_epoch()

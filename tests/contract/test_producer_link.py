@@ -61,8 +61,12 @@ async def linked(proxy: TcpProxy, gateway: str, received: list[bytes]) -> AsyncI
 
 
 async def receive(link: ProducerLink, stored: redis.Redis, received: list[bytes], reply: bytes) -> None:
-    stored.rpush(link.replies_key, reply)
+    """Receive a reply; it is sent again to the list of each connection."""
+    lists: set[bytes] = set()
     while reply not in received:
+        if link.replies_key not in lists:
+            lists.add(link.replies_key)
+            stored.rpush(link.replies_key, reply)
         await asyncio.sleep(0.01)
 
 

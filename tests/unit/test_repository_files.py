@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,11 +29,20 @@ def test_workflow_follows_the_schema() -> None:
     accepted(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", WORKFLOW)
 
 
-def test_workflow_runs_the_check_of_changes_on_the_oldest_and_the_newest_python() -> None:
+def test_workflow_runs_all_tests_at_night_and_those_of_each_part_on_a_change() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    assert {"push", "pull_request", "schedule"} <= workflow[True].keys()  # YAML 1.1 reads `on` as a truth value
+    command = workflow["jobs"]["run"]["steps"][-1]["run"]
+    assert re.fullmatch(r"\$\{\{ \(.*'schedule'.*\) && '\.ci/all' \|\| '\.ci/run' \}\}", command)
+    for script in (ROOT / ".ci").iterdir():
+        assert os.access(script, os.X_OK), script
+        accepted("bash", "-n", script)
+
+
+def test_workflow_runs_on_the_oldest_and_the_newest_python() -> None:
     job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["run"]
     supported = re.findall(r"Python :: (3\.\d+)'", str(CLASSIFIERS))
     assert job["strategy"]["matrix"]["python"] == [supported[0], supported[-1]]
-    assert job["steps"][-1]["run"] == ".ci/run"
     actions = [step["uses"] for step in job["steps"] if "uses" in step]
     assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action) for action in actions)
 
