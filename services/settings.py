@@ -1,11 +1,10 @@
-"""All settings of all processes. They are read from the environment (`MILLSTREAM_<FIELD>`) in this module only.
+"""All settings of all processes, read from the environment (`MILLSTREAM_<FIELD>`).
 
 A secret may also be the content of a file, which MILLSTREAM_<FIELD>_FILE names (secret_files.py).
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,17 +15,12 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from millstream.services.allowed_hosts import parse_hosts
 from millstream.services.cors_origins import parse_origins
+from millstream.services.environment import ENVIRONMENT, PORT, platform_port
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.memory_share import parse_memory
 from millstream.services.secret_files import SecretFiles, file_variable
 from millstream.services.trace_settings import at_start
-from millstream.services.tracing.otel_variables import OtelVariables, read_variables
-
-ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
-#: The supervisor tells a program that it pins to cores which ones it may use itself. Programs pass it on to theirs.
-PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
-_ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
 
 MIB = 1 << 20
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
@@ -35,19 +29,12 @@ LOG_SETTINGS = "log-settings.json"
 LOG_LEVELS = "log-levels.json"
 
 LogFormat = Literal["text", "json"]
-#: the variable in which platforms with twelve-factor conventions pass the port
-PORT = "PORT"
 #: names of installations: they are part of Redis keys and of file names
 INSTALLATION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
 
 #: paths that a platform chooses for its calls
 _ROUTE = r"^/[A-Za-z0-9._~:@/-]*$"
-
-
-def visible_gpus() -> str | None:
-    """Return CUDA_VISIBLE_DEVICES, which says which GPUs CUDA numbers from 0; None: all."""
-    return _ENVIRONMENT.get("CUDA_VISIBLE_DEVICES")
 
 
 class Settings(BaseSettings):
@@ -402,7 +389,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in falling priority: arguments, environment, files of secrets, `PORT`."""
         platform = InitSettingsSource(settings_cls, {} if (port := platform_port()) is None else {"http_port": port})
-        return init_settings, env_settings, SecretFiles(settings_cls, _ENVIRONMENT, SECRETS), platform
+        return init_settings, env_settings, SecretFiles(settings_cls, ENVIRONMENT, SECRETS), platform
 
     @field_validator("admin_key", "metrics_key", mode="after")
     @classmethod
@@ -514,18 +501,10 @@ _NAME_CHARACTERS_MAX = 128  # of an unknown variable's name in a message
 _OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?$")
 _ADDRESS_OF_A_SERVICE = re.compile(r"(?:tcp|udp|sctp)://[\d.:\[\]a-f]+$")
 
-#: variables by which a service manager speaks with this process, and not with its children (sd_notify(3))
-MANAGER_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
-
-
-def manager_environment() -> dict[str, str]:
-    """Return the variables of the service manager that started this process; empty if there is none."""
-    return {name: value for name, value in _ENVIRONMENT.items() if name in MANAGER_VARIABLES}
-
 
 def has_tls() -> bool:
     """Return whether a certificate is set. Reads no file: a damaged one must not fail the health check of a server."""
-    return bool(_ENVIRONMENT.get(f"{PREFIX}TLS_CERT_FILE"))
+    return bool(ENVIRONMENT.get(f"{PREFIX}TLS_CERT_FILE"))
 
 
 def read_settings() -> Settings:
@@ -539,21 +518,15 @@ def read_settings() -> Settings:
 
 def variable_of(name: str) -> str:
     """Return the variable of the environment that a field's value was read from, or would be."""
-    if name in SECRETS and file_variable(name) in _ENVIRONMENT:
+    if name in SECRETS and file_variable(name) in ENVIRONMENT:
         return file_variable(name)
     return f"MILLSTREAM_{name.upper()}"
 
 
-def platform_port() -> int | None:
-    """Return the port in `PORT`; None if there is none, or something else: clients start in any environment."""
-    text = _ENVIRONMENT.get(PORT, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 1 << 16 else None
-
-
 def check_platform_port() -> None:
     """Raise Failure(INVALID) if this process would listen on the port in `PORT`, and that is none."""
-    if PORT in _ENVIRONMENT and "MILLSTREAM_HTTP_PORT" not in _ENVIRONMENT and platform_port() is None:
-        raise invalid(f"{PORT}: input should be a port from 0 to 65535, got {_ENVIRONMENT[PORT][:80]!r}")
+    if PORT in ENVIRONMENT and "MILLSTREAM_HTTP_PORT" not in ENVIRONMENT and platform_port() is None:
+        raise invalid(f"{PORT}: input should be a port from 0 to 65535, got {ENVIRONMENT[PORT][:80]!r}")
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
@@ -565,7 +538,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
         environment: the variables; None: those of this process.
     """
     known = {*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *SECRET_FILES}
-    given = _ENVIRONMENT if environment is None else environment
+    given = ENVIRONMENT if environment is None else environment
     return [
         f"{name[:_NAME_CHARACTERS_MAX]} is no setting and has no effect{did_you_mean(name, known)}"
         for name in sorted(given)
@@ -591,11 +564,6 @@ def explain(error: ValidationError) -> tuple[str, str]:
     return name, problem
 
 
-def otel_variables() -> OtelVariables:
-    """Return what the variables of OpenTelemetry say. Raises Failure(INVALID) that names the variable."""
-    return read_variables(_ENVIRONMENT)
-
-
 def changed_settings(settings: Settings) -> dict[str, str]:
     """Return the settings that differ from their defaults, by field, as text. Of a secret only that it is set."""
     changed = {}
@@ -604,40 +572,3 @@ def changed_settings(settings: Settings) -> dict[str, str]:
         if value != field.default:
             changed[name] = "(set)" if name in SECRETS else str(value)
     return changed
-
-
-def user_config_file() -> Path | None:
-    """Return the path of the user's configuration; None if the user has no home folder.
-
-    Source: XDG Base Directory Specification (a relative XDG_CONFIG_HOME is ignored).
-    """
-    folder = Path(_ENVIRONMENT.get("XDG_CONFIG_HOME", ""))
-    try:
-        base = folder if folder.is_absolute() else Path.home() / ".config"
-    except RuntimeError:
-        return None
-    return base / "millstream" / "config.toml"
-
-
-def disable_library_telemetry() -> None:
-    """Keep ONNX Runtime from reporting models and runs over the network, unless the environment says otherwise.
-
-    Effective only before onnxruntime is imported. Its packages report by default, and leave a device id and a
-    database in ~/.cache/Microsoft. Source: onnxruntime, docs/Privacy.md and pull request 27379.
-    """
-    _ENVIRONMENT.setdefault(ORT_DISABLE_TELEMETRY, "1")
-
-
-def pinned_from() -> str:
-    """Return the cores of the supervisor, "0,1", if it has pinned this process or the one that started it."""
-    return _ENVIRONMENT.get(PINNED_FROM, "")
-
-
-def set_xla_threads(threads: int) -> None:
-    """Set the size of XLA's thread pool in this process, unless it is set. Effective before JAX is first used."""
-    _ENVIRONMENT.setdefault("NPROC", str(max(1, threads)))
-
-
-def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Return the environment for a child process: ours without the names in `without`, updated with `overrides`."""
-    return {name: value for name, value in {**_ENVIRONMENT, **overrides}.items() if name not in without}

@@ -8,10 +8,11 @@ from functools import partial
 from millstream.gateway.observing.access_log import AccessLog, block_writer, json_text, stdout_writer, text_line
 from millstream.gateway.observing.observer import Observer, Sink
 from millstream.gateway.observing.tracer import Tracer
+from millstream.services.environment import otel_variables
 from millstream.services.extras import require
 from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.settings import Settings, otel_variables
+from millstream.services.settings import Settings
 from millstream.services.supervisor.log import LogFile
 from millstream.services.supervisor.log_names import ACCESS_SUFFIX as FILE_SUFFIX
 from millstream.services.tracing.otel_variables import OtelVariables

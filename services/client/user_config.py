@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from millstream.services.client.address import URL_DEFAULT, checked_url
+from millstream.services.environment import user_config_file
 from millstream.services.errors import invalid
 from millstream.services.nearest_names import unknown_key
-from millstream.services.settings import user_config_file
 
 CONFIG_BYTES_MAX = 1 << 20
 KEY_BYTES_MAX = 16 << 10

@@ -32,10 +32,10 @@ from millstream.services.compiler.compile_task import (
 )
 from millstream.services.compiler.targets import get_target
 from millstream.services.crashes.exit_status import describe_exit
+from millstream.services.environment import ORT_DISABLE_TELEMETRY, child_environment
 from millstream.services.errors import Failure, invalid
 from millstream.services.sandbox.folder_watch import WATCH_S, FolderWatch
 from millstream.services.sandbox.group_watch import GroupWatch
-from millstream.services.settings import ORT_DISABLE_TELEMETRY, child_environment
 
 #: All processes of a compilation together may use so many times what each one may: a driver waits for its compiler.
 GROUP_MEMORY = 1.5

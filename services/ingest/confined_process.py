@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from millstream.services.environment import ORT_DISABLE_TELEMETRY, child_environment
 from millstream.services.ingest.forked_check import Ended
 from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.sandbox.folder_watch import FolderWatch
-from millstream.services.settings import ORT_DISABLE_TELEMETRY, child_environment
 
 IMPORT_ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from millstream.services.settings import set_xla_threads
+from millstream.services.environment import set_xla_threads
 
 
 class Library(NamedTuple):

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from millstream.services.environment import PINNED_FROM, pinned_from
 from millstream.services.process.cpu_share import cores
-from millstream.services.settings import PINNED_FROM, pinned_from
 
 
 def pinning_environment(pinned: Collection[int]) -> dict[str, str]:

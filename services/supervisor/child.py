@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from millstream.services.crashes.exit_status import describe_exit
+from millstream.services.environment import child_environment
 from millstream.services.process.backoff import Backoff
 from millstream.services.process.parent_death import child_setup
 from millstream.services.process.pinning import pinning_environment
-from millstream.services.settings import LogFormat, child_environment
+from millstream.services.settings import LogFormat
 from millstream.services.supervisor.child_log import ChildLog, ShowLine, WriteLine
 from millstream.services.supervisor.log import LINE_BYTES_MAX, LogFile
 from millstream.services.supervisor.plan import Program

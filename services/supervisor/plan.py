@@ -13,15 +13,9 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from millstream.services.client.trust import Trust
+from millstream.services.environment import MANAGER_VARIABLES
 from millstream.services.installation import shm_prefix
-from millstream.services.settings import (
-    ACCESS_SECRET,
-    ADMIN_KEY,
-    MANAGER_VARIABLES,
-    METRICS_KEY,
-    SECRET_FILES,
-    Settings,
-)
+from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop

@@ -14,9 +14,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from millstream.services.environment import child_environment
 from millstream.services.errors import Code, Failure
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.settings import child_environment
 from millstream.workers.backends import onnxruntime as backend_module
 from millstream.workers.backends.device_buffers import SHAPES_MAX, DeviceBuffers
 from millstream.workers.backends.gpu import (

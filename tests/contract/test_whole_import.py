@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit import models
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")

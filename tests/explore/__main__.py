@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.state_machines import EXPLORE
 
 ROOT = Path(__file__).parents[2]

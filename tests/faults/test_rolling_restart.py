@@ -25,7 +25,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from millstream.services.version import VERSION
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load

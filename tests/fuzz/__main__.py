@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.fuzz.engines import engine_here
 from tests.fuzz.targets import TARGETS, seeds
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit import models
 from tests.kit.command_line import DIGITS, ROOT, WAIT_S, Millstream, end, until
 from tests.kit.stack import descendants

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.odd_servers import OddServer, answering, http, odd_server
 from tests.kit.stack import Stack
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.client.user_config import read_user_config
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.stack import CALL_S_MAX, ROOT, Stack
 
 PAGE = (ROOT / "docs/client.md").read_text()

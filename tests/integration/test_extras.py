@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from millstream.services.environment import child_environment
 from millstream.services.extras import EXTRAS
-from millstream.services.settings import child_environment
 from tests.kit.framework_environment import REQUIREMENTS
 from tests.kit.role_environment import PROJECT, ROOT, build_wheel, install, locked, make_environment, needed_by
 

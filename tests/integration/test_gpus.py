@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
+from millstream.services.environment import child_environment
 from millstream.services.metrics.gpus import gpus
-from millstream.services.settings import child_environment
 
 SOURCE = Path(__file__).parents[1] / "kit" / "nvml.c"
 PROGRAM = """

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.wait import wait_until
 
 WAIT_S = 240

@@ -17,7 +17,8 @@ import yaml
 
 from millstream.services.cli.app import app
 from millstream.services.cli.commands.serve import discover
-from millstream.services.settings import Settings, child_environment
+from millstream.services.environment import child_environment
+from millstream.services.settings import Settings
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import CALL_S_MAX, ROOT

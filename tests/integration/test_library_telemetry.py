@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import ORT_DISABLE_TELEMETRY, child_environment
+from millstream.services.environment import ORT_DISABLE_TELEMETRY, child_environment
 from tests.kit.command_line import DIGITS, Millstream, end, until
 
 #: how the library behaves unless told otherwise

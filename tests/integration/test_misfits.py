@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 
 GATEWAY = ("-m", "millstream.gateway")
 WORKER = ("-m", "millstream.workers", "--pool", "cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.stack import running_stack
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from millstream.gateway.scheduling.preloads import Preloads
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from millstream.services.supervisor.preload_pipe import PreloadPipe
 from tests.kit.stack import children
 from tests.kit.wait import wait_until

@@ -16,8 +16,8 @@ import pytest
 from millstream import Client
 from millstream.services.cli.commands.autoscale import wanted_of
 from millstream.services.controller.autoscale.decision import Reason
+from millstream.services.environment import child_environment
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.settings import child_environment
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from millstream.services.supervisor.service_manager import STATUS_CHARACTERS_MAX, ServiceManager
 from tests.kit.wait import wait_until
 

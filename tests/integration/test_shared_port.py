@@ -28,7 +28,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.protocols.grpc.connections.message_framing import prefix
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.certificates import Authority

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 import redis
 
+from millstream.services.environment import child_environment
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.settings import child_environment
 from tests.kit.redis_server import redis_server
 from tests.kit.stack import sigstopped
 from tests.kit.wait import wait_until

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.settings import Settings, child_environment
+from millstream.services.settings import Settings
 from millstream.services.wire.worker_id import worker_id
 from tests.kit.wait import wait_until
 

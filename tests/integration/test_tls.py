@@ -25,9 +25,10 @@ from tritonclient.grpc import service_pb2_grpc
 from millstream.services.cli.doctor.certificates import certificate_checks
 from millstream.services.client.client import Client
 from millstream.services.client.errors import Cause, ConnectionFailed
+from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
 from millstream.services.health import fault
-from millstream.services.settings import Settings, child_environment
+from millstream.services.settings import Settings
 from millstream.services.supervisor.start_checks import check_tls
 from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity

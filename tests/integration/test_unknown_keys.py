@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.stack import ROOT, Stack
 
 ONNX = (ROOT / "examples" / "digits" / "digits.onnx").read_bytes()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.environment import child_environment
 from millstream.services.queue.server import choose_binary
-from millstream.services.settings import child_environment
 
 ROOT = Path(__file__).parents[2]
 LIKE = """

@@ -10,8 +10,9 @@ import httpx2
 import pytest
 
 from millstream.services.cli.commands.serve import storage_folder
+from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
-from millstream.services.settings import child_environment, read_settings
+from millstream.services.settings import read_settings
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.ports import free_port

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit import command_server
 
 ROOT = Path(__file__).parents[2]

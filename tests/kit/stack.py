@@ -23,13 +23,14 @@ import httpx2
 import redis
 
 from millstream.services.client.trust import Trust
+from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.queue.keys import PROTOCOL
 from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.settings import Settings, child_environment
+from millstream.services.settings import Settings
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page

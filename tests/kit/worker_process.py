@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name
-from millstream.services.settings import Settings, child_environment
+from millstream.services.settings import Settings
 from millstream.services.supervisor.plan import metrics_dir_of
 from tests.kit.stack import WAIT_S, Stack
 

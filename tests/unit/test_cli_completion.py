@@ -16,7 +16,7 @@ import typer
 from millstream.services.cli import completion
 from millstream.services.cli.app import app
 from millstream.services.cli.completion import expects_model, model_names, read_line
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.command_line import ROOT, WAIT_S
 
 GROUP: Any = typer.main.get_command(app)

@@ -11,7 +11,7 @@ import typer
 
 from millstream.services.cli import help as help_pages
 from millstream.services.cli.app import app, app_for
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 from tests.kit.command_line import ROOT, WAIT_S, in_terminal
 
 MILLSTREAM = [sys.executable, "-m", "millstream.services.cli"]

@@ -18,11 +18,12 @@ from millstream.services.cli.doctor import system
 from millstream.services.cli.doctor.check import Check
 from millstream.services.cli.doctor.redis import checks_of, redis_checks
 from millstream.services.cli.doctor.system import system_checks
+from millstream.services.environment import child_environment
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.server_facts import RedisFacts
 from millstream.services.queue.url import client
 from millstream.services.sandbox import confine, landlock, seccomp
-from millstream.services.settings import Settings, child_environment
+from millstream.services.settings import Settings
 from tests.kit.fleet import PROGRAMS, fleet
 from tests.kit.redis_server import redis_server
 from tests.kit.wait import wait_until

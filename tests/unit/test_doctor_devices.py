@@ -14,8 +14,8 @@ import pytest
 
 from millstream.services.compiler import devices, opencl
 from millstream.services.compiler.targets import TARGETS
+from millstream.services.environment import child_environment
 from millstream.services.process.device import FEATURES
-from millstream.services.settings import child_environment
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
+from millstream.services.environment import child_environment
 from millstream.services.process.cpu_share import cores
 from millstream.services.process.parent_death import child_setup
 from millstream.services.process.pinning import pinning_environment
-from millstream.services.settings import child_environment
 
 pytestmark = pytest.mark.skipif(not cores(), reason="this system pins no process")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -99,7 +99,7 @@ def test_limits_on_functions_and_lines_are_noticed(rule: str, code: str) -> None
     assert rule in ruff(code)
 
 
-def test_settings_alone_read_the_environment() -> None:
+def test_one_module_alone_reads_the_environment() -> None:
     """Exceptions from the ban are lines with a reason: variables of terminals and shells, and one that is passed on."""
     exceptions = []
     for folder in ("gateway", "services", "workers", "examples"):
@@ -112,7 +112,7 @@ def test_settings_alone_read_the_environment() -> None:
         "services/cli/completion.py",
         "services/cli/options.py",
         "services/cli/terminal.py",
-        "services/settings.py",
+        "services/environment.py",
     ]
 
 

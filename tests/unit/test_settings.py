@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
 from millstream.services.secret_files import FILE_BYTES_MAX
 from millstream.services.settings import (
@@ -14,7 +15,6 @@ from millstream.services.settings import (
     Settings,
     changed_settings,
     check_platform_port,
-    child_environment,
     read_settings,
     unknown_variables,
 )

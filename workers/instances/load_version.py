@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.crashes.load_marks import PROBE, take_stale_marks
+from millstream.services.environment import child_environment
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
@@ -24,7 +25,6 @@ from millstream.services.model.version_files import describe_file
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.low_priority import at_low_priority, lower_priority
 from millstream.services.repository.variants import Variants
-from millstream.services.settings import child_environment
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop

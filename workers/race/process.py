@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from millstream.services.compiler.race.report import OVERDUE, RaceEvent, RaceTask
 from millstream.services.crashes.exit_status import describe_exit
-from millstream.services.settings import child_environment
+from millstream.services.environment import child_environment
 
 log = logging.getLogger("millstream.races")
 

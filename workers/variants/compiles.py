@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 
+from millstream.services.environment import child_environment
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.variants import Target, Variants
-from millstream.services.settings import child_environment
 from millstream.workers.instances.load_version import LoadEnvironment, pays_to_compile
 from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.memory.spare import SpareMemory

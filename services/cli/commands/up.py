@@ -211,9 +211,9 @@ def _run(settings: Settings, *, json_output: bool) -> int:
     from millstream.services.cli.preload import parse_preload
     from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
+    from millstream.services.environment import manager_environment
     from millstream.services.process.logs import descriptor_writer
     from millstream.services.process.private_files import create_files_private
-    from millstream.services.settings import manager_environment
     from millstream.services.supervisor.own_log import LineWriter
     from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor

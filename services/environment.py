@@ -1,0 +1,75 @@
+"""The environment of this process: the only module that reads it, or changes it. Settings are in settings.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from millstream.services.tracing.otel_variables import OtelVariables, read_variables
+
+ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
+ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
+#: The supervisor tells a program that it pins to cores which ones it may use itself. Programs pass it on to theirs.
+PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
+#: the variable in which platforms with twelve-factor conventions pass the port
+PORT = "PORT"
+#: variables by which a service manager speaks with this process, and not with its children (sd_notify(3))
+MANAGER_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+
+
+def manager_environment() -> dict[str, str]:
+    """Return the variables of the service manager that started this process; empty if there is none."""
+    return {name: value for name, value in ENVIRONMENT.items() if name in MANAGER_VARIABLES}
+
+
+def visible_gpus() -> str | None:
+    """Return CUDA_VISIBLE_DEVICES, which says which GPUs CUDA numbers from 0; None: all."""
+    return ENVIRONMENT.get("CUDA_VISIBLE_DEVICES")
+
+
+def platform_port() -> int | None:
+    """Return the port in `PORT`; None if there is none, or something else: clients start in any environment."""
+    text = ENVIRONMENT.get(PORT, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 1 << 16 else None
+
+
+def otel_variables() -> OtelVariables:
+    """Return what the variables of OpenTelemetry say. Raises Failure(INVALID) that names the variable."""
+    return read_variables(ENVIRONMENT)
+
+
+def user_config_file() -> Path | None:
+    """Return the path of the user's configuration; None if the user has no home folder.
+
+    Source: XDG Base Directory Specification (a relative XDG_CONFIG_HOME is ignored).
+    """
+    folder = Path(ENVIRONMENT.get("XDG_CONFIG_HOME", ""))
+    try:
+        base = folder if folder.is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return base / "millstream" / "config.toml"
+
+
+def disable_library_telemetry() -> None:
+    """Keep ONNX Runtime from reporting models and runs over the network, unless the environment says otherwise.
+
+    Effective only before onnxruntime is imported. Its packages report by default, and leave a device id and a
+    database in ~/.cache/Microsoft. Source: onnxruntime, docs/Privacy.md and pull request 27379.
+    """
+    ENVIRONMENT.setdefault(ORT_DISABLE_TELEMETRY, "1")
+
+
+def pinned_from() -> str:
+    """Return the cores of the supervisor, "0,1", if it has pinned this process or the one that started it."""
+    return ENVIRONMENT.get(PINNED_FROM, "")
+
+
+def set_xla_threads(threads: int) -> None:
+    """Set the size of XLA's thread pool in this process, unless it is set. Effective before JAX is first used."""
+    ENVIRONMENT.setdefault("NPROC", str(max(1, threads)))
+
+
+def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Return the environment for a child process: ours without the names in `without`, updated with `overrides`."""
+    return {name: value for name, value in {**ENVIRONMENT, **overrides}.items() if name not in without}
