@@ -207,7 +207,7 @@ class WorkerProcess:
         self._loads = self._new_loads(repository, run_dir)
         stopping = threading.Event()
         unloads = self._unloads = Unloads(
-            self._connect, self._models, self.metrics, stopping, self._budget, self._heartbeat.add_lanes_again
+            self._connect_briefly, self._models, self.metrics, stopping, self._budget, self._heartbeat.add_lanes_again
         )
         self._residency = Residency(
             identity.worker, identity.pool, identity.number, self._models, self._loads, unloads, self._clock
@@ -220,7 +220,7 @@ class WorkerProcess:
         self._departure = Departure(self._connect, self._heartbeat, self._reconciler, lambda: self.loop)
         self._races = self._new_races(repository, run_dir)
         self._loads.spare.append(self._races.memory)
-        self._orders = OrderThread(self._connect, self._residency)
+        self._orders = OrderThread(self._connect_briefly, self._residency)
         self._mark = _run_mark(runs, identity.worker)
         self._watchdog = self._new_watchdog()
         self.loop = self._new_loop(repository)
@@ -370,11 +370,15 @@ class WorkerProcess:
     def _connect(self) -> Consumer:
         return Consumer(self._address, self._keys, self._identity.worker, self._clock)
 
+    def _connect_briefly(self) -> Consumer:
+        """Open a consumer for changes of lanes, for which the heartbeat waits: a reply takes less than a lease."""
+        limit_s = min(self._address.reply_s_max, self._settings.queue_lease_s / 2)
+        return Consumer(self._address, self._keys, self._identity.worker, self._clock, reply_s_max=limit_s)
+
     def _connect_loop(self) -> Consumer:
-        on_refused, on_unreadable = self.metrics.reply_refused, self.metrics.batch_unreadable
-        return Consumer(
-            self._address, self._keys, self._identity.worker, self._clock, self._spin, on_refused, on_unreadable
-        )
+        consumer = Consumer(self._address, self._keys, self._identity.worker, self._clock, self._spin)
+        consumer.on_refused, consumer.on_unreadable = self.metrics.reply_refused, self.metrics.batch_unreadable
+        return consumer
 
     def _record(self) -> WorkerRecord:
         used_bytes, device_used_bytes = self._budget.used_bytes, self._budget.device_used_bytes

@@ -34,6 +34,8 @@ BUSY_S = 1.0
 #: longest wait of a change for the other gateways; a slower one reads the keys at its next look
 AGREE_S_MAX = 4.0
 AGREE_PAUSE_S = 0.005
+#: longest wait for Redis before the keys are read, which are in the repository: a revocation does not wait for it
+TELL_S_MAX = 0.5
 
 
 class KeyWatch:
@@ -95,8 +97,9 @@ class KeyWatch:
     async def _tell(self) -> int:
         """Tell which change this gateway has read, and return the last one; without Redis, that which it has read."""
         try:
-            return await self._cluster_state.tell_keys_read(self._name, self._change)
-        except Failure:
+            async with asyncio.timeout(TELL_S_MAX):
+                return await self._cluster_state.tell_keys_read(self._name, self._change)
+        except (Failure, TimeoutError):
             return self._change
 
     async def _read_secret(self) -> None:
@@ -111,8 +114,9 @@ class KeyWatch:
     async def announce(self) -> None:
         """Apply a change of this gateway, tell the others, and wait until all have read it."""
         change = None
-        with suppress(Failure):  # they look at the folder, too
-            change = await self._cluster_state.keys_changed()
+        with suppress(Failure, TimeoutError):  # they look at the folder, too
+            async with asyncio.timeout(TELL_S_MAX):
+                change = await self._cluster_state.keys_changed()
         await self.reload()
         if change is None:
             return

@@ -22,6 +22,7 @@ from millstream.services.placement.pools import PoolTraits, kinds_of, learn, poo
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.limited_client import FAREWELL_S_MAX
 from millstream.services.repository.base import Repository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
@@ -83,8 +84,9 @@ class Catalog:
 
     async def stop(self) -> None:
         await cancel_all(self._tasks)
-        with suppress(Failure):
-            await self._cluster_state.set_gateway(self._name, None)
+        with suppress(Failure, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S_MAX):
+                await self._cluster_state.set_gateway(self._name, None)
         await self._cluster_state.close()
 
     async def refresh(self) -> None:

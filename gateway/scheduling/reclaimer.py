@@ -16,6 +16,7 @@ from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.scripts import ATTEMPTS_MAX, script_call
@@ -49,20 +50,31 @@ class Reclaimer:
         self._lease_s = lease_s
 
     async def run(self) -> None:
-        """Reclaim four times per lease, until cancelled."""
-        while True:
-            await asyncio.sleep(self._lease_s / 4)
-            for pool, link in list(self._links.items()):
-                try:
-                    await link.refresh()
-                except Failure:
-                    continue  # not connected: the link reconnects by itself
-                except Exception as error:
-                    log.warning("pool %s: its Redis could not be checked: %s", pool, error)
-                await self.reclaim(pool)
-                if self._direct is not None:
-                    await self._direct.check(pool, self._lease_s)
-                await self._circuit_breaker.refresh(pool)
+        """Reclaim four times per lease, until cancelled. A pool whose Redis does not answer delays no other."""
+        looks: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                await asyncio.sleep(self._lease_s / 4)
+                for pool, link in self._links.items():
+                    if pool not in looks or looks[pool].done():
+                        looks[pool] = asyncio.create_task(self._look(pool, link))
+        finally:
+            await cancel_all(looks.values())
+
+    async def _look(self, pool: str, link: ProducerLink) -> None:
+        try:
+            await link.refresh()
+        except Failure:
+            return  # not connected: the link reconnects by itself
+        except Exception as error:
+            log.warning("pool %s: its Redis could not be checked: %s", pool, error)
+        try:
+            await self.reclaim(pool)
+            if self._direct is not None:
+                await self._direct.check(pool, self._lease_s)
+            await self._circuit_breaker.refresh(pool)
+        except Exception:
+            log.exception("pool %s: its batches could not be looked after", pool)
 
     async def reclaim(self, pool: str, death: Death | None = None) -> None:
         """Take back the leases of a pool's silent workers, or those of the worker whose `death` was announced."""

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.keys import InstallationKeys, PoolKeys
+from millstream.services.queue.limited_client import limited
 from millstream.services.queue.record_cache import Fetched, Needed, RecordCache
 from millstream.services.queue.scripts import script
 from millstream.services.queue.url import RedisAddress, async_client
@@ -66,6 +67,7 @@ class ClusterState:
         self._address = address
         self._keys = keys
         self._quiet_s = quiet_s
+        self._reply_s_max = address.reply_s_max
         self.unreadable: frozenset[str] = frozenset()  # workers whose records `workers` could not parse last time
         self._records = RecordCache()
         self._redis: Any = async_client(address)
@@ -353,15 +355,18 @@ class ClusterState:
         """Yield the events that are published from now on."""
         subscription = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
-            await subscription.subscribe(self._keys.changes)
+            async with limited(self._reply_s_max):
+                await subscription.subscribe(self._keys.changes)
             pinged = False
             while True:
-                message = await subscription.get_message(timeout=self._quiet_s)
+                async with limited(self._quiet_s + self._reply_s_max):
+                    message = await subscription.get_message(timeout=self._quiet_s)
                 if message is None and pinged:
                     raise Failure(Code.UNAVAILABLE, "Redis does not answer a subscriber", retry_after_s=1)
                 pinged = message is None
                 if message is None:
-                    await subscription.ping()
+                    async with limited(self._reply_s_max):
+                        await subscription.ping()
                 elif message["type"] == "message":
                     yield _text(message["data"])
         except (RedisError, OSError) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import redis
@@ -25,6 +25,7 @@ from redis.retry import Retry
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.backoff import backoff_s
 from millstream.services.queue.cancellable import make_cancellable
+from millstream.services.queue.limited_client import LimitedRedis
 from millstream.services.queue.redis_parts import SSLConnection, parse_url
 from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels
 
@@ -35,7 +36,6 @@ WATCHED_REPLY_S_MAX = 3.0  # of a master that sentinels watch: after this time t
 RETRIES_MAX = 3
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 0.5
-HEALTH_CHECK_S = 30
 
 _FORMS = (
     "redis://[[user]:password@]host[:port][/db], rediss://… for TLS, unix://[[user]:password@]/path[?db=N], or "
@@ -226,7 +226,6 @@ def _options(address: RedisAddress) -> dict[str, Any]:
         "socket_connect_timeout": min(CONNECT_S_MAX, address.reply_s_max),
         "socket_timeout": address.reply_s_max,
         "socket_keepalive": address.path is None,
-        "health_check_interval": HEALTH_CHECK_S,
         "client_name": "millstream",
         **_tls_options(address),
     }
@@ -254,12 +253,14 @@ def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
 
 
 def async_client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.asyncio.Redis:
-    """Asyncio form of `client`."""
+    """Asyncio form of `client`. A call takes the address's `reply_s_max` at most, with its retries."""
     options = _options(address) | {"retry": AsyncRetry(_Backoff(), retries)}
     if address.sentinels is None:
-        made = redis.asyncio.Redis(**options)
+        made = LimitedRedis(**options)
     else:
-        made = redis.asyncio.Redis.from_pool(AsyncFinder(address.sentinels, _tls_options(address)).pool(options))
+        pool = AsyncFinder(address.sentinels, _tls_options(address)).pool(options)
+        made = cast("LimitedRedis", LimitedRedis.from_pool(pool))
+    made.call_s_max = address.reply_s_max
     make_cancellable(made.connection_pool)
     return made
 

@@ -32,6 +32,9 @@ class DeathReports:
         task.add_done_callback(self._notices.discard)
         return report.model_at_fault
 
-    async def settle(self) -> None:
-        """Return when all deaths are announced, or could not be."""
-        await asyncio.gather(*self._notices, return_exceptions=True)
+    async def settle(self, seconds: float) -> None:
+        """Return when all deaths are announced, or could not be; at the latest after some seconds."""
+        if self._notices:
+            _, late = await asyncio.wait(self._notices, timeout=seconds)
+            for notice in late:
+                notice.cancel()

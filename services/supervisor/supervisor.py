@@ -67,6 +67,7 @@ DEATHS_MAX_AT_START = 5
 #: Shares of the drain time after which the gateways and the workers have ended. Workers get less time than gateways:
 #: once the gateways are gone, no caller waits for a result.
 GATEWAYS_SHARE, WORKERS_SHARE = 0.9, 0.95
+SETTLE_S_MIN = 0.5  # for announcing deaths, also when the workers took all the time
 
 
 class StatusView(Protocol):
@@ -397,7 +398,8 @@ class Supervisor:
         if self._scale_state is not None:
             await self._scale_state.close()
         if self._deaths is not None:
-            await self._deaths.settle()
+            left_s = started + self._settings.drain_s - asyncio.get_running_loop().time()
+            await self._deaths.settle(max(SETTLE_S_MIN, left_s))
         if self._grpc_reservation is not None:
             self._grpc_reservation.close()
         # Redis last: gateways and workers write to it when they end.

@@ -343,3 +343,11 @@ def test_an_external_redis_is_replaced_at_its_address(tmp_path: Path) -> None:
                 assert len(load.answers) > seen
             check("load", answers_of(load))
             check("sent without Redis", beside)
+
+
+def test_a_stop_ends_although_redis_is_frozen(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, models={"steady": path}, settings={"drain_s": 5}) as stack:
+        redis = stack.pids()["redis"]
+        os.kill(redis, signal.SIGSTOP)  # it is killed in the end
+        assert stack.stop() == 0

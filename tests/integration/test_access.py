@@ -32,7 +32,7 @@ from millstream.gateway.access.key_watch import AGREE_S_MAX
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models
 from tests.kit.command_line import Millstream
-from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack
+from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.tools import CLIENTS
 from tests.kit.wait import wait_until
 
@@ -547,3 +547,22 @@ def test_changes_over_grpc_are_in_the_audit_log(stack: Stack) -> None:
     mine = entries()
     assert [(entry["what"], entry["by"]) for entry in mine] == [("RepositoryModelLoad", "admin key")]
     assert mine[0]["outcome"] != "OK"
+
+
+def test_a_key_is_revoked_although_redis_is_frozen(tmp_path: Path) -> None:
+    """Keys are in the repository: the gateway that revokes one, and every other, refuses it without Redis."""
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, gateways=2, models={"one": path}, settings={"admin_key": ADMIN}) as stack:
+        document = create(stack, "leaked", ["infer:one"])
+        with stack.gateway(0) as first, stack.gateway(1) as second:
+            assert {known(one, document["key"]) for one in (first, second)} == {200}
+            with sigstopped(stack.pids()["redis"]):
+                answer = first.delete(f"/admin/v1/keys/{document['id']}", headers={"authorization": f"Bearer {ADMIN}"})
+                assert answer.json()["state"] == "revoked"
+                for one in (first, second):
+                    wait_until(lambda: known(one, document["key"]) == 401, what="it is refused")  # noqa: B023
+
+
+def known(gateway: httpx2.Client, key: str) -> int:
+    """Return the status of a call that needs no Redis."""
+    return gateway.get("/v2/models/one", headers={"authorization": f"Bearer {key}"}).status_code

@@ -46,14 +46,17 @@ class Finished(NamedTuple):
 class Consumer:
     """Calls of one worker over one connection. Not thread-safe.
 
-    Raises Failure(UNAVAILABLE) when Redis cannot be reached.
+    Raises Failure(UNAVAILABLE) when Redis cannot be reached. `on_refused` is called when Redis refused the outputs of a
+    batch, `on_unreadable` after a batch that cannot be read was passed on.
 
     Args:
         clock: updated by every connection and every beat.
         spin: decides how long `receive_wait` busy-polls before it blocks; None: it blocks at once.
-        on_refused: called when Redis refused the outputs of a batch.
-        on_unreadable: called after a batch that cannot be read was passed on.
+        reply_s_max: how long a reply may take; None: the address's.
     """
+
+    on_refused: Callable[[], object] = staticmethod(lambda: None)
+    on_unreadable: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -62,17 +65,14 @@ class Consumer:
         worker: str,
         clock: RedisClock,
         spin: Spin | None = None,
-        on_refused: Callable[[], object] = lambda: None,
-        on_unreadable: Callable[[], object] = lambda: None,
+        reply_s_max: float | None = None,
     ) -> None:
-        self._on_refused = on_refused
-        self._on_unreadable = on_unreadable
         self._keys = keys
         self._worker = worker
         self._clock = clock
         self._spin = spin or Spin(0)
-        self._link = ConsumerLink(address)
-        self._reply_s_max = address.reply_s_max
+        self._link = ConsumerLink(address, reply_s_max)
+        self._reply_s_max = reply_s_max or address.reply_s_max
         self._answer_due = 0.0  # when the answers to `send_wait` are overdue (monotonic)
         self._queued: bool | None = None  # the first answer to `send_wait`; None: not received yet
         self._requested_at = 0.0  # when the next entries were requested (monotonic); never after they were leased
@@ -116,7 +116,7 @@ class Consumer:
                 if refused is not None:
                     log.warning("Redis refused the outputs of batch %s: %s", lease.header.name, refused.message)
                     reply = refusal(lease, self._worker, refused)
-                    self._on_refused()
+                    self.on_refused()
             inputs = self._keys.blob(lease.header.blob) if lease.header.blob else b""
             words += (lease.lane, lease.entry, lease.header.replies, reply, inputs, outputs)
         return tuple(words)
@@ -261,7 +261,7 @@ class Consumer:
         passed = self._script("pass_on", (keys.stream(lane),), lane, entry, self._worker, *tried)
         next_step = "another worker tries" if passed else "no worker can: its gateway decides"
         log.warning("batch %s of %s cannot be read (%s); %s", entry.decode(), lane, why, next_step)
-        self._on_unreadable()
+        self.on_unreadable()
 
     def run_alone(self, lease: Lease) -> None:
         """Note in Redis that only this lease runs now: if the worker dies, this batch killed it."""
