@@ -34,6 +34,7 @@ POLL_S = 1.0
 PAUSE_S_MAX = 0.1  # longest pause after a refresh, which takes at most half of the time
 AGREE_S_MAX = 2.0  # longest wait for other gateways; a slower one sees the change at its next refresh
 AGREE_PAUSE_S = 0.01
+REDIS_S_MAX = 3.0  # of a refresh for what Redis knows; then it goes on with what it knew
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
@@ -97,16 +98,18 @@ class Catalog:
                 self._changes |= await asyncio.to_thread(self._stored.read)
                 self._token = token
             workers = self.snapshot.workers
-            with suppress(Failure):
-                workers = await self._cluster_state.workers()
-                await self._exchange_uploads()
+            with suppress(Failure, TimeoutError):
+                async with asyncio.timeout(REDIS_S_MAX):
+                    workers = await self._cluster_state.workers()
+                    await self._exchange_uploads()
             self._changes |= self._placements.update(workers)
             asleep = self.asleep({one.pool for one in workers})
             self._learn_pools(workers, asleep)
             self._changes |= self._standby.update(workers, token, asleep)
             await self._apply(workers)
-            with suppress(Failure):
-                await self._cluster_state.set_gateway(self._name, token)
+            with suppress(Failure, TimeoutError):
+                async with asyncio.timeout(REDIS_S_MAX):
+                    await self._cluster_state.set_gateway(self._name, token)
 
     def _learn_pools(self, workers: tuple[WorkerRecord, ...], asleep: Collection[str]) -> None:
         """Note the pools of the workers. Models that name no pool may be served by a new one.
@@ -156,14 +159,19 @@ class Catalog:
 
         Workers need no message: they watch the repository.
         """
-        with suppress(Failure):
-            await self._cluster_state.publish(f"model:{model}")
-        await self.refresh()
         with suppress(Failure, TimeoutError):
-            async with asyncio.timeout(AGREE_S_MAX):
-                while any(token != self._token for token in (await self._cluster_state.gateways()).values()):
-                    await asyncio.sleep(AGREE_PAUSE_S)
-                    await self.refresh()
+            async with asyncio.timeout(REDIS_S_MAX):
+                await self._cluster_state.publish(f"model:{model}")
+        await self.refresh()
+        until = time.monotonic() + AGREE_S_MAX
+        with suppress(Failure, TimeoutError):
+            while time.monotonic() < until:
+                async with asyncio.timeout(AGREE_S_MAX):
+                    tokens = await self._cluster_state.gateways()
+                if all(token == self._token for token in tokens.values()):
+                    return
+                await asyncio.sleep(AGREE_PAUSE_S)
+                await self.refresh()  # never cancelled: what it had read of the repository would be lost
 
     async def next_change(self, timeout_s: float) -> bool:
         """Wait until the snapshot changes. Returns False if `timeout_s` passed first."""
