@@ -24,6 +24,8 @@ from millstream.services.process.uninterruptible import uninterrupted
 
 #: The fork server ends after this time without a check.
 IDLE_S_MAX = 60.0
+#: For a check to begin, the start of the server included. One that is stopped would take the time of the check.
+BEGIN_S_MAX = 20.0
 #: A fork server that does not confirm the end of a check within this time is killed; the next check starts another.
 CONFIRM_S_MAX = 5.0
 #: Longest wait for the fork server to end when its process ends.
@@ -168,7 +170,11 @@ class _ForkedCheck:
         return Ended(bytes(report), bytes(errors), int(status.removeprefix(_STATUS)))
 
     async def _started(self) -> bool:
-        message = await self._receive()
+        try:
+            async with asyncio.timeout(BEGIN_S_MAX):
+                message = await self._receive()
+        except TimeoutError:
+            return False
         if message.startswith(_ERROR):
             number = int(message.removeprefix(_ERROR))
             raise OSError(number, os.strerror(number))

@@ -140,8 +140,8 @@ def test_a_stopped_fork_server_is_replaced(forker: Forker, folder: Path, monkeyp
         stopped = forker.pid
         assert stopped
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(Failure, match="took longer than"):
-            await check_in_place(folder, "good.onnx", None, Settings(check_s_max=1))
+        monkeypatch.setattr("millstream.services.ingest.forked_check.BEGIN_S_MAX", 0.1)
+        await check_good(folder)  # repeated: by the next server, or by a process of its own
         wait_until(lambda: is_gone(stopped), what="the stopped server is gone")
         monkeypatch.undo()  # the next one may be slow on a busy machine
         monkeypatch.setattr(check_process, "_forker", lambda: forker)
