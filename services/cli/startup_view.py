@@ -13,16 +13,14 @@ import shutil
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import Any, TextIO, cast
 
 from millstream.services.cli import preload, repositories
 from millstream.services.cli.commands.demo import installed_version
-from millstream.services.cli.failures import discard_output
 from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
 from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
+from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.async_client import AsyncClient
 from millstream.services.process.logs import about
@@ -71,6 +69,9 @@ class StartupView:
     def stopped(self) -> None:
         """Show that a requested stop is complete."""
 
+    def close(self) -> None:
+        """Wait for a moment until all is shown."""
+
     def _on_model(self, model: ServedModel | FailedModel) -> None:
         if isinstance(model, ServedModel):
             how = "uploaded" if model.pushed else "already uploaded"
@@ -106,25 +107,13 @@ class StartupView:
         return contextlib.nullcontext()
 
 
-class _Output(Console):
-    """A console whose reader may go: the server serves on without it."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        with contextlib.suppress(OSError):  # a closed terminal, a full disk
-            super().print(*objects, **options)
-
-    def on_broken_pipe(self) -> None:
-        """Write nothing more, as in `millstream up | head`; rich would end the process without a clean stop."""
-        self.quiet = True
-        discard_output()
-
-
 class TerminalView(StartupView):
     """Readable output; warnings of child processes appear in between, one line each."""
 
     def __init__(self, plan: PreloadPlan, key: str | None) -> None:
         super().__init__(plan, key)
-        self._console = results(_Output)
+        self._output = ThreadedOutput(lambda lines: f"{lines} lines were not shown: nobody read them\n")
+        self._console = results(cast("TextIO", self._output))
         self._served: list[ServedModel] = []
 
     def show_line(self, line: str) -> None:
@@ -145,6 +134,9 @@ class TerminalView(StartupView):
 
     def stopped(self) -> None:
         self.show_line("stopped")
+
+    def close(self) -> None:
+        self._output.close()
 
     def _show_started(self, running: Running) -> None:
         console = self._console
@@ -188,6 +180,13 @@ class TerminalView(StartupView):
 class JsonView(StartupView):
     """Output for scripts: one JSON object per line."""
 
+    def __init__(self, plan: PreloadPlan, key: str | None) -> None:
+        super().__init__(plan, key)
+        self._output = ThreadedOutput(lambda lines: _event({"event": "lost", "lines": lines}))
+
+    def close(self) -> None:
+        self._output.close()
+
     def show_line(self, line: str) -> None:
         self._print({"event": "message", "line": line})
 
@@ -223,8 +222,11 @@ class JsonView(StartupView):
         self._print({"event": "stopped"})
 
     def _print(self, document: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            print(json.dumps(document), flush=True)
+        self._output.write(_event(document))
+
+
+def _event(document: dict[str, Any]) -> str:
+    return json.dumps(document) + "\n"
 
 
 def _short(path: Path) -> str:

@@ -65,10 +65,13 @@ def output_columns() -> int:
     return max(20, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else 80
 
 
-def results(kind: type[Console] | None = None) -> Console:
-    """Return the console for results: standard output, without line breaks unless it is a terminal."""
+def results(stream: TextIO | None = None) -> Console:
+    """Return the console for results: standard output, without line breaks unless it is a terminal.
+
+    `stream`: stands for standard output; None: that itself.
+    """
     # A pipe has no width: tables are as wide as their content.
-    return _console(sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS, kind=kind)
+    return _console(stream or sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def notices() -> Console:
@@ -76,10 +79,10 @@ def notices() -> Console:
     return _console(sys.stderr)
 
 
-def _console(stream: TextIO, width: int | None = None, kind: type[Console] | None = None) -> Console:
+def _console(stream: TextIO, width: int | None = None) -> Console:
     from rich.console import Console
 
-    return (kind or Console)(
+    return Console(
         file=stream,
         width=width,
         color_system="auto" if allows_colour(stream) else None,

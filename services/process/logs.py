@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
 
+from millstream.services.process.bounded_writer import BoundedWriter
 from millstream.services.process.printable import printable
 from millstream.services.process.request_id import REQUEST_ID, TRACE
 from millstream.services.tracing.traceparent import trace_id_of
@@ -45,13 +46,11 @@ def configure_logs(log_format: str, process: str) -> None:
         log_format: `text` or `json`.
         process: Name of this process in JSON records, like `gateway-0`.
     """
+    formatter: logging.Formatter = JsonFormatter(process) if log_format == "json" else TextFormatter()
+    handler = LineHandler(bounded_writer(1 if log_format == "json" else 2, formatter))
+    handler.setFormatter(formatter)
     if log_format == "json":
-        handler = LineHandler(descriptor_writer(1))
-        handler.setFormatter(JsonFormatter(process))
         _log_uncaught_exceptions()
-    else:
-        handler = LineHandler(descriptor_writer(2))
-        handler.setFormatter(TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
@@ -79,10 +78,25 @@ class LineHandler(logging.Handler):
             self._write(line + b"\n")
 
 
+def bounded_writer(fd: int, formatter: logging.Formatter) -> Callable[[bytes], None]:
+    """Return a function that writes lines to `fd` 1 or 2, and drops and counts those that its reader does not take."""
+
+    def dropped(count: int) -> bytes:
+        message = "%d log lines were dropped: they were not read in time"
+        record = logging.LogRecord("millstream.process", logging.WARNING, __file__, 0, message, (count,), None)
+        return formatter.format(record).encode() + b"\n"
+
+    return BoundedWriter(fd, dropped).write if _is_open(fd) else lambda _: None
+
+
+def _is_open(fd: int) -> bool:
+    """Whether `fd` 1 or 2 was open at the start. One that was not may be that of a socket now."""
+    return (sys.stdout if fd == 1 else sys.stderr) is not None
+
+
 def descriptor_writer(fd: int) -> Callable[[bytes], None]:
-    """Return a function that writes bytes to `fd` 1 or 2. It never raises: a reader may have closed its end."""
-    # A descriptor that was closed at the start may be that of a socket now.
-    if (sys.stdout if fd == 1 else sys.stderr) is None:
+    """Return a function that writes bytes to `fd` 1 or 2, and waits for its reader. It never raises."""
+    if not _is_open(fd):
         return lambda _: None
 
     def write(line: bytes) -> None:

@@ -12,13 +12,14 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from millstream.services.process.logs import (
     JsonFormatter,
     LineHandler,
     TextFormatter,
-    descriptor_writer,
+    bounded_writer,
     json_line,
     json_record,
 )
@@ -47,7 +48,7 @@ class OwnLog:
         self._file = LogFile(path)
         formatter = JsonFormatter(NAME) if log_format == "json" else TextFormatter()
         file = LineHandler(self._file.write)
-        other = LineHandler(forward or descriptor_writer(2))
+        other = LineHandler(forward or bounded_writer(2, formatter))
         if forward is None:
             # What the supervisor itself says is shown by its view.
             other.addFilter(lambda record: record.levelno >= logging.WARNING and record.name != LOGGER)
@@ -75,10 +76,17 @@ class LineWriter:
     Args:
         write: writes a line, may block, and does not raise.
         lines_max: lines that may wait.
+        lost: makes the line that says how many lines were lost.
     """
 
-    def __init__(self, write: WriteLine, lines_max: int = LINES_WAITING_MAX) -> None:
+    def __init__(
+        self,
+        write: WriteLine,
+        lines_max: int = LINES_WAITING_MAX,
+        lost: Callable[[int], bytes] | None = None,
+    ) -> None:
         self._write_line = write
+        self._lost_line = lost or _lost_line
         self._lines_max = lines_max
         self._lines: deque[bytes] = deque()
         self._lost = 0
@@ -94,7 +102,7 @@ class LineWriter:
                 self._lost += 1
                 return
             if self._lost:
-                self._lines.append(_lost_line(self._lost))
+                self._lines.append(self._lost_line(self._lost))
                 self._lost = 0
             self._lines.append(line)
             self._added.notify()

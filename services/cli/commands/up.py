@@ -223,10 +223,8 @@ def _run(settings: Settings, *, json_output: bool) -> int:
     with usage_of():
         models = parse_preload(settings.preload, example=settings.preload_example)
         plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
-    view: StartupView = JsonView(plan, key) if json_output else TerminalView(plan, key)
-    lines = None
-    if settings.log_format == "json" and not json_output:
-        view, lines = StartupView(plan, key), LineWriter(descriptor_writer(1))
+    lines = LineWriter(descriptor_writer(1)) if settings.log_format == "json" and not json_output else None
+    view = StartupView(plan, key) if lines is not None else (JsonView if json_output else TerminalView)(plan, key)
 
     create_files_private()
 
@@ -238,6 +236,7 @@ def _run(settings: Settings, *, json_output: bool) -> int:
         with usage_of():  # what the supervisor finds invalid are its settings
             return asyncio.run(run())
     finally:
+        view.close()
         if lines is not None:
             lines.close()
 
