@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from millstream.services.errors import Code, Failure
 
 #: libraries write in pieces of up to this size, the last of which fails as a whole
 FULL_BYTES = 1 << 20
+LOCK_S_MAX = 10.0  # that a change waits for the lock; changes hold it for milliseconds
+LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX = 0.001, 0.02  # between two tries
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -44,13 +47,34 @@ def storage_errors(root: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive file lock at `path`, also against threads of this process. The kernel releases it on death."""
+    """Hold an exclusive file lock at `path`, also against threads of this process. The kernel releases it on death.
+
+    Raises Failure(UNAVAILABLE) after LOCK_S_MAX: a process that is frozen while it holds the lock keeps it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, path)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    until, pause_s = time.monotonic() + LOCK_S_MAX, LOCK_PAUSE_S_MIN
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise Failure(
+                    Code.UNAVAILABLE,
+                    f"another process has held {path} for {LOCK_S_MAX:g} s: if it is frozen, end it; or try again",
+                    retry_after_s=1,
+                ) from None
+        else:
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LOCK_PAUSE_S_MAX)
 
 
 def overwrite(path: Path, content: bytes) -> None:
