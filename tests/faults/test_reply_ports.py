@@ -87,7 +87,7 @@ def running(folder: Path, **settings: object) -> Iterator[Hosts]:
     options = ("--port", str(port), "--bind", "127.0.0.1")
     with redis_server(choose_binary(""), folder / "redis", *options):
         address = RedisAddress.parse(f"redis://127.0.0.1:{port}/0")
-        settings = {"REPLY_PORT": 0, "METRICS_DIR": folder / "metrics"} | settings
+        settings = {"REPLY_PORT": 0, "METRICS_DIR": folder / "metrics", "CHECK_S_MAX": 600} | settings
         with fleet(folder / "fleet", address, SOURCE, **settings) as machines:
             hosts = Hosts(machines, address, folder)
             machines.push(hosts.http, "scale", models.scale(folder / "scale.onnx"))
@@ -230,7 +230,7 @@ def test_connections_that_break_again_and_again_lose_no_reply(hosts):
 
 def test_a_reply_on_a_path_that_died_does_not_wait_for_the_next_run_of_the_worker(hosts, tmp_path):
     """A route is lost while a reply is under way, and the worker begins a run of seconds."""
-    slow = models.slow(tmp_path / "slow.onnx", rounds=2_000_000)
+    slow = models.slow(tmp_path / "slow.onnx", rounds=1_000_000)
     [key] = hosts.redis.scan_iter("ms:*:reply_address:*")
     with Proxy(hosts, key) as proxy, ThreadPoolExecutor(2) as callers:
         hosts.new_worker()  # it finds the proxy's address
