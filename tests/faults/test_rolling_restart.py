@@ -221,6 +221,18 @@ def test_a_hangup_signal_asks_for_the_same_and_a_second_restart_waits_for_the_fi
         assert all(stack.pids()[name] != before[name] for name in ("cpu-0", "gateway-0"))
 
 
+def test_a_restart_asked_of_a_frozen_supervisor_says_so_and_is_not_made_up_for_later(tmp_path: Path) -> None:
+    with running_stack(tmp_path, settings=LONG_LEASES) as stack:
+        before = stack.pids()
+        with sigstopped(stack.process.pid):
+            refused = restart(stack, "gateways")
+        assert refused.returncode == 1
+        assert f"pid {stack.process.pid}) has not answered" in " ".join(refused.stderr.split())
+        replaced = restarted(stack, "workers")
+        assert [one["process"] for one in replaced] == ["cpu-0"]
+        assert stack.pids()["gateway-0"] == before["gateway-0"]
+
+
 def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, models={"m": path}, settings=LONG_LEASES) as stack:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.supervisor import control
 from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent, send_request
 from millstream.services.supervisor.plan import Program
@@ -358,13 +362,13 @@ def test_a_new_worker_without_memory_for_a_version_is_ready_without_it():
 
 def talk(path: Path, work: Any, handle: Any) -> None:
     async def whole() -> None:
-        control = ControlSocket(handle)
-        await control.open(path)
+        listener = ControlSocket(handle)
+        await listener.open(path)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await work
         finally:
-            await control.close()
+            await listener.close()
 
     asyncio.run(whole())
 
@@ -422,6 +426,74 @@ def test_a_request_continues_after_the_command_disconnects(tmp_path):
     talk(path, work(), handle)
 
 
+def test_a_command_gives_up_on_a_supervisor_that_is_frozen(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "ACCEPTED_S_MAX", 0.1)
+    with socket.socket(socket.AF_UNIX) as frozen:  # the kernel takes the request, and nobody reads it
+        frozen.bind(str(tmp_path / "c"))
+        frozen.listen()
+        with pytest.raises(Failure, match=rf"\(pid {os.getpid()}\) has not answered for 0.1 s") as failed:
+            asyncio.run(heard(tmp_path / "c", {}))
+    assert failed.value.code is Code.UNAVAILABLE
+
+
+def test_a_request_whose_command_gave_up_is_not_carried_out(tmp_path):
+    path, handled = tmp_path / "c", []
+
+    async def handle(request: Event, _: ReportEvent) -> None:
+        handled.append(request)
+
+    async def work() -> None:
+        with socket.socket(socket.AF_UNIX) as gave_up:  # blocking calls: the supervisor does not run meanwhile
+            gave_up.connect(str(path))
+            gave_up.sendall(b'{"restart": "all"}\n')
+        await heard(path, {"restart": "workers"})
+        assert handled == [{"restart": "workers"}]
+
+    talk(path, work(), handle)
+
+
+def test_a_supervisor_reports_that_it_is_alive_while_a_request_lasts(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "HEARTBEAT_S", 0.001)
+    path, enough = tmp_path / "c", asyncio.Event()
+
+    async def handle(*_: object) -> None:
+        await enough.wait()
+
+    async def work() -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"{}\n")
+        events = [json.loads(await reader.readline())["event"] for _ in range(4)]
+        assert events == ["accepted", "alive", "alive", "alive"]
+        enough.set()
+        assert (await reader.read()).splitlines()[-1] == b'{"event": "done"}'
+        writer.close()
+
+    talk(path, work(), handle)
+
+
+@pytest.mark.parametrize("heartbeats", [True, False], ids=["this release", "an earlier release"])
+def test_a_command_limits_the_silence_of_a_supervisor_that_sends_heartbeats(tmp_path, monkeypatch, heartbeats):
+    limits: list[float | None] = []
+    read = control._read_event
+
+    async def recorded(reader: Any, writer: Any, wait_s: float | None) -> bytes:
+        limits.append(wait_s)
+        return await read(reader, writer, wait_s)
+
+    async def supervisor(_: object, writer: asyncio.StreamWriter) -> None:
+        events = ["accepted"] * heartbeats + ["starting", "replaced", "done"]
+        writer.write(b"".join(json.dumps({"event": event}).encode() + b"\n" for event in events))
+        writer.close()
+
+    async def work() -> None:
+        async with await asyncio.start_unix_server(supervisor, tmp_path / "c"):
+            assert [event["event"] for event in await heard(tmp_path / "c", {})] == ["starting", "replaced"]
+
+    monkeypatch.setattr(control, "_read_event", recorded)
+    asyncio.run(work())
+    assert limits == [control.ACCEPTED_S_MAX, *([control.SILENCE_S_MAX] * 3 if heartbeats else [None] * 2)]
+
+
 def test_a_command_notices_the_end_of_the_supervisor(tmp_path):
     path = tmp_path / "c"
 
@@ -432,11 +504,11 @@ def test_a_command_notices_the_end_of_the_supervisor(tmp_path):
             began.set()
             await asyncio.sleep(PATIENCE_S)
 
-        control = ControlSocket(handle)
-        await control.open(path)
+        listener = ControlSocket(handle)
+        await listener.open(path)
         asking = asyncio.create_task(heard(path, {}))
         await began.wait()
-        await control.close()
+        await listener.close()
         with pytest.raises(Failure, match="ended before the request was complete"):
             await asking
 
