@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,17 @@ from millstream.services.queue.death_notices import Death
 from millstream.services.repository.folder import FolderRepository
 from millstream.workers.batches.consumer import Consumer
 
+log = logging.getLogger("millstream.worker")
+
 
 def record_unseen_load_deaths(repository: FolderRepository, run_dir: Path, name: str) -> None:
     """Record deaths during loads, of earlier workers of this name and of trial loads, that no supervisor saw."""
     for worker in (name, f"{PROBE}-"):
         marks = take_stale_marks(run_dir, worker)
-        with contextlib.suppress(Failure):
+        try:
             record_death(repository, marks, "in a way that no supervisor saw", time.time(), certain=False)  # noqa: TID251 - for people
+        except Failure as failure:
+            log.warning("deaths of %s during loads cannot be recorded: %s", worker, failure.message)
 
 
 def report_unseen_deaths(connect: Callable[[], Consumer], runs: Path, name: str) -> None:

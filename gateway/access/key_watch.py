@@ -20,6 +20,7 @@ from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import KEY_EXPIRY
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.limited_client import without_redis_after
 from millstream.services.repository.access_keys import AccessKeys, StoredKeys
 from millstream.services.settings import Settings
 
@@ -113,17 +114,12 @@ class KeyWatch:
 
     async def announce(self) -> None:
         """Apply a change of this gateway, tell the others, and wait until all have read it."""
-        change = None
-        with suppress(Failure, TimeoutError):  # they look at the folder, too
-            async with asyncio.timeout(TELL_S_MAX):
-                change = await self._cluster_state.keys_changed()
-        await self.reload()
-        if change is None:
-            return
-        with suppress(Failure, TimeoutError):
-            async with asyncio.timeout(AGREE_S_MAX):
-                while any(read < change for read in (await self._cluster_state.keys_read()).values()):
-                    await asyncio.sleep(AGREE_PAUSE_S)
+        await self.reload()  # at once: the keys are in the repository
+        async with without_redis_after(AGREE_S_MAX):  # the others look at the folder, too
+            change = await self._cluster_state.keys_changed()
+            await self.reload()
+            while any(read < change for read in (await self._cluster_state.keys_read()).values()):
+                await asyncio.sleep(AGREE_PAUSE_S)
 
     async def secret(self) -> bytes:
         """Return the access secret. Raises Failure."""

@@ -22,7 +22,7 @@ from millstream.services.placement.pools import PoolTraits, kinds_of, learn, poo
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
-from millstream.services.queue.limited_client import FAREWELL_S_MAX
+from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 from millstream.services.repository.base import Repository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
@@ -85,9 +85,8 @@ class Catalog:
 
     async def stop(self) -> None:
         await cancel_all(self._tasks)
-        with suppress(Failure, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S_MAX):
-                await self._cluster_state.set_gateway(self._name, None)
+        async with without_redis_after(FAREWELL_S_MAX):
+            await self._cluster_state.set_gateway(self._name, None)
         await self._cluster_state.close()
 
     async def refresh(self) -> None:
@@ -98,18 +97,16 @@ class Catalog:
                 self._changes |= await asyncio.to_thread(self._stored.read)
                 self._token = token
             workers = self.snapshot.workers
-            with suppress(Failure, TimeoutError):
-                async with asyncio.timeout(REDIS_S_MAX):
-                    workers = await self._cluster_state.workers()
-                    await self._exchange_uploads()
+            async with without_redis_after(REDIS_S_MAX):
+                workers = await self._cluster_state.workers()
+                await self._exchange_uploads()
             self._changes |= self._placements.update(workers)
             asleep = self.asleep({one.pool for one in workers})
             self._learn_pools(workers, asleep)
             self._changes |= self._standby.update(workers, token, asleep)
             await self._apply(workers)
-            with suppress(Failure, TimeoutError):
-                async with asyncio.timeout(REDIS_S_MAX):
-                    await self._cluster_state.set_gateway(self._name, token)
+            async with without_redis_after(REDIS_S_MAX):
+                await self._cluster_state.set_gateway(self._name, token)
 
     def _learn_pools(self, workers: tuple[WorkerRecord, ...], asleep: Collection[str]) -> None:
         """Note the pools of the workers. Models that name no pool may be served by a new one.
@@ -159,19 +156,20 @@ class Catalog:
 
         Workers need no message: they watch the repository.
         """
-        with suppress(Failure, TimeoutError):
-            async with asyncio.timeout(REDIS_S_MAX):
-                await self._cluster_state.publish(f"model:{model}")
+        async with without_redis_after(REDIS_S_MAX):
+            await self._cluster_state.publish(f"model:{model}")
         await self.refresh()
         until = time.monotonic() + AGREE_S_MAX
-        with suppress(Failure, TimeoutError):
-            while time.monotonic() < until:
-                async with asyncio.timeout(AGREE_S_MAX):
-                    tokens = await self._cluster_state.gateways()
-                if all(token == self._token for token in tokens.values()):
-                    return
-                await asyncio.sleep(AGREE_PAUSE_S)
-                await self.refresh()  # never cancelled: what it had read of the repository would be lost
+        while time.monotonic() < until and await self._others_differ():
+            await asyncio.sleep(AGREE_PAUSE_S)
+            await self.refresh()  # never cancelled: what it had read of the repository would be lost
+
+    async def _others_differ(self) -> bool:
+        """Return whether another gateway routes by another state of the repository; without Redis False."""
+        tokens: Mapping[str, str] = {}
+        async with without_redis_after(AGREE_S_MAX):
+            tokens = await self._cluster_state.gateways()
+        return any(token != self._token for token in tokens.values())
 
     async def next_change(self, timeout_s: float) -> bool:
         """Wait until the snapshot changes. Returns False if `timeout_s` passed first."""

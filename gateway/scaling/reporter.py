@@ -9,13 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 
 from millstream.gateway.scaling.load_book import LoadBook
 from millstream.gateway.scheduling.in_flight import InFlightBatch
 from millstream.gateway.scheduling.lane import Lane
 from millstream.services.errors import Failure
-from millstream.services.queue.limited_client import FAREWELL_S_MAX
+from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 from millstream.services.queue.scale_state import ScaleState
 from millstream.services.wire.scaling import ScaleDecision, is_fresh
 
@@ -94,7 +93,6 @@ class LoadReporter:
 
     async def close(self) -> None:
         """Remove what was published. Call it when `run` has ended."""
-        with suppress(Failure, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S_MAX):
-                await self._scale_state.remove_loads(self._gateway)
+        async with without_redis_after(FAREWELL_S_MAX):
+            await self._scale_state.remove_loads(self._gateway)
         await self._scale_state.close()

@@ -112,9 +112,12 @@ class TerminalView(StartupView):
 
     def __init__(self, plan: PreloadPlan, key: str | None) -> None:
         super().__init__(plan, key)
-        self._output = ThreadedOutput(lambda lines: f"{lines} lines were not shown: nobody read them\n")
+        self._output = ThreadedOutput(lambda lines: f"{lines} lines were not shown: they were not read in time\n")
         self._console = results(cast("TextIO", self._output))
         self._served: list[ServedModel] = []
+
+    def close(self) -> None:
+        self._output.close()
 
     def show_line(self, line: str) -> None:
         self._console.print(f"[yellow]{escape(line)}[/]")
@@ -134,9 +137,6 @@ class TerminalView(StartupView):
 
     def stopped(self) -> None:
         self.show_line("stopped")
-
-    def close(self) -> None:
-        self._output.close()
 
     def _show_started(self, running: Running) -> None:
         console = self._console

@@ -1,4 +1,4 @@
-"""Standard output that a thread writes, for a command that goes on while nobody reads it, like a paused terminal."""
+"""Standard output that a thread writes: a command goes on while its reader does not, like a paused terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ThreadedOutput(io.TextIOBase):
     """A text stream that stands for standard output. Writing never waits, and raises nothing.
 
     Args:
-        lost: makes the text that says how many pieces of text were lost, because nobody read them in time.
+        lost: makes the text that says how many pieces of text were lost, because they were not read in time.
     """
 
     def __init__(self, lost: Callable[[int], str]) -> None:

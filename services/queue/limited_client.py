@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
 from redis.exceptions import TimeoutError as RedisTimeout
+
+from millstream.services.errors import Failure
 
 #: for a process that ends to remove what it wrote, which expires all the same
 FAREWELL_S_MAX = 1.0
@@ -25,7 +27,7 @@ class LimitedRedis(redis.asyncio.Redis):
     Subscriptions have no limit here: see `limited`.
     """
 
-    call_s_max = float("inf")
+    call_s_max: float | None = None
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Execute a command, as redis-py does, within the limit."""
@@ -40,7 +42,7 @@ class LimitedRedis(redis.asyncio.Redis):
 
 
 class _LimitedPipeline(Pipeline):
-    call_s_max = float("inf")
+    call_s_max: float | None = None
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         async with limited(self.call_s_max):
@@ -48,10 +50,18 @@ class _LimitedPipeline(Pipeline):
 
 
 @asynccontextmanager
-async def limited(seconds: float) -> AsyncIterator[None]:
+async def limited(seconds: float | None) -> AsyncIterator[None]:
     """Limit the calls in the block. Raises RedisTimeout."""
     try:
-        async with asyncio.timeout(None if seconds == float("inf") else seconds):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
         raise RedisTimeout(f"no answer within {seconds:g} s") from error
+
+
+@asynccontextmanager
+async def without_redis_after(seconds: float) -> AsyncIterator[None]:
+    """Leave the block, without an error, when Redis cannot be reached or does not answer within some seconds."""
+    with suppress(Failure, TimeoutError):
+        async with asyncio.timeout(seconds):
+            yield

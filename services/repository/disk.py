@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from millstream.services.errors import Code, Failure
 
 #: libraries write in pieces of up to this size, the last of which fails as a whole
 FULL_BYTES = 1 << 20
-LOCK_S_MAX = 10.0  # that a change waits for the lock; changes hold it for milliseconds
-LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX = 0.001, 0.02  # between two tries
+LOCK_S_MAX = 30.0  # that a change waits for the lock; changes hold it for milliseconds, and a hundred may wait
+LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX = 0.001, 0.02  # between two tries; random, so that all who wait have one chance
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -60,7 +61,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    until, pause_s = time.monotonic() + LOCK_S_MAX, LOCK_PAUSE_S_MIN
+    until = time.monotonic() + LOCK_S_MAX
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,8 +74,7 @@ def _lock(descriptor: int, path: Path) -> None:
                 ) from None
         else:
             return
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LOCK_PAUSE_S_MAX)
+        time.sleep(random.uniform(LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX))
 
 
 def overwrite(path: Path, content: bytes) -> None:

@@ -67,7 +67,7 @@ class ControlSocket:
         try:
             request = await _read_request(reader)
             report({"event": "accepted"})
-            if writer.is_closing():  # the command gave up, as when this process was frozen: nobody expects the restart
+            if writer.is_closing():  # this process was frozen, and the command gave up: its caller expects no restart
                 return
             await self._handle_alive(request, report)
         except Failure as failure:
