@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from millstream.services.errors import Failure
 from millstream.services.process.backoff import Backoff
-from millstream.services.wire.records import WorkerRecord
+from millstream.services.wire.records import InstanceRecord, WorkerRecord
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.models.published_instances import PublishedInstances
 
@@ -24,6 +24,8 @@ BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 LIFE_LEASES = 2  # lifetime of a record, in leases
 _ATTEMPTS = 2
+#: what calls alone change in the record of an instance
+_UNCALLED = {"last_used": 0.0, "usage": {}, "runs": 0, "busy_s": 0.0, "batches": {}}
 #: Longest delay of changes that may be late: most loads end before, and are published once.
 SOON_S = 0.05
 #: Pause after new lanes were added: the main loop runs what waited for them, and does not wait for the interpreter's
@@ -199,9 +201,18 @@ class Heartbeat:
 
 
 def _differ(record: WorkerRecord, published: WorkerRecord) -> bool:
-    """Return whether gateways are to read the record now, and not only with their next refresh."""
+    """Return whether gateways are to read the record now, and not only with their next refresh.
+
+    How often instances are called can wait: in a worker of many busy models it changes with every beat.
+    """
     return (
-        record.instances != published.instances
+        _served(record.instances, published.instances) != _served(published.instances, record.instances)
         or record.refusals != published.refusals
         or (record.token, record.draining) != (published.token, published.draining)
     )
+
+
+def _served(instances: Sequence[InstanceRecord], others: Sequence[InstanceRecord]) -> list[InstanceRecord]:
+    """Return the instances that are not among the others, without what calls change in them."""
+    theirs = {id(one) for one in others}
+    return [one.model_copy(update=_UNCALLED) for one in instances if id(one) not in theirs]

@@ -58,7 +58,7 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.body_receiver import BodyReceiver
 from millstream.gateway.connection.bounded_protocol import BoundedProtocol
 from millstream.gateway.connection.foreign_protocol import ForeignLog
-from millstream.gateway.connection.head_cache import CachedHead
+from millstream.gateway.connection.head_cache import CachedHead, HeadCache
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.path_cache import InferPath
@@ -80,7 +80,7 @@ class ConnectionState(BoundedProtocol):
     browser_guard: ClassVar[BrowserGuard]
     foreign_log: ClassVar[ForeignLog]
     paths: ClassVar[dict[bytes, InferPath | None]]
-    heads: ClassVar[dict[bytes, CachedHead | None]]
+    heads: ClassVar[HeadCache]
     shared_buffers: ClassVar[SharedBuffers | None]
     ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]
 
@@ -94,7 +94,6 @@ class ConnectionState(BoundedProtocol):
     _resting = False  # no further request starts in this turn of the event loop
     _unread_bytes = 0  # bytes of unread replies that `reply_budget` counts
 
-    _last_head = b""  # the head that the client sent last, if it is not in `heads`
     _cached_head: CachedHead | None = None  # the entry of `heads` that the connection used last
     _receiver: BodyReceiver | None = None  # reads in place of the connection; None: it had no large body
     _upgrade = False  # the current head has an Upgrade header

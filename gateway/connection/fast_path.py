@@ -19,6 +19,7 @@ from millstream.gateway.connection.bounded_protocol import too_many_connections,
 from millstream.gateway.connection.connection_state import is_replying
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.foreign_protocol import ForeignLog
+from millstream.gateway.connection.head_cache import HeadCache
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
@@ -128,7 +129,7 @@ def fast_path_protocol(
             "gate": Gate(),
             "browser_guard": BrowserGuard(),
             "paths": {},
-            "heads": {},
+            "heads": HeadCache(),
             "ok_prefix": [None, b""],
         },
     )

@@ -16,7 +16,9 @@ from millstream.gateway.connection.path_cache import InferPath, infer_path
 from millstream.gateway.connection.request_cycle import RequestCycle
 from millstream.gateway.connection.request_head import head_fault
 
-HEADS_MAX = 1024  # cached heads of one server; a full cache is emptied
+#: cached heads of one server, a few for each of a thousand models; a full cache is emptied
+HEADS_MAX = 4096
+ONCE_MAX = 4096  # heads that are remembered by their hash after they were sent once; likewise emptied
 CACHED_BYTES_MAX = 1024  # bytes of one head; longer heads are never cached, which bounds the cache in bytes, too
 #: headers that decide how the body is framed or what happens to the connection
 _SPECIAL_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
@@ -75,12 +77,32 @@ def read_head(head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHe
     return CachedHead(head, len(head) + body_bytes, path, cycle.headers, guard.host_fault(sent) is None)
 
 
-def cache_head(
-    heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int, guard: BrowserGuard
-) -> CachedHead | None:
-    """Return what `read_head` returns, and keep it in `heads`."""
-    cached = read_head(head, body_bytes_max, guard)
-    if len(heads) >= HEADS_MAX:
-        heads.clear()
-    heads[head] = cached
-    return cached
+class HeadCache:
+    """The heads of one server that were sent more than once. A head that is never repeated costs only a look-up."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, CachedHead | None] = {}
+        self._once: set[int] = set()  # hashes of heads that were sent once, and are read again the next time
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def find(self, head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+        """Return what `read_head` returns, or None if `head` was not sent before."""
+        try:
+            return self._heads[head]
+        except KeyError:
+            return self._read_repeated(head, body_bytes_max, guard)
+
+    def _read_repeated(self, head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+        key = hash(head)
+        if key not in self._once:
+            if len(self._once) >= ONCE_MAX:
+                self._once.clear()
+            self._once.add(key)
+            return None
+        self._once.remove(key)
+        if len(self._heads) >= HEADS_MAX:
+            self._heads.clear()
+        cached = self._heads[head] = read_head(head, body_bytes_max, guard)
+        return cached

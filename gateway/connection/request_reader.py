@@ -12,7 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
 from millstream.gateway.connection.error_reply import error_reply, too_large
 from millstream.gateway.connection.foreign_protocol import recognise
-from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead, cache_head
+from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead
 from millstream.gateway.connection.path_cache import cache_path
 from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
@@ -113,19 +113,12 @@ class RequestReader(ReplyOrder):
     def _find_cached_head(self, data: bytes) -> CachedHead | None:
         """Return the cached head of `data`; None unless `data` is one complete infer post with a cached head.
 
-        A head is cached when a connection sends it twice in a row: a head that is never repeated costs only a lookup.
+        Clients that call many models in turn repeat each of their heads after the others, hence one cache for all.
         """
         end = data.find(b"\r\n\r\n") + 4
         if not 4 < end <= CACHED_BYTES_MAX:
             return None
-        head = data[:end]
-        try:
-            cached = self.heads[head]
-        except KeyError:
-            if head != self._last_head:
-                self._last_head = head
-                return None
-            cached = cache_head(self.heads, head, self.body_bytes_max, self.browser_guard)
+        cached = self.heads.find(data[:end], self.body_bytes_max, self.browser_guard)
         if cached is None or len(data) != cached.total_bytes:
             return None
         self._cached_head = cached

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from weakref import WeakKeyDictionary
+from operator import attrgetter
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.scheduling.lane import Lane
@@ -30,11 +30,13 @@ log = logging.getLogger("millstream.readiness")
 EVERY_S = 0.5  # a round of probes
 FRESH_S = 2.5  # a model is ready for this long after its last reply
 TIMEOUT_S = 2.0  # timeout of a probe
-ROUND_MAX = 16  # probes per round; if more models are idle, they take turns
+ROUND_MAX = 8  # probes per round; if more models are idle, they take turns
 #: Versions with larger inputs are not probed: they count as answering while live workers report them ready.
 PROBE_BYTES_MAX = 4 << 20
 UNANSWERED = frozenset({Code.EXPIRED, Code.UNAVAILABLE})  # failures of probes that no worker replied to
 PAUSE_RUNS = 20  # pause between probes of a model, in runs: probes take at most 1/20 of its time
+
+_REPLIED_AT = attrgetter("replied_at")
 
 
 class ReadinessProbe:
@@ -61,10 +63,10 @@ class ReadinessProbe:
         self._lanes = lanes
         self._connected = connected
         self._workers = workers
-        self._small: WeakKeyDictionary[Lane, bool] = WeakKeyDictionary()
         self._taking_turns = 0  # lanes that were probed, or need not be, in the last round
         self._indexed: list[Lane] | None = None
         self._index: dict[str, list[Lane]] = {}
+        self._small: dict[Lane, None] = {}  # the lanes whose probes are small enough to be sent regularly
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
         self.preloads = preloads
@@ -86,6 +88,7 @@ class ReadinessProbe:
         if self._empty_at > time.monotonic() - FRESH_S:
             return True
         lanes, probed = self._lanes(), False
+        self._index_lanes(lanes)
         for lane in lanes:  # among many the first is usually fresh
             if lane.failed is None and not lane.circuit.open_until and not lane.standby:  # a probe loads nothing
                 if self._fresh(lane):
@@ -103,30 +106,28 @@ class ReadinessProbe:
         if not self._serves():  # a model can be called before the others of the start are loaded
             return False
         lanes = self._lanes()
-        mine = self._of(content_id, lanes)
+        self._index_lanes(lanes)
+        mine = self._index.get(content_id, [])
         closed = [lane for lane in mine if not lane.circuit.open_until]
         if mine and not closed:
             return False
         answering = [lane for lane in closed if lane.standby or self._fresh(lane)]
         return bool(answering) or not any(lane.replied_at for lane in closed)
 
-    def _of(self, content_id: str, lanes: list[Lane]) -> list[Lane]:
-        """Return the lanes of a content id. They are indexed once for each list of lanes, which is never changed."""
-        if lanes is not self._indexed:
-            self._indexed, self._index = lanes, {}
-            for lane in lanes:
-                self._index.setdefault(lane.content_id, []).append(lane)
-        return self._index.get(content_id, [])
-
-    def _probed(self, lane: Lane) -> bool:
-        """Whether a probe of the lane is small enough to be sent regularly."""
-        small = self._small.get(lane)
-        if small is None:
-            small = self._small[lane] = probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
-        return small
+    def _index_lanes(self, lanes: list[Lane]) -> None:
+        """Index the lanes, once for each list of lanes, which is never changed."""
+        if lanes is self._indexed:
+            return
+        self._indexed, self._index = lanes, {}
+        for lane in lanes:
+            self._index.setdefault(lane.content_id, []).append(lane)
+        known = self._small
+        self._small = {
+            lane: None for lane in lanes if lane in known or probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
+        }
 
     def _fresh(self, lane: Lane) -> bool:
-        if not self._probed(lane):
+        if lane not in self._small:
             return lane.ready
         turns = 1 + max(0, self._taking_turns - 1) // ROUND_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
@@ -152,22 +153,28 @@ class ReadinessProbe:
             pause_s = EVERY_S / max(1, len(due))
             # One after the other: a call does not wait for all probes of a round.
             for lane in due or (None,):
-                if lane is not None and _may_be_probed(lane):
+                if lane is not None and lane.ready and not lane.circuit.open_until:
                     self._send(lane)
                 await asyncio.sleep(pause_s)
                 if self._lanes() is not lanes:
                     break
 
-    def _due(self, lanes: Sequence[Lane]) -> list[Lane]:
+    def _due(self, lanes: list[Lane]) -> list[Lane]:
         """Return the lanes to probe in the next round, the one that got no reply for the longest time first."""
         now = time.monotonic()
         self.note_empty()
-        probed = [lane for lane in lanes if _may_be_probed(lane) and self._probed(lane)]
+        self._index_lanes(lanes)
+        probed = [lane for lane in self._small if lane.ready and not lane.circuit.open_until]
         self._taking_turns = len(probed)
-        # Half a round: one that was probed in the last round is due again, unless it came late in it.
-        idle = [lane for lane in probed if lane.replied_at <= now - max(EVERY_S / 2, PAUSE_RUNS * lane.run_s)]
-        idle.sort(key=lambda lane: lane.replied_at)
-        return idle[:ROUND_MAX]
+        probed.sort(key=_REPLIED_AT)
+        due: list[Lane] = []
+        for lane in probed:
+            # Half a round: one that was probed in the last round is due again, unless it came late in it.
+            if len(due) == ROUND_MAX or lane.replied_at > now - EVERY_S / 2:
+                break
+            if lane.replied_at <= now - PAUSE_RUNS * lane.run_s:
+                due.append(lane)
+        return due
 
     def _send(self, lane: Lane) -> None:
         now = time.monotonic()
@@ -180,10 +187,6 @@ class ReadinessProbe:
             pass  # the gateway is full: replies of requests prove readiness
         except Exception:
             log.exception("a readiness probe could not be sent")
-
-
-def _may_be_probed(lane: Lane) -> bool:
-    return lane.ready and not lane.circuit.open_until
 
 
 class _Probe:

@@ -130,6 +130,8 @@ class Router:
         found: list[Lane] = []
         answered: dict[str, float] = {}
         for content_id, route in self._by_content_id.items():
+            if len(route.lanes) == 1:
+                continue
             preferred = next((lane for lane in route.lanes if lane.loads), None)
             if preferred is None or preferred is route.lane or preferred.ready:
                 continue

@@ -3,8 +3,9 @@
 workers' records, repository ─> Survey.take ─> plan ─> InFlight.admits ─> orders:<worker>
                                                       InFlight.settle <─ the records of the next rounds
 
-A round begins at each event (a worker came or died, a model changed), but not more often than every PAUSE_S, and at
-least every TICK_S. Without Redis, or without the lead, nothing happens: gateways and workers go on as they are.
+A round begins at each event (a worker came or died, a model changed), and at least every TICK_S. After it there is a
+pause, of PAUSE_S at least, and so long that rounds take ROUND_SHARE of a core at most. Without Redis, or without the
+lead, nothing happens: gateways and workers go on as they are.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ log = logging.getLogger("millstream.controller")
 
 TICK_S = 2.0  # longest time between two rounds
 PAUSE_S = 0.2  # shortest
+ROUND_SHARE = 0.01  # of a core that rounds take at most, as far as TICK_S allows
 RETRY_S = 1.0  # before the events are read again after a lost connection
 #: A file system that takes longer to answer is stuck: the process ends, and another controller leads.
 READ_S_MAX = 60.0
@@ -100,16 +102,19 @@ class Controller:
         self._wake.set()
 
     async def _run(self) -> None:
+        pause_s = 0.0
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(with_jitter(TICK_S)):
+                async with asyncio.timeout(with_jitter(TICK_S - pause_s)):
                     await self._wake.wait()
             self._wake.clear()
+            began_s = time.process_time()
             if token := self._leadership.token:
                 await self._try_round(token)
             else:
                 self._metrics.not_leading()
-            await asyncio.sleep(PAUSE_S)
+            pause_s = min(TICK_S, max(PAUSE_S, (time.process_time() - began_s) / ROUND_SHARE))
+            await asyncio.sleep(pause_s)
 
     async def _try_round(self, token: int) -> None:
         began = time.monotonic()

@@ -71,6 +71,7 @@ class Survey:
         self._footprint_of = footprint_of
         self._written_of = written_of
         self._habits: OrderedDict[str, Habits] = OrderedDict()
+        self._usages = Usages()
         self._rates = Rates()
         self._pools: Mapping[str, PoolTraits] = {}
 
@@ -88,6 +89,7 @@ class Survey:
     def take(self, workers: Sequence[WorkerRecord], models: Mapping[str, StoredModel], now: float) -> Findings:
         """Return what the planner takes. `now`: on the Redis clock."""
         self._pools = learn(self._pools, workers)
+        self._usages.update(workers)
         self._remember(workers)
         self._rates.update(workers, now)
         kinds = {worker.pool: worker.kind for worker in workers}
@@ -118,7 +120,7 @@ class Survey:
                 if settings.pin:
                     pinned.add(manifest.content_id)
         return Findings(
-            tuple(view_of(worker, pinned, expected, now) for worker in workers),
+            tuple(view_of(worker, self._usages.of(worker), pinned, expected, now) for worker in workers),
             tuple(versions),
             sum(ready.values()),
             sum(version.instances_min for version in versions),
@@ -155,10 +157,11 @@ class Survey:
 
     def _remember(self, workers: Sequence[WorkerRecord]) -> None:
         for worker in workers:
+            usages = self._usages.of(worker)
             for instance in worker.instances:
                 known = self._habits.get(instance.content_id, _NONE)
                 if instance.last_used > known.last_used:
-                    self._habits[instance.content_id] = Habits(usage_of(instance), instance.last_used)
+                    self._habits[instance.content_id] = Habits(usages[instance.content_id], instance.last_used)
                     self._habits.move_to_end(instance.content_id)
         while len(self._habits) > REMEMBERED_MAX:
             self._habits.popitem(last=False)
@@ -166,6 +169,32 @@ class Survey:
 
 _NONE = Habits(NO_USAGE, 0.0)
 _UNKNOWN = Footprint(0)
+
+
+class Usages:
+    """The usages that instances publish. A record that did not change is the same object as before, and read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, dict[str, tuple[InstanceRecord, Usage]]] = {}  # worker -> content id
+        self._of: dict[str, dict[str, Usage]] = {}
+
+    def of(self, worker: WorkerRecord) -> Mapping[str, Usage]:
+        """Return content id -> usage for the instances of one of the workers."""
+        return self._of[worker.id]
+
+    def update(self, workers: Sequence[WorkerRecord]) -> None:
+        """Read the usages that changed."""
+        read: dict[str, dict[str, tuple[InstanceRecord, Usage]]] = {}
+        for worker in workers:
+            before = self._read.get(worker.id, {})
+            read[worker.id] = {
+                one.content_id: known
+                if (known := before.get(one.content_id)) is not None and known[0] is one
+                else (one, usage_of(one))
+                for one in worker.instances
+            }
+        self._read = read
+        self._of = {worker: {content_id: usage for content_id, (_, usage) in of.items()} for worker, of in read.items()}
 
 
 class _Counted(NamedTuple):
@@ -245,12 +274,17 @@ def usage_of(instance: InstanceRecord) -> Usage:
 
 
 def view_of(
-    worker: WorkerRecord, pinned: Collection[str], expected: Mapping[str, Mapping[str, Footprint]], now: float
+    worker: WorkerRecord,
+    usages: Mapping[str, Usage],
+    pinned: Collection[str],
+    expected: Mapping[str, Mapping[str, Footprint]],
+    now: float,
 ) -> WorkerView:
     """Return a worker as placement sees it.
 
     Args:
         worker: its record.
+        usages: content id -> usage of its instances.
         pinned: content ids that stay loaded.
         expected: content id -> pool -> what an instance takes, for those that have not measured it yet.
         now: the current instant on the Redis clock.
@@ -282,7 +316,7 @@ def view_of(
                 one.last_used,
                 in_use=now - one.last_used < USED_S,
                 pinned=one.content_id in pinned,
-                usage=usage_of(one),
+                usage=usages[one.content_id],
             )
             for one in worker.instances
             if one.state in _HOLDS

@@ -87,6 +87,8 @@ class Verdict(BaseModel):
 
     def on(self, kind: str) -> LoadVerdict:
         """Return what loads on workers of a kind have shown, with what is known of every kind."""
+        if not self.loads:
+            return _NO_LOADS
         known, every = self.loads.get(kind, _NO_LOADS), self.loads.get(EVERY_KIND, _NO_LOADS)
         failed = known if known.failed else every
         return failed.model_copy(update={"deaths": max(known.deaths, every.deaths)})
@@ -101,6 +103,8 @@ class Verdict(BaseModel):
 
         Without kinds, the reason is one that holds for every kind.
         """
+        if not self.loads:
+            return ""
         reasons = {kind: self.on(kind).failed for kind in sorted(kinds) or [EVERY_KIND]}
         if not all(reasons.values()):
             return ""

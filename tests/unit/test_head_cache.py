@@ -1,9 +1,11 @@
 """Only a plain infer post is known by the bytes of its head."""
 
+import tracemalloc
+
 import pytest
 
 from millstream.gateway.access.browser_guard import BrowserGuard
-from millstream.gateway.connection.head_cache import HEADS_MAX, CachedHead, cache_head, read_head
+from millstream.gateway.connection.head_cache import HEADS_MAX, ONCE_MAX, CachedHead, HeadCache, read_head
 from millstream.gateway.connection.infer_handler import InferHeaders
 
 MIB = 1 << 20
@@ -43,10 +45,33 @@ def test_anything_else_is_left_to_the_parser(data: bytes):
     assert read_head(data, MIB, GUARD) is None
 
 
+def test_a_head_is_known_from_its_second_time_on_whatever_comes_between():
+    heads = HeadCache()
+    sent = [head("Content-Length: 7", line=f"POST /v2/models/m{number}/infer HTTP/1.1") for number in range(50)]
+    assert [heads.find(one, MIB, GUARD) for one in sent] == [None] * 50
+    found = [heads.find(one, MIB, GUARD) for one in sent]
+    assert [one.path for one in found if one is not None] == [(f"m{number}", None) for number in range(50)]
+    assert all(heads.find(one, MIB, GUARD) is known for one, known in zip(sent, found, strict=True))
+
+
 def test_what_is_remembered_is_bounded():
-    heads: dict[bytes, CachedHead | None] = {}
+    heads = HeadCache()
     for number in range(HEADS_MAX + 10):
-        known = cache_head(heads, head(f"Content-Length: {number + 1}"), MIB, GUARD)
+        sent = head(f"Content-Length: {number + 1}")
+        heads.find(sent, MIB, GUARD)
+        known = heads.find(sent, MIB, GUARD)
         assert known is not None
         assert known.total_bytes == len(known.head) + number + 1
     assert len(heads) <= HEADS_MAX
+
+
+def test_heads_that_are_never_repeated_take_no_memory():
+    heads = HeadCache()
+    tracemalloc.start()
+    try:
+        for number in range(20 * ONCE_MAX):
+            assert heads.find(head(f"traceparent: {number}", "Content-Length: 7"), MIB, GUARD) is None
+        assert tracemalloc.get_traced_memory()[0] < MIB
+    finally:
+        tracemalloc.stop()
+    assert not len(heads)

@@ -57,6 +57,8 @@ class RaceQueue:
 
     def ready(self, races: Sequence[Race], models: Iterable[LoadedModel]) -> Iterator[tuple[Race, LoadedModel]]:
         """Yield races that can begin, or go on, with their versions; queue those that could not before."""
+        if not races:
+            return
         known = {
             (model.manifest.model, model.manifest.version): model
             for model in models
