@@ -204,9 +204,9 @@ with neighbours on the machine, had 0.91, 1.45, 0.59 and 4.7. A fourth, on a qui
   what it made of them crashed in the unit tests (mypy 2.4).
 - **602 KB over gRPC.** The message comes in 37 frames and is copied once, into shared memory (127 us). The remainder
   is the kernel's copying, and the load generator, which frames as much as the gateway reads.
-- **Hot calls among 1,000 models.** A hundred calls to each of 50 models in turn cost what one model costs; a
-  different model with each call costs more, because what belongs to it comes from memory, also if there are no more
-  than these 50: [many models](multi-model.md#a-thousand-models).
+- **Hot calls among 1,000 models.** A different model with each call costs more than the same one, because what belongs
+  to it comes from memory. What later runs measured, and what was mended for it:
+  [many models](multi-model.md#a-thousand-models).
 
 ## Where
 
