@@ -114,10 +114,14 @@ class KeyWatch:
 
     async def announce(self) -> None:
         """Apply a change of this gateway, tell the others, and wait until all have read it."""
-        await self.reload()  # at once: the keys are in the repository
-        async with without_redis_after(AGREE_S_MAX):  # the others look at the folder, too
-            change = await self._cluster_state.keys_changed()
-            await self.reload()
+        change = None
+        with suppress(Failure, TimeoutError):  # the others look at the folder, too
+            async with asyncio.timeout(TELL_S_MAX):
+                change = await self._cluster_state.keys_changed()
+        await self.reload()
+        if change is None:
+            return
+        async with without_redis_after(AGREE_S_MAX):
             while any(read < change for read in (await self._cluster_state.keys_read()).values()):
                 await asyncio.sleep(AGREE_PAUSE_S)
 

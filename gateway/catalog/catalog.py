@@ -160,9 +160,10 @@ class Catalog:
             await self._cluster_state.publish(f"model:{model}")
         await self.refresh()
         until = time.monotonic() + AGREE_S_MAX
-        while time.monotonic() < until and await self._others_differ():
-            await asyncio.sleep(AGREE_PAUSE_S)
-            await self.refresh()  # never cancelled: what it had read of the repository would be lost
+        with suppress(Failure):  # the change is made
+            while time.monotonic() < until and await self._others_differ():
+                await asyncio.sleep(AGREE_PAUSE_S)
+                await self.refresh()  # never cancelled: what it had read of the repository would be lost
 
     async def _others_differ(self) -> bool:
         """Return whether another gateway routes by another state of the repository; without Redis False."""

@@ -18,7 +18,7 @@ from millstream.gateway.connection.request_head import head_fault
 
 #: cached heads of one server, a few for each of a thousand models; a full cache is emptied
 HEADS_MAX = 4096
-ONCE_MAX = 4096  # heads that are remembered by their hash after they were sent once; likewise emptied
+ONCE_MAX = 4 * HEADS_MAX  # heads that are remembered by their hash after they were sent once; likewise emptied
 CACHED_BYTES_MAX = 1024  # bytes of one head; longer heads are never cached, which bounds the cache in bytes, too
 #: headers that decide how the body is framed or what happens to the connection
 _SPECIAL_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})

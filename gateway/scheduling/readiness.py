@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import itemgetter
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.scheduling.lane import Lane
@@ -30,13 +30,15 @@ log = logging.getLogger("millstream.readiness")
 EVERY_S = 0.5  # a round of probes
 FRESH_S = 2.5  # a model is ready for this long after its last reply
 TIMEOUT_S = 2.0  # timeout of a probe
-ROUND_MAX = 8  # probes per round; if more models are idle, they take turns
+#: Probes per round; if more models are idle, they take turns. More where the next one may be ready and is not known to
+#: be, as after a start.
+ROUND_MAX, HASTY_ROUND_MAX = 8, 16
 #: Versions with larger inputs are not probed: they count as answering while live workers report them ready.
 PROBE_BYTES_MAX = 4 << 20
 UNANSWERED = frozenset({Code.EXPIRED, Code.UNAVAILABLE})  # failures of probes that no worker replied to
 PAUSE_RUNS = 20  # pause between probes of a model, in runs: probes take at most 1/20 of its time
 
-_REPLIED_AT = attrgetter("replied_at")
+_FIRST = itemgetter(0)
 
 
 class ReadinessProbe:
@@ -49,6 +51,7 @@ class ReadinessProbe:
         drain: tells whether the gateway is draining.
         preloads: tells whether models of the start are still being loaded.
         registry: the series of this gateway.
+        clock: returns monotonic seconds, on which lanes say when the last reply came.
     """
 
     def __init__(
@@ -59,14 +62,17 @@ class ReadinessProbe:
         drain: Drain,
         preloads: Preloads,
         registry: MetricsRegistry,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lanes = lanes
+        self._clock = clock
         self._connected = connected
         self._workers = workers
         self._taking_turns = 0  # lanes that were probed, or need not be, in the last round
         self._indexed: list[Lane] | None = None
         self._index: dict[str, list[Lane]] = {}
-        self._small: dict[Lane, None] = {}  # the lanes whose probes are small enough to be sent regularly
+        #: lanes whose probes are small enough to be sent regularly -> when each was last due
+        self._small: dict[Lane, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
         self.preloads = preloads
@@ -85,7 +91,7 @@ class ReadinessProbe:
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
-        if self._empty_at > time.monotonic() - FRESH_S:
+        if self._empty_at > self._clock() - FRESH_S:
             return True
         lanes, probed = self._lanes(), False
         self._index_lanes(lanes)
@@ -99,7 +105,7 @@ class ReadinessProbe:
     def note_empty(self) -> None:
         """Note that there is no model now. Called with each snapshot: the next model may come before the next round."""
         if not self._lanes() and self._serves():
-            self._empty_at = time.monotonic()
+            self._empty_at = self._clock()
 
     def answering(self, content_id: str) -> bool:
         """Whether a serving version answers. Others, and versions without a reply yet, are as ready as the gateway."""
@@ -123,7 +129,9 @@ class ReadinessProbe:
             self._index.setdefault(lane.content_id, []).append(lane)
         known = self._small
         self._small = {
-            lane: None for lane in lanes if lane in known or probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
+            lane: known.get(lane, 0.0)
+            for lane in lanes
+            if lane in known or probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
         }
 
     def _fresh(self, lane: Lane) -> bool:
@@ -131,7 +139,7 @@ class ReadinessProbe:
             return lane.ready
         turns = 1 + max(0, self._taking_turns - 1) // ROUND_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
-        return lane.replied_at > time.monotonic() - longest_s
+        return lane.replied_at > self._clock() - longest_s
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -160,24 +168,34 @@ class ReadinessProbe:
                     break
 
     def _due(self, lanes: list[Lane]) -> list[Lane]:
-        """Return the lanes to probe in the next round, the one that got no reply for the longest time first."""
-        now = time.monotonic()
+        """Return the lanes to probe in the next round, those first that got no reply for the longest time.
+
+        One that was due goes behind the others, also if no reply came: lanes that never answer delay no others.
+        """
+        now = self._clock()
         self.note_empty()
         self._index_lanes(lanes)
-        probed = [lane for lane in self._small if lane.ready and not lane.circuit.open_until]
+        probed = [
+            (max(lane.replied_at, due_at), lane)
+            for lane, due_at in self._small.items()
+            if lane.ready and not lane.circuit.open_until
+        ]
         self._taking_turns = len(probed)
-        probed.sort(key=_REPLIED_AT)
+        probed.sort(key=_FIRST)
         due: list[Lane] = []
-        for lane in probed:
+        for at, lane in probed:
             # Half a round: one that was probed in the last round is due again, unless it came late in it.
-            if len(due) == ROUND_MAX or lane.replied_at > now - EVERY_S / 2:
+            if len(due) == HASTY_ROUND_MAX or at > now - EVERY_S / 2:
+                break
+            if len(due) >= ROUND_MAX and self._fresh(lane):
                 break
             if lane.replied_at <= now - PAUSE_RUNS * lane.run_s:
                 due.append(lane)
+        self._small.update(dict.fromkeys(due, now))
         return due
 
     def _send(self, lane: Lane) -> None:
-        now = time.monotonic()
+        now = self._clock()
         request = Request(
             zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _Probe(lane, self._registry)
         )

@@ -4,8 +4,8 @@ workers' records, repository ─> Survey.take ─> plan ─> InFlight.admits ─
                                                       InFlight.settle <─ the records of the next rounds
 
 A round begins at each event (a worker came or died, a model changed), and at least every TICK_S. After it there is a
-pause, of PAUSE_S at least, and so long that rounds take ROUND_SHARE of a core at most. Without Redis, or without the
-lead, nothing happens: gateways and workers go on as they are.
+pause, of PAUSE_S while orders are carried out or a worker stops; else it is so long that rounds take ROUND_SHARE of a
+core at most. Without Redis, or without the lead, nothing happens: gateways and workers go on as they are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("millstream.controller")
 
 TICK_S = 2.0  # longest time between two rounds
 PAUSE_S = 0.2  # shortest
-ROUND_SHARE = 0.01  # of a core that rounds take at most, as far as TICK_S allows
+ROUND_SHARE = 0.01  # of a core that rounds take at most while there is nothing to do, as far as TICK_S allows
 RETRY_S = 1.0  # before the events are read again after a lost connection
 #: A file system that takes longer to answer is stuck: the process ends, and another controller leads.
 READ_S_MAX = 60.0
@@ -82,6 +82,7 @@ class Controller:
         self._token = 0  # with which the pools were fenced and the orders in flight were given
         self._fenced: frozenset[str] = frozenset()  # pools
         self._wake = asyncio.Event()
+        self._busy = False  # orders are being carried out, or a worker stops
         self._problem = ""  # that was logged
         self._tasks: list[asyncio.Task[None]] = []
         self.stuck = asyncio.Event()
@@ -98,7 +99,7 @@ class Controller:
         await cancel_all(self._tasks)
 
     def wake(self) -> None:
-        """Begin a round now."""
+        """Begin a round now, or after the pause behind the last one."""
         self._wake.set()
 
     async def _run(self) -> None:
@@ -113,7 +114,9 @@ class Controller:
                 await self._try_round(token)
             else:
                 self._metrics.not_leading()
-            pause_s = min(TICK_S, max(PAUSE_S, (time.process_time() - began_s) / ROUND_SHARE))
+            pause_s = PAUSE_S
+            if not self._busy:
+                pause_s = min(TICK_S, max(PAUSE_S, (time.process_time() - began_s) / ROUND_SHARE))
             await asyncio.sleep(pause_s)
 
     async def _try_round(self, token: int) -> None:
@@ -145,6 +148,7 @@ class Controller:
         kept = {(order.worker, order.content_id) for order in given}
         left = {(order.worker, order.content_id) for order in decided.orders} - kept
         self._plan = decided.without(left)
+        self._busy = bool(decided.orders) or len(self._in_flight) > 0 or any(one.draining for one in workers)
         self._metrics.in_flight(len(self._in_flight))
 
     def _is_clock_settled(self, now: float) -> bool:

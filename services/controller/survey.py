@@ -175,19 +175,19 @@ class Usages:
     """The usages that instances publish. A record that did not change is the same object as before, and read once."""
 
     def __init__(self) -> None:
-        self._read: dict[str, dict[str, tuple[InstanceRecord, Usage]]] = {}  # worker -> content id
-        self._of: dict[str, dict[str, Usage]] = {}
+        self._read: dict[tuple[str, str], dict[str, tuple[InstanceRecord, Usage]]] = {}  # pool, worker -> content id
+        self._of: dict[tuple[str, str], dict[str, Usage]] = {}
 
     def of(self, worker: WorkerRecord) -> Mapping[str, Usage]:
         """Return content id -> usage for the instances of one of the workers."""
-        return self._of[worker.id]
+        return self._of[worker.pool, worker.id]
 
     def update(self, workers: Sequence[WorkerRecord]) -> None:
         """Read the usages that changed."""
-        read: dict[str, dict[str, tuple[InstanceRecord, Usage]]] = {}
+        read: dict[tuple[str, str], dict[str, tuple[InstanceRecord, Usage]]] = {}
         for worker in workers:
-            before = self._read.get(worker.id, {})
-            read[worker.id] = {
+            before = self._read.get((worker.pool, worker.id), {})
+            read[worker.pool, worker.id] = {
                 one.content_id: known
                 if (known := before.get(one.content_id)) is not None and known[0] is one
                 else (one, usage_of(one))

@@ -56,6 +56,8 @@ async def limited(seconds: float | None) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
+        if seconds is None:
+            raise
         raise RedisTimeout(f"no answer within {seconds:g} s") from error
 
 

@@ -15,7 +15,7 @@ from millstream.services.errors import Code, Failure
 
 #: libraries write in pieces of up to this size, the last of which fails as a whole
 FULL_BYTES = 1 << 20
-LOCK_S_MAX = 30.0  # that a change waits for the lock; changes hold it for milliseconds, and a hundred may wait
+LOCK_S_MAX = 10.0  # that a change waits for the lock; changes hold it for milliseconds
 LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX = 0.001, 0.02  # between two tries; random, so that all who wait have one chance
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
