@@ -31,7 +31,7 @@ AUDIT_ENTRIES_MAX = 1000
     summary="Create an API key; the reply shows it once",
     description="As soon as there is a key, every call needs one, except health, documentation and, from this machine "
     "while no key has the scope `admin`, the admin API.",
-    responses=documented(400, 409, 413, 507),
+    responses=documented(400, 409, 413, 503, 507),
     openapi_extra=json_body(schemas.NewKey),  # no example: one click in /docs would close the server
 )
 async def create_key(request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
@@ -73,7 +73,7 @@ async def get_key(key: str, deps: DepsOf) -> schemas.Key:
     "/keys/{key}/rotate",
     summary="Give an API key a new secret; the reply shows it once",
     description="The secret before is accepted for a while, so that clients can change over; an older one ends now.",
-    responses=documented(400, 404, 409, 413, 507),
+    responses=documented(400, 404, 409, 413, 503, 507),
     openapi_extra=json_body(schemas.Rotation, required=False, example={"grace_s": 3600}),
 )
 async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
@@ -92,7 +92,7 @@ async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWit
     "/keys/{key}",
     summary="Revoke an API key",
     description="When the reply comes, all gateways refuse it. Its document stays, so that calls go on needing a key.",
-    responses=documented(400, 404, 409, 507),
+    responses=documented(400, 404, 409, 503, 507),
 )
 async def revoke_key(
     key: str,

@@ -71,7 +71,7 @@ async def get_version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     description="The previous version answers until this one is ready: no request fails in between. A version that "
     "workers refuse to load, because loading it ended processes or took too long, is tried again; one whose batching "
     "turned off is batched again.",
-    responses=documented(400, 404, 409),
+    responses=documented(400, 404, 409, 503, 507),
 )
 async def activate_version(name: str, version: int, deps: DepsOf) -> schemas.Model:
     with audited("activate", name, version=version):
@@ -99,7 +99,7 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
     summary="Delete a version",
     description="The serving version cannot be deleted unless it is the only one, or with `force`. "
     "Numbers of deleted versions are not used again.",
-    responses=documented(400, 404, 409),
+    responses=documented(400, 404, 409, 503),
 )
 async def delete_version(
     name: str,
@@ -116,7 +116,10 @@ async def delete_version(
 
 
 @router.delete(
-    "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(400, 404)
+    "/models/{name}",
+    status_code=204,
+    summary="Delete a model with all its versions",
+    responses=documented(400, 404, 503),
 )
 async def delete_model(name: str, deps: DepsOf) -> None:
     with audited("delete", name), _nearest_names(name, deps):

@@ -73,7 +73,7 @@ async def get_settings(name: str, deps: DepsOf) -> schemas.EndpointSettings:
     summary="Change where and how often a model is loaded",
     description="Fields that the document leaves out keep their values; null restores a default. The settings hold for "
     "the model's endpoint, and take effect at once.",
-    responses=documented(400, 404, 409, 413),
+    responses=documented(400, 404, 409, 413, 503, 507),
     openapi_extra=json_body(EndpointPlacement, example={"instances_min": 1, "pin": True}),
 )
 async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.EndpointSettings:

@@ -81,7 +81,7 @@ async def get_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) ->
     _PATH,
     summary="Cancel a race",
     description="A worker ends it within a second. A verdict that was reached is not changed by it: undo that.",
-    responses=documented(400, 404, 409),
+    responses=documented(400, 404, 409, 503, 507),
 )
 async def cancel_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
     return await _changed(deps, _published(deps, name, version), pool, _cancel, ("cancel race", "race cancelled"))
@@ -91,7 +91,7 @@ async def cancel_race(name: str, version: int, deps: DepsOf, pool: _Pool = None)
     f"{_PATH}/undo",
     summary="Serve the version's own file again",
     description="Workers swap back without losing a request. The report stays.",
-    responses=documented(400, 404, 409),
+    responses=documented(400, 404, 409, 503, 507),
 )
 async def undo_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
     return await _changed(deps, _published(deps, name, version), pool, _undo, ("undo race", "race undone"))
@@ -103,7 +103,7 @@ async def undo_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -
     description="An .npz file with an array `input/NAME` for each input, and `output/NAME` where outputs are known; "
     "the first dimension is rows. It replaces earlier samples, is readable by the server's user alone, and is deleted "
     "with the version.",
-    responses=documented(400, 404, 413, 507),
+    responses=documented(400, 404, 413, 503, 507),
     openapi_extra=request_body({OCTETS: BINARY}, description="An .npz file of numpy."),
 )
 async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -> schemas.SamplesStored:

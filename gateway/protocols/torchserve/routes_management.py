@@ -100,7 +100,7 @@ async def torchserve_scale_model(model: str, version: str | None, deps: DepsOf) 
 @router.put(
     "/models/{model}/{version}/set-default",
     summary="Make this the version that answers",
-    responses=_DONE | documented(404, 409),
+    responses=_DONE | documented(404, 409, 503, 507),
 )
 async def torchserve_set_default_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     _, view = documents.find(deps.catalog.snapshot, model, version)
@@ -114,7 +114,7 @@ async def torchserve_set_default_version(model: str, version: str, deps: DepsOf)
     "DELETE",
     "/models/{model}[/{version}]",
     ("Unregister a model of one version", "Unregister one version"),
-    responses=_DONE | documented(404),
+    responses=_DONE | documented(404, 503),
 )
 async def torchserve_unregister_model(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, version)
