@@ -11,6 +11,7 @@ import time
 
 from millstream.services.errors import Failure
 from millstream.services.process.backoff import with_jitter
+from millstream.services.process.low_priority import lower_priority
 from millstream.services.repository.base import Repository
 from millstream.services.wire.records import State
 from millstream.workers.loads.lost_instances import unload_lost
@@ -65,6 +66,7 @@ class Reconciler:
         self._loads.stop()
 
     def _run(self) -> None:
+        lower_priority()  # no call waits for it, and closing an instance takes milliseconds
         token = ""
         busy_until = 0.0
         while not self._stopping.is_set():

@@ -68,7 +68,7 @@ def _outcome(task: CompileTask) -> CompileOutcome:
 def _confine(task: CompileTask, target: Target) -> None:
     """Limit the memory, processor time, files and rights of this process. Raises OSError."""
     if task.low_priority:
-        lower_process()
+        lower_process(idle=True)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for limit, value in (
         (resource.RLIMIT_DATA, task.memory_bytes),  # not RLIMIT_AS: compilers reserve far more than they use

@@ -33,6 +33,7 @@ from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
+from millstream.services.process.low_priority import lower_process
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.second_signal import end_at_once
 from millstream.services.queue.cluster_state import ClusterState
@@ -60,6 +61,7 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, help="write a byte to this descriptor when it runs")
     arguments = parser.parse_args()
     configure_logs("text", NAME)
+    lower_process()  # no request waits for it
     create_files_private()
     try:
         settings = read_settings()

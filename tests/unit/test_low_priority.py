@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import struct
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from millstream.services.process.low_priority import NICE, at_low_priority, lower_priority
+from millstream.services.process.c_library import c_library
+from millstream.services.process.low_priority import NICE, at_low_priority, in_own_thread, lower_priority
+from millstream.services.repository.folder import FolderRepository
 from millstream.workers.backends import get_backend
+from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.instances.open_form import open_form
 from millstream.workers.loads.load_threads import LoadThreads
 from tests.kit import models
-from tests.kit.versions import SIGNATURE
+from tests.kit.versions import SIGNATURE, publish_model
+
+ATTRIBUTES = struct.Struct("=IIQiIQQQII")
+SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+SLICE_NS = 100_000_000
 
 
 def niceness(thread: int) -> int:
@@ -44,6 +55,47 @@ def _lowered_again() -> int:
 
 def _fail() -> None:
     raise ValueError("of the work")
+
+
+def test_a_lowered_thread_has_the_longest_slice() -> None:
+    """Which a thread that wakes up preempts at once, from Linux 6.12 on: earlier ones always say 0."""
+    attributes = at_low_priority(_attributes)
+    assert attributes[3] == LOWERED
+    assert attributes[5] in {0, SLICE_NS}
+    release = tuple(int(part) for part in platform.release().split(".")[:2])
+    if release >= (6, 12):
+        assert attributes[5] == SLICE_NS
+
+
+def _attributes() -> tuple[int, ...]:
+    """Return the fields of struct sched_attr of the calling thread."""
+    room = ctypes.create_string_buffer(ATTRIBUTES.size)
+    assert c_library().syscall(SCHED_GETATTR[platform.machine()], 0, room, ATTRIBUTES.size, 0) == 0
+    return ATTRIBUTES.unpack(room.raw)
+
+
+def test_forms_opened_one_after_the_other_serve_at_the_normal_priority(tmp_path: Path) -> None:
+    """One thread opens all variants, and a session does not leave it at a low priority."""
+    repository = FolderRepository(tmp_path / "repository")
+    manifest = publish_model(repository, "one", models.crashing(tmp_path / "m.onnx", 7))
+    folder = repository.folder_of(manifest)
+    at = LoadEnvironment(get_backend("onnxruntime"), "onnxruntime", "cpu", 3)
+
+    def levels() -> list[int]:
+        seen: list[int] = []
+        for _ in range(2):
+            before = _threads()
+            instance, _ = open_form(manifest, (folder, folder / manifest.served), at.backend, at, {}, 1)
+            seen.append(own())
+            seen += [niceness(thread) for thread in _threads() - before]
+            instance.close()
+        return seen
+
+    assert in_own_thread(levels) == [NORMAL] * 6
+
+
+def _threads() -> set[int]:
+    return {int(one.name) for one in Path("/proc/self/task").iterdir()}
 
 
 def test_a_main_thread_is_not_lowered() -> None:

@@ -141,9 +141,9 @@ def check_available(runtime: Any, device: str, wanted: Sequence[str]) -> None:
 def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
     """Return a session on `device`, or raise Failure; ONNX Runtime itself would silently use the CPU instead.
 
-    In a thread other than the main one, most of the work is done at low priority. The session's own threads must not
-    inherit that, since they serve later: `disabled_optimizers` is read when they have started, and before the graph is
-    optimised.
+    In a thread other than the main one, the work is done at low priority, which the thread keeps. The session's own
+    threads must not inherit that, since they serve later: `disabled_optimizers` is read when they have started, and
+    before the graph is optimised.
 
     Single operators without a kernel for the device may still run on the CPU (shape arithmetic belongs there), so
     session.disable_cpu_ep_fallback stays off; the device's provider must be active.
@@ -151,6 +151,8 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
     wanted = [name for name, _ in providers]
     check_available(runtime, device, wanted)
     state = runtime.capi.onnxruntime_pybind11_state
+    if options.intra_op_num_threads == 1:
+        lower_priority()  # before the file is read: the session starts no threads
     try:
         session = runtime.InferenceSession(
             path, options, providers=providers, enable_fallback=0, disabled_optimizers=_LowerPriority()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.process.low_priority import at_low_priority
+from millstream.services.process.low_priority import at_low_priority, in_own_thread
 from millstream.workers.backends.base import Backend, Instance, Stop
 from millstream.workers.instances.load_version import LoadEnvironment, took_too_long
 from millstream.workers.instances.profiler import measure
@@ -42,8 +42,11 @@ def open_form(
     limit.start()
     try:
         backend.prepare(at.device)
-        # At the normal priority: threads that a library starts while it loads inherit it, and serve later.
-        instance = backend.load(path, manifest.signature, at.device, at.threads, stop, options=options)
+        # In a new thread, at the normal priority: threads that a library starts while it loads inherit it, and serve
+        # later, and a backend lowers its thread once they have started.
+        instance = in_own_thread(
+            lambda: backend.load(path, manifest.signature, at.device, at.threads, stop, options=options)
+        )
         try:
             if manifest.signature.reshaped:
                 instance = Reshaped(instance, manifest.signature)

@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
+from millstream.services.process.low_priority import lower_priority
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.version_loads import about_version
@@ -140,6 +141,7 @@ class Unloads:
 
     def _close(self, model: LoadedModel, why: str, began: float) -> None:
         """Close an instance whose lane is released, and return its memory to the system."""
+        lower_priority()
         try:
             if model.instance is not None:
                 model.instance.close()

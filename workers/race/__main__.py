@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m millstream.workers.race", description="Race one version.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
     die_with_parent(parser.parse_args().parent)
-    lower_process()
+    lower_process(idle=True)
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
