@@ -19,6 +19,7 @@ from millstream.services.access.document import KeyDocument, StoredSecret
 from millstream.services.access.scopes import check_scope
 from millstream.services.access.secret import ID_BYTES, PREFIX, SALT_BYTES, format_key, hash_secret
 from millstream.services.process.audit import audit
+from millstream.services.process.storage_threads import in_storage_thread
 
 router = APIRouter(prefix="/admin/v1")
 
@@ -50,7 +51,7 @@ async def create_key(request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
         expires_at=None if asked.expires_in_s is None else now + asked.expires_in_s,
         secrets=(stored,),
     )
-    await asyncio.to_thread(deps.keys.stored.add, document, now)
+    await in_storage_thread(deps.keys.stored.add, document, now)
     audit("key created", key=f"{key_id} ({asked.name})", scopes=" ".join(asked.scopes))
     await deps.keys.announce()
     return _shown_once(document, secret, now)
@@ -80,7 +81,7 @@ async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWit
     asked, now = await read_document(request, schemas.Rotation), _now()
     found = await asyncio.to_thread(deps.keys.stored.find, key)
     secret, stored = await _new_secret(deps, found.id, now)
-    document = await asyncio.to_thread(
+    document = await in_storage_thread(
         deps.keys.stored.change, found.id, lambda document: document.rotated(stored, asked.grace_s)
     )
     audit("key rotated", key=f"{document.id} ({document.name})", grace_s=asked.grace_s)
@@ -107,14 +108,14 @@ async def revoke_key(
 ) -> schemas.Key | schemas.ForgottenKey:
     now = _now()
     if forget:
-        forgotten = await asyncio.to_thread(deps.keys.stored.forget, key, now)
+        forgotten = await in_storage_thread(deps.keys.stored.forget, key, now)
         if forgotten is None:
             audit("key forgotten", key=f"{key} (damaged)")
             await deps.keys.announce()
             return schemas.ForgottenKey(id=key, name=key)
         document = forgotten
     else:
-        document = await asyncio.to_thread(deps.keys.stored.change, key, lambda document: document.revoked(now))
+        document = await in_storage_thread(deps.keys.stored.change, key, lambda document: document.revoked(now))
     audit("key forgotten" if forget else "key revoked", key=f"{document.id} ({document.name})")
     await deps.keys.announce()
     return schemas.Key.model_validate(schemas.key_of(document, now))

@@ -18,6 +18,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.audit import audit, audited
+from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.repository import activation
 from millstream.services.wire.records import State
 
@@ -84,12 +85,12 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
     if view.verdict.failures or view.verdict.batching_off:  # the operator asks for another try
-        await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
+        await in_storage_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         again = f"`millstream load {name}` (POST /v2/repository/models/{name}/load) tries it again; then activate it"
         message = f"version {version} of '{name}' failed and cannot be activated: {view.reason}; {again}"
         raise Failure(Code.CONFLICT, message)
-    await asyncio.to_thread(activation.activate_version, deps.repository, name, version)
+    await in_storage_thread(activation.activate_version, deps.repository, name, version)
     await deps.catalog.announce(name)
 
 
@@ -110,7 +111,7 @@ async def delete_version(
     await deps.catalog.refresh()
     serving = _serving(deps.catalog.snapshot.models.get(name))
     with audited("delete", name, version=version), _nearest_names(name, deps):
-        await asyncio.to_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
+        await in_storage_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
     audit("deleted", name, version=version)
     await deps.catalog.announce(name)
 
@@ -123,7 +124,7 @@ async def delete_version(
 )
 async def delete_model(name: str, deps: DepsOf) -> None:
     with audited("delete", name), _nearest_names(name, deps):
-        await asyncio.to_thread(deps.repository.delete_model, name)
+        await in_storage_thread(deps.repository.delete_model, name)
     audit("deleted", name)
     await deps.catalog.announce(name)
 

@@ -21,6 +21,7 @@ from millstream.gateway.tensors.json_document import parse_json
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.process.audit import audit, audited
+from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.queue.cluster_state import Leader
 from millstream.services.repository import endpoint_settings
 
@@ -81,7 +82,7 @@ async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.
     deps.catalog.snapshot.model(name)
     with audited("configure", name):
         known = await known_pools(deps, name)
-        endpoint = await asyncio.to_thread(endpoint_settings.configure, deps.repository, name, changes, known)
+        endpoint = await in_storage_thread(endpoint_settings.configure, deps.repository, name, changes, known)
     audit("configured", name, **{field: changes[field] for field in sorted(changes)})
     await deps.catalog.announce(name)
     return await _settings(deps, name, endpoint.generation, endpoint.placement)

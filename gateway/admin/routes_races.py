@@ -25,6 +25,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.samples import read_samples, stored
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
+from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.repository.race_verdicts import undo
 from millstream.services.repository.races import Race, RaceKey, RaceState, environment, has_worker, new_race
 from millstream.services.repository.verdicts import content_digest
@@ -65,7 +66,7 @@ async def request_race(name: str, version: int, request: Request, deps: DepsOf) 
     with audited("race", name, version=version):
         view = _raced(deps, name, version)
         worker, ready = await _worker(deps, view, asked.pool)
-        race = await asyncio.to_thread(_request, deps, view, (worker, ready), asked)
+        race = await in_storage_thread(_request, deps, view, (worker, ready), asked)
     audit("race requested", name, version=version, pool=race.pool)
     return await asyncio.to_thread(_document, deps, view.manifest, race)
 
@@ -110,7 +111,7 @@ async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -
     view = _published(deps, name, version)
     body = await read_body(request, SAMPLES_BYTES_MAX)
     with audited("upload samples", name, version=version):
-        shapes = await asyncio.to_thread(_store, deps, view.manifest, body)
+        shapes = await in_storage_thread(_store, deps, view.manifest, body)
     audit("samples uploaded", name, version=version)
     return schemas.SamplesStored(arrays=shapes)
 
@@ -223,7 +224,7 @@ async def _changed(
     name, version = view.manifest.model, view.manifest.version
     action, event = audited_as
     with audited(action, name, version=version):
-        race = await asyncio.to_thread(change, deps, view, pool)
+        race = await in_storage_thread(change, deps, view, pool)
     audit(event, name, version=version, pool=race.pool)
     return await asyncio.to_thread(_document, deps, view.manifest, race)
 

@@ -28,7 +28,7 @@ from millstream.services.model.names import check_name
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import about
-from millstream.services.process.uninterruptible import in_thread_to_end
+from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.settings import Settings
 from millstream.services.triton_config.config import ParsedConfig, from_json
@@ -126,7 +126,7 @@ class RepositoryLoader:
             check_name(model)
         except Failure:
             return
-        await in_thread_to_end(self._changes.unload, model)
+        await to_end_in_storage_thread(self._changes.unload, model)
         await self._catalog.announce(model)
         audit("unloaded", model)
 
@@ -169,15 +169,17 @@ class RepositoryLoader:
         try:
             manifests += [await self._manifest(candidate, source.config) for candidate in source.candidates]
             if retry:
-                manifests = await in_thread_to_end(self._changes.try_again, manifests, self._waiter.failed(manifests))
-            await self._waiter.wait_unloaded(await in_thread_to_end(self._changes.unloaded, model, manifests))
-            served = await in_thread_to_end(self._changes.stage, model, manifests)
+                manifests = await to_end_in_storage_thread(
+                    self._changes.try_again, manifests, self._waiter.failed(manifests)
+                )
+            await self._waiter.wait_unloaded(await to_end_in_storage_thread(self._changes.unloaded, model, manifests))
+            served = await to_end_in_storage_thread(self._changes.stage, model, manifests)
             for manifest in served if retry else ():
                 await self._have_loaded(manifest, READY_S_MAX)  # it may be on standby
             await self._waiter.wait_ready(manifests, all_required=not source.unchanged)
-            await in_thread_to_end(self._changes.commit, model, manifests, source.folder)
+            await to_end_in_storage_thread(self._changes.commit, model, manifests, source.folder)
         except BaseException:
-            await in_thread_to_end(self._repository.staged.abort, model)
+            await to_end_in_storage_thread(self._repository.staged.abort, model)
             raise
         await self._catalog.announce(model)
         await self._wait_answering(manifests)
@@ -200,7 +202,7 @@ class RepositoryLoader:
 
     async def _note_failure(self, model: str, folder: Path, message: str) -> None:
         with suppress(Failure):
-            await in_thread_to_end(self._changes.note_failure, model, folder, message)
+            await to_end_in_storage_thread(self._changes.note_failure, model, folder, message)
             await self._catalog.announce(model)
 
 

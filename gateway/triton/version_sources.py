@@ -12,7 +12,7 @@ from millstream.gateway.triton.load_changes import LoadChanges
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import plain_path
-from millstream.services.process.uninterruptible import in_thread_to_end
+from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.base import Repository
 from millstream.services.repository.disk import storage_errors
 from millstream.services.triton_config.config import ParsedConfig
@@ -60,7 +60,7 @@ class VersionSources:
         if folder is not None:
             await asyncio.to_thread(self._refuse_uploaded, model)
             return await asyncio.to_thread(self._in_place, model, folder / model, config, folder)
-        return await in_thread_to_end(self._from_uploads, model, config)
+        return await to_end_in_storage_thread(self._from_uploads, model, config)
 
     def _in_place(self, model: str, path: Path, config: ParsedConfig | None, folder: Path | None) -> VersionSource:
         model_folder = read_model_folder(path, model, config)
@@ -78,11 +78,11 @@ class VersionSources:
             raise invalid("files are sent without a config, which must be sent with them")
         if folder is not None:
             await asyncio.to_thread(self._refuse_uploaded, model)
-        path = await in_thread_to_end(self._add_files, model, files)
+        path = await to_end_in_storage_thread(self._add_files, model, files)
         try:
             return await asyncio.to_thread(self._in_place, model, path, config, folder)
         except BaseException:
-            await in_thread_to_end(self._repository.staged.abort, model)
+            await to_end_in_storage_thread(self._repository.staged.abort, model)
             raise
 
     def _add_files(self, model: str, files: Mapping[str, bytes]) -> Path:

@@ -7,7 +7,6 @@ Nothing is visible before the rename. An upload that ends early, by an error or 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import time
@@ -15,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, TypeVar
+from typing import IO, Self
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import SOURCE, ImportOptions
@@ -28,7 +27,7 @@ from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.model.warmup_check import check_warmups
-from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.base import Repository, Staging
 from millstream.services.repository.conflicts import retry_on_conflict
 from millstream.services.repository.disk import storage_errors
@@ -41,7 +40,6 @@ _CONFIG = "source/config.pbtxt"
 #: The gateway tokenizes texts with it (OpenAI embeddings). The model does not read it, but it belongs to the version.
 _TOKENIZER = "source/tokenizer.json"
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
-_Result = TypeVar("_Result")
 
 
 class ModelUpload:
@@ -70,16 +68,16 @@ class ModelUpload:
 
     async def __aenter__(self) -> Self:
         try:
-            await _run_shielded(self._open)
+            await to_end_in_storage_thread(self._open)
         except BaseException:
-            await _run_shielded(self._close)
+            await to_end_in_storage_thread(self._close)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await _run_shielded(self._close)
+        await to_end_in_storage_thread(self._close)
 
     async def write(self, chunk: bytes) -> None:
         """Write the next bytes of the upload. Raises Failure: TOO_LARGE, STORAGE."""
@@ -118,14 +116,14 @@ class ModelUpload:
         if not self._size_bytes:
             raise invalid("the upload is empty: send the model file as the body")
         await self._flush()
-        actual = await _run_shielded(self._open_sink().close)
+        actual = await to_end_in_storage_thread(self._open_sink().close)
         _check_digest(actual, digest)
         await report_state(State.PENDING)
         async with check_slot():
             await report_state(State.CHECKING)
             checked = await self._check()
         accept(checked)
-        return await _run_shielded(self._publish, checked, actual, activate)
+        return await to_end_in_storage_thread(self._publish, checked, actual, activate)
 
     def _open(self) -> None:
         self._reject_model_in_place()
@@ -160,7 +158,7 @@ class ModelUpload:
 
     async def _flush(self) -> None:
         piece, self._buffer = self._buffer, bytearray()
-        await _run_shielded(self._open_sink().write, piece)
+        await to_end_in_storage_thread(self._open_sink().write, piece)
 
     def _open_sink(self) -> _Sink:
         if self._sink is None:
@@ -178,7 +176,7 @@ class ModelUpload:
             return outcome
         converted = await convert(self._folder(), outcome, self.options, self._settings)
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
-        return await _run_shielded(_with_sources, self._folder(), checked, converted)
+        return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted)
 
     def _task(self) -> CheckTask:
         return CheckTask(
@@ -285,14 +283,6 @@ class _Sink:
         with storage_errors(self._path.parent):
             self._file.close()
         return self._hash.hexdigest()
-
-
-async def _run_shielded(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Run blocking `work` in a thread and wait for its end, even if this task is cancelled meanwhile.
-
-    Without the wait, a cancelled upload would remove the staging folder while a thread still writes to or publishes it.
-    """
-    return await uninterrupted(asyncio.to_thread(work, *arguments))
 
 
 def _check_digest(actual: str, expected: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -25,8 +25,3 @@ async def uninterrupted(work: Coroutine[Any, Any, _Result]) -> _Result:
         task.exception()  # retrieved, so that asyncio does not log it
         raise asyncio.CancelledError
     return task.result()
-
-
-async def in_thread_to_end(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Run blocking `work` in a thread, to its end, as `uninterrupted` does."""
-    return await uninterrupted(asyncio.to_thread(work, *arguments))

@@ -36,6 +36,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.pools import pools_text
 from millstream.services.process.audit import audit, audited
+from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.wire.records import State
 
 router = APIRouter(responses=documented(400))
@@ -228,7 +229,7 @@ async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, s
     number = view.manifest.version
     try:
         with audited("delete", name, version=number):
-            await asyncio.to_thread(remove_version, deps.repository, name, number, serving=model.serving, force=False)
+            await in_storage_thread(remove_version, deps.repository, name, number, serving=model.serving, force=False)
         audit("deleted", name, version=number)
     except Failure as failure:
         if failure.code is Code.CONFLICT:
