@@ -18,7 +18,7 @@ from millstream.workers.backends.base import Terminated
 from tests.contract.backend_cases import remote_model, same, signature
 from tests.kit import models, v2
 from tests.kit.grpc_proxy import tls_proxy
-from tests.kit.stack import Stack, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.tcp_proxy import TcpProxy
 from tests.kit.tls import CERTIFICATES
 from tests.kit.versions import publish_content, publish_simulated
@@ -60,6 +60,25 @@ def test_a_server_that_goes_away_is_noticed_without_a_run(proxy: TcpProxy, tmp_p
     assert caught.value.code is Code.UNAVAILABLE
     instance.close()
     proxy.open()
+
+
+def test_a_frozen_server_is_given_up_with_the_run_in_progress(server: Stack, tmp_path: Path) -> None:
+    """Not only when the run's callers wait no longer, which would keep the other models of the worker waiting."""
+    path = remote_model(tmp_path, server.grpc, "same", timeout_s=120)
+    instances = [get_backend("triton").load(path, same(), "cpu", 1) for _ in range(6)]
+    with sigstopped(server.pids()["gateway-0"]):
+        with pytest.raises(Failure) as caught:
+            instances[0].run({"x": ROW})
+        assert caught.value.code is Code.UNAVAILABLE  # EXPIRED: only its time ended it
+        wait_until(lambda: all(one.lost for one in instances), what="all are given up")
+        with pytest.raises(Failure, match=server.grpc) as refused:
+            instances[1].run({"x": ROW})
+        assert refused.value.code is Code.UNAVAILABLE
+    for one in instances:
+        one.close()
+    again = get_backend("triton").load(path, same(), "cpu", 1)
+    assert again.run({"x": ROW})[0].tolist() == ROW.tolist()
+    again.close()
 
 
 def test_a_server_that_cannot_be_reached_is_unavailable(proxy: TcpProxy, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ The model file is JSON: {"url": "grpcs://host:8001", "model": "resnet", "version
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ READY_S_MAX = 1.0  # for the server to say whether the model is ready
 LOAD_S_MAX = 10.0  # for the server to answer one question of a load
 MESSAGE_BYTES_MAX = 2**31 - 1  # of gRPC
 SILENT_MAX = 3  # checks in a row without an answer until a server counts as gone
-KEEPALIVE_MS = 10_000  # interval of pings, which find out that a machine is gone
+#: A connection that was silent for so long is pinged, and closed when no answer comes within the same time: the machine
+#: is gone, or the process is frozen. A server that is only busy answers: gRPC does it in a thread of its own.
+KEEPALIVE_MS = 5_000
 MESSAGE_CHARACTERS_MAX = 1000
 
 
@@ -120,6 +122,8 @@ class TritonInstance:
                 ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # of any ping; by default a minute
                 ("grpc.use_local_subchannel_pool", 1),  # else a new connection inherits the backoff of a failed one
                 ("grpc.enable_http_proxy", 0),
             ],
@@ -134,14 +138,22 @@ class TritonInstance:
             raise
         health.add(self)
 
-    def check(self) -> None:
-        """Find out whether the server still serves the model, and set `lost` if not. Called by the health thread."""
+    def ask(self) -> Callable[[], None]:
+        """Ask the server whether it still serves the model; the result waits for the answer, and sets `lost` if not."""
         try:
-            reason, sure = ("", True) if self._ask_ready(READY_S_MAX) else ("it is not ready there", True)
+            question = self._messages.ModelReadyRequest(name=self._remote.model, version=self._remote.version)
+            answer = self._stub.ModelReady.future(question, timeout=READY_S_MAX)
+        except ValueError:  # it was closed meanwhile
+            return lambda: None
+        return lambda: self._check(answer)
+
+    def _check(self, answer: Any) -> None:
+        try:
+            reason, sure = ("", True) if answer.result().ready else ("it is not ready there", True)
+        except self._grpc.FutureCancelledError:  # it was closed meanwhile
+            return
         except self._grpc.RpcError as error:
             reason, sure = _details(error), error.code() is self._grpc.StatusCode.UNAVAILABLE
-        except ValueError:  # it was closed meanwhile
-            return
         self._silent = self._silent + 1 if reason else 0
         if reason and (sure or self._silent >= SILENT_MAX):
             self.lost = f"{self._where}: the model {self._remote.model!r}: {reason}"
@@ -185,6 +197,8 @@ class TritonInstance:
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         if self._channel is None:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
+        if self.lost:  # each further run would take the time in which a connection is given up
+            raise Failure(Code.UNAVAILABLE, self.lost)
         request = self._request(inputs)
         try:
             timeout_s, self._limit_s = min(self._remote.timeout_s, self._limit_s), float("inf")

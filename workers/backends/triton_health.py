@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 HEALTH_S = 2.0  # interval of the questions
@@ -11,8 +12,8 @@ HEALTH_S = 2.0  # interval of the questions
 class Checked(Protocol):
     """What is checked."""
 
-    def check(self) -> None:
-        """Ask the server; must return within a bounded time."""
+    def ask(self) -> Callable[[], None]:
+        """Send a question to the server, without waiting. The result waits for the answer, for a bounded time."""
 
 
 class HealthThread:
@@ -49,5 +50,6 @@ class HealthThread:
                 if not instances:
                     self._running = False
                     return
-            for instance in instances:
-                instance.check()
+            # All at once: each answer of a frozen server takes the whole time.
+            for receive in [instance.ask() for instance in instances]:
+                receive()
