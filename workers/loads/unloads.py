@@ -15,7 +15,6 @@ from enum import StrEnum
 
 from millstream.services.errors import Failure
 from millstream.services.process.allocator import return_freed
-from millstream.services.process.low_priority import lower_priority
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.version_loads import about_version
@@ -140,8 +139,10 @@ class Unloads:
         return True
 
     def _close(self, model: LoadedModel, why: str, began: float) -> None:
-        """Close an instance whose lane is released, and return its memory to the system."""
-        lower_priority()
+        """Close an instance whose lane is released, and return its memory to the system.
+
+        At the normal priority: a load, for which calls may wait, begins when the memory is free.
+        """
         try:
             if model.instance is not None:
                 model.instance.close()
