@@ -15,6 +15,7 @@ import ctypes
 import os
 import platform
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -58,7 +59,7 @@ def lower_priority() -> None:
 def _lengthen_slice(level: int) -> None:
     """Let the calling thread give way at once to threads that wake up. `level` is its nice level, which stays."""
     number = _SCHED_SETATTR.get(platform.machine())
-    if number is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
+    if sys.platform == "linux" and number is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
         attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, level, 0, _SLICE_NS, 0, 0, 0, 0)
         c_library().syscall(number, 0, ctypes.c_char_p(attributes), 0)  # an older kernel ignores the slice
 

@@ -21,6 +21,7 @@ from millstream.workers.instances.open_form import open_form
 from millstream.workers.loads.load_threads import LoadThreads
 from tests.kit import models
 from tests.kit.versions import SIGNATURE, publish_model
+from tests.kit.wait import wait_until
 
 ATTRIBUTES = struct.Struct("=IIQiIQQQII")
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -86,12 +87,18 @@ def test_forms_opened_one_after_the_other_serve_at_the_normal_priority(tmp_path:
         for _ in range(2):
             before = _threads()
             instance, _ = open_form(manifest, (folder, folder / manifest.served), at.backend, at, {}, 1)
-            seen.append(own())
-            seen += [niceness(thread) for thread in _threads() - before]
+            seen += [own(), *map(niceness, _until_left(2, before))]
             instance.close()
+            _until_left(0, before)
         return seen
 
     assert in_own_thread(levels) == [NORMAL] * 6
+
+
+def _until_left(count: int, before: set[int]) -> set[int]:
+    """Wait until so many threads are left of those that were started; others of a load end a little later."""
+    wait_until(lambda: len(_threads() - before) == count, what=f"{count} threads are left")
+    return _threads() - before
 
 
 def _threads() -> set[int]:
