@@ -7,6 +7,7 @@ QOperator with S8 activations is no candidate: it took 20 times as long as FP32.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,7 @@ COSINE_MIN = 0.999  # of an output on the samples; below, nodes are left in floa
 ROUNDS_MAX = 5  # of leaving out nodes, twice as many in each
 FIRST_SHARE = 0.05  # of the nodes, in the first round
 LOSS_ROWS = 4  # rows for which the loss of each tensor is computed: all tensors are kept in memory
+_NO_MEMORY = re.compile(r"bad_alloc|failed to allocate", re.IGNORECASE)  # in messages of ONNX Runtime
 HISTOGRAM_ROWS = (64, 16, 4)  # rows for calibration by histograms, which keeps all tensors: fewer if memory is short
 OPSET_MIN, OPSET = 13, 17  # per channel needs the former; older models are converted to the latter
 MATRICES = ("MatMul", "Gemm", "Conv")
@@ -179,7 +181,7 @@ def _flatten_biases(model: Any) -> bool:
 
 
 def _found_no_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "Failed to allocate memory" in str(error)
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
 
 
 def _check_quantized(path: Path) -> None:
