@@ -114,12 +114,11 @@ class KeyWatch:
 
     async def announce(self) -> None:
         """Apply a change of this gateway, tell the others, and wait until all have read it."""
-        change = None
-        with suppress(Failure, TimeoutError):  # the others look at the folder, too
-            async with asyncio.timeout(TELL_S_MAX):
-                change = await self._cluster_state.keys_changed()
+        change = 0  # its number, from 1 on; 0: Redis did not count it
+        async with without_redis_after(TELL_S_MAX):  # the others look at the folder, too
+            change = await self._cluster_state.keys_changed()
         await self.reload()
-        if change is None:
+        if not change:
             return
         async with without_redis_after(AGREE_S_MAX):
             while any(read < change for read in (await self._cluster_state.keys_read()).values()):

@@ -85,7 +85,7 @@ def in_own_thread(work: Callable[[], _Result]) -> _Result:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="low priority", daemon=True)
+    thread = threading.Thread(target=run, name="own thread", daemon=True)
     thread.start()
     thread.join()
     if errors:

@@ -141,8 +141,7 @@ class TritonInstance:
     def ask(self) -> Callable[[], None]:
         """Ask the server whether it still serves the model; the result waits for the answer, and sets `lost` if not."""
         try:
-            question = self._messages.ModelReadyRequest(name=self._remote.model, version=self._remote.version)
-            answer = self._stub.ModelReady.future(question, timeout=READY_S_MAX)
+            answer = self._stub.ModelReady.future(self._ready_question(), timeout=READY_S_MAX)
         except ValueError:  # it was closed meanwhile
             return lambda: None
         return lambda: self._check(answer)
@@ -185,8 +184,10 @@ class TritonInstance:
                 )
 
     def _ask_ready(self, timeout_s: float) -> bool:
-        question = self._messages.ModelReadyRequest(name=self._remote.model, version=self._remote.version)
-        return bool(self._stub.ModelReady(question, timeout=timeout_s).ready)
+        return bool(self._stub.ModelReady(self._ready_question(), timeout=timeout_s).ready)
+
+    def _ready_question(self) -> Any:
+        return self._messages.ModelReadyRequest(name=self._remote.model, version=self._remote.version)
 
     def _ready(self) -> bool:
         try:
