@@ -35,6 +35,7 @@ PAUSE_S_MAX = 0.1  # longest pause after a refresh, which takes at most half of 
 AGREE_S_MAX = 2.0  # longest wait for other gateways; a slower one sees the change at its next refresh
 AGREE_PAUSE_S = 0.01
 REDIS_S_MAX = 3.0  # of a refresh for what Redis knows; then it goes on with what it knew
+_MODEL = "model"  # kind of message: a model was changed, by a gateway
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
@@ -67,7 +68,8 @@ class Catalog:
         self._on_snapshot = on_snapshot
         self._events = events
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
-        self._token = ""
+        self._token = ""  # of the state of the repository that was read last
+        self._listed: str | None = None  # of the state that this gateway routes by
         self._stored = StoredModels(repository)
         self._placements = Placements()
         self._pools: Mapping[str, PoolTraits] = {}
@@ -98,15 +100,17 @@ class Catalog:
                 self._token = token
             workers = self.snapshot.workers
             async with without_redis_after(REDIS_S_MAX):
-                workers = await self._cluster_state.workers()
-                await self._exchange_uploads()
+                await self._renew_uploads()
+                workers, self.uploads = await self._cluster_state.exchange(self._name, self._listed)
             self._changes |= self._placements.update(workers)
             asleep = self.asleep({one.pool for one in workers})
             self._learn_pools(workers, asleep)
             self._changes |= self._standby.update(workers, token, asleep)
             await self._apply(workers)
-            async with without_redis_after(REDIS_S_MAX):
-                await self._cluster_state.set_gateway(self._name, token)
+            if token != self._listed:  # what it routes by now; from then on each exchange renews it
+                async with without_redis_after(REDIS_S_MAX):
+                    await self._cluster_state.set_gateway(self._name, token)
+                self._listed = token
 
     def _learn_pools(self, workers: tuple[WorkerRecord, ...], asleep: Collection[str]) -> None:
         """Note the pools of the workers. Models that name no pool may be served by a new one.
@@ -157,7 +161,7 @@ class Catalog:
         Workers need no message: they watch the repository.
         """
         async with without_redis_after(REDIS_S_MAX):
-            await self._cluster_state.publish(f"model:{model}")
+            await self._cluster_state.publish(f"{_MODEL}:{model} {self._name}")
         await self.refresh()
         until = time.monotonic() + AGREE_S_MAX
         with suppress(Failure):  # the change is made
@@ -190,13 +194,13 @@ class Catalog:
         with suppress(Failure):
             if state is None:
                 await self._cluster_state.set_upload(model, version, None)
-            await self._exchange_uploads()
+            await self._renew_uploads()
+            self.uploads = await self._cluster_state.uploads()
 
-    async def _exchange_uploads(self) -> None:
-        """Renew the records of this gateway's uploads, which expire soon, and read those of all gateways."""
+    async def _renew_uploads(self) -> None:
+        """Renew the records of this gateway's uploads, which expire soon."""
         for (model, version), state in list(self._receiving.items()):
             await self._cluster_state.set_upload(model, version, state)
-        self.uploads = await self._cluster_state.uploads()
 
     def _model(self, name: str) -> ModelView:
         endpoint, manifests = self._stored.models[name]
@@ -282,6 +286,8 @@ class Catalog:
             try:
                 async for message in self._cluster_state.messages():
                     kind, _, text = message.partition(":")
+                    if kind == _MODEL and text.endswith(f" {self._name}"):
+                        continue  # `announce` refreshes
                     if kind in self._events:
                         await self._events[kind](text)
                     self._wake.set()

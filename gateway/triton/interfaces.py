@@ -81,8 +81,12 @@ class ModelLoader(Protocol):
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """Return every model and version; with `ready`, only those that answer requests."""
 
-    async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
-        """Load or reload a model, and return when it serves. On Failure, the versions that served before still serve.
+    async def load(
+        self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True
+    ) -> list[int]:
+        """Load or reload a model, and return its versions, ascending, when they serve.
+
+        On Failure, the versions that served before still serve.
 
         Args:
             model: Name of the model.

@@ -96,8 +96,12 @@ class RepositoryLoader:
         entries = index.entries(self._catalog.snapshot, self._model_repositories.names(), +self._loading)
         return [entry for entry in entries if entry.state == index.READY] if ready else entries
 
-    async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
-        """Load or reload a model, and return when it serves. On Failure, the versions that served before still serve.
+    async def load(
+        self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True
+    ) -> list[int]:
+        """Load or reload a model, and return its versions, ascending, when they serve.
+
+        On Failure, the versions that served before still serve.
 
         Args:
             model: Name of the model.
@@ -110,7 +114,7 @@ class RepositoryLoader:
             folder = await asyncio.to_thread(self._find_folder, model, files)
             async with self._locked(model):
                 try:
-                    await self._load(model, folder, config, files, retry=retry)
+                    return await self._load(model, folder, config, files, retry=retry)
                 except Failure as failure:
                     if folder is not None:
                         await self._note_failure(model, folder, _load_failure(model, failure).message)
@@ -163,7 +167,7 @@ class RepositoryLoader:
 
     async def _load(
         self, model: str, folder: Path | None, config: str | None, files: Mapping[str, bytes], *, retry: bool
-    ) -> None:
+    ) -> list[int]:
         source = await self._sources.find(model, folder, from_json(config) if config is not None else None, files)
         manifests = list(source.unchanged)
         try:
@@ -183,7 +187,9 @@ class RepositoryLoader:
             raise
         await self._catalog.announce(model)
         await self._wait_answering(manifests)
-        audit("loaded", model, versions=" ".join(str(manifest.version) for manifest in manifests))
+        versions = sorted(manifest.version for manifest in manifests)
+        audit("loaded", model, versions=" ".join(map(str, versions)))
+        return versions
 
     async def _wait_answering(self, manifests: Sequence[Manifest]) -> None:
         """Wait until this gateway answers for all versions, but at most ANSWERS_S_MAX."""

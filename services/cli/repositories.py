@@ -82,9 +82,7 @@ async def _load(client: AsyncClient, folder: Path, name: str, known: Model | Non
     if known is not None and known["unloaded"]:
         return RepositoryModel(name, folder, unloaded=True)
     try:
-        await client.load(name, retry=False, timeout=LOAD_S_MAX)
-        model = await client.model(name)
+        versions = await client.load(name, retry=False, timeout=LOAD_S_MAX)
     except Failure as failure:
         return RepositoryModel(name, folder, failure=failure.message)
-    numbers = (version["version"] for version in model["versions"])
-    return RepositoryModel(name, folder, tuple(number for number in numbers if number is not None))
+    return RepositoryModel(name, folder, tuple(versions))

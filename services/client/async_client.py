@@ -129,8 +129,8 @@ class AsyncClient:
         config: str | dict[str, Any] | None = None,
         retry: bool = True,
         timeout: float = LOAD_S_MAX,
-    ) -> None:
-        await self._run(models.load(model, config, retry=retry), timeout)
+    ) -> list[int]:
+        return await self._run(models.load(model, config, retry=retry), timeout)
 
     async def unload(self, model: str) -> None:
         await self._run(models.unload(model))

@@ -205,8 +205,8 @@ class Client:
         config: str | dict[str, Any] | None = None,
         retry: bool = True,
         timeout: float = LOAD_S_MAX,
-    ) -> None:
-        """Serve a model that was unloaded, or reload one of a Triton repository; returns when it serves.
+    ) -> list[int]:
+        """Serve a model that was unloaded, or reload one of a Triton repository; return its versions when they serve.
 
         Args:
             model: its name.
@@ -214,7 +214,7 @@ class Client:
             retry: also try versions again that failed because they ended processes or took too long.
             timeout: seconds.
         """
-        self._run(models.load(model, config, retry=retry), timeout)
+        return self._run(models.load(model, config, retry=retry), timeout)
 
     def unload(self, model: str) -> None:
         """Stop serving a model until it is loaded again."""

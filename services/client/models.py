@@ -131,12 +131,17 @@ def remove(name: str, number: int | None, *, force: bool) -> Steps[None]:
     yield from send(Call("DELETE", admin_path(name, number), query=query))
 
 
-def load(name: str, config: str | dict[str, Any] | None, *, retry: bool) -> Steps[None]:
-    """Load a model; the reply comes when it serves. `retry`: also versions that ended processes or took too long."""
+def load(name: str, config: str | dict[str, Any] | None, *, retry: bool) -> Steps[list[int]]:
+    """Load a model; the reply comes when it serves. `retry`: also versions that ended processes or took too long.
+
+    Returns the versions that serve; none, where an older release does not tell.
+    """
     text = config if config is None or isinstance(config, str) else json.dumps(config)
     body = json.dumps({} if text is None else {"parameters": {"config": text}}).encode()
     query = {} if retry else {"retry": "false"}
-    yield from send(Call("POST", _repository_path(name) + "/load", query=query, headers=_JSON, content=body))
+    call = Call("POST", _repository_path(name) + "/load", query=query, headers=_JSON, content=body)
+    reply = yield from send(call)
+    return [int(version) for version in document_of(reply).get("versions", [])]
 
 
 def unload(name: str) -> Steps[None]:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.keys import InstallationKeys, PoolKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.limited_client import limited
-from millstream.services.queue.record_cache import Fetched, Needed, RecordCache
 from millstream.services.queue.scripts import script
 from millstream.services.queue.url import RedisAddress, async_client
+from millstream.services.queue.worker_records import ExtraCommands, WorkerRecords
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -54,6 +54,13 @@ class Memory(NamedTuple):
     limit: int
 
 
+class Exchanged(NamedTuple):
+    """What a gateway reads at each refresh. `uploads`: in progress, as `ClusterState.uploads` returns them."""
+
+    workers: tuple[WorkerRecord, ...]
+    uploads: Mapping[tuple[str, int | None], State]
+
+
 class ClusterState:
     """Reads and writes the cluster state in Redis. Expiry times are on the Redis clock.
 
@@ -68,74 +75,41 @@ class ClusterState:
         self._keys = keys
         self._quiet_s = quiet_s
         self._reply_s_max = address.reply_s_max
-        self.unreadable: frozenset[str] = frozenset()  # workers whose records `workers` could not parse last time
-        self._records = RecordCache()
         self._redis: Any = async_client(address)
+        self._records = WorkerRecords(self._redis, keys, self._now)
         self._clock_ahead_s = 0.0  # the Redis clock minus the monotonic clock
         self._clock_until = 0.0  # monotonic; until then it counts
 
+    @property
+    def unreadable(self) -> frozenset[str]:
+        """The workers whose records could not be parsed the last time."""
+        return self._records.unreadable
+
     async def workers(self) -> tuple[WorkerRecord, ...]:
         """Return the records of all live workers, ordered by pool and id, without those that cannot be parsed."""
-        records: list[WorkerRecord] = []
-        unreadable: set[str] = set()
         try:
-            for pool in sorted(await self._redis.smembers(self._keys.pools)):
-                keys = self._keys.pool(_text(pool))
-                beats = {
-                    _text(id_): ms / 1000 for id_, ms in await self._redis.zrange(keys.workers, 0, -1, withscores=True)
-                }
-                if not beats:
-                    continue
-                ids = sorted(beats)
-                stored = await self._redis.mget([keys.record(worker) for worker in ids])
-                data = {worker: value for worker, value in zip(ids, stored, strict=True) if value is not None}
-                behind_s = time.time() - await self._now()  # noqa: TID251
-                for worker, record in await self._whole_records(keys, data):
-                    if isinstance(record, ValueError):
-                        self._warn_once(worker, record)
-                        unreadable.add(worker)
-                    else:
-                        records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
+            return await self._records.read()
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
-        self.unreadable = frozenset(unreadable)
-        self._records.keep_only({record.id for record in records})
-        return tuple(records)
 
-    async def _whole_records(
-        self, keys: PoolKeys, stored: Mapping[str, bytes]
-    ) -> list[tuple[str, WorkerRecord | ValueError]]:
-        """Return the records of workers with their instances, or why they cannot be read, in the order of `stored`.
+    async def exchange(self, gateway: str, token: str | None) -> Exchanged:
+        """Return the records of all live workers and the uploads in progress, and list `gateway` as `set_gateway` does.
 
-        Only instances that have changed since the last call are fetched.
+        One round trip, as long as no worker comes and no instance changes. `token` None: the gateway is not listed.
         """
-        fetch = self._redis.pipeline(transaction=False)
-        needs: dict[str, Needed] = {}
-        for worker, data in stored.items():
-            with suppress(ValueError):  # `record` raises the same
-                need = self._records.needed(worker, data)
-                if need.whole:
-                    fetch.hgetall(keys.instances(worker))
-                elif need.content_ids:
-                    fetch.hmget(keys.instances(worker), need.content_ids)
-                else:
-                    continue
-                needs[worker] = need
-        answers = await fetch.execute() if needs else []
-        fetched = {
-            worker: _fetched(need, answer) for (worker, need), answer in zip(needs.items(), answers, strict=True)
-        }
-        found: list[tuple[str, WorkerRecord | ValueError]] = []
-        for worker, data in stored.items():
-            try:
-                found.append((worker, self._records.record(worker, data, fetched.get(worker))))
-            except ValueError as error:
-                found.append((worker, error))
-        return found
+        extra = ExtraCommands(lambda pipeline: self._add_exchange(pipeline, gateway, token, now), [])
+        try:
+            now = await self._now()
+            workers = await self._records.read(extra)
+            uploads = await self._live_uploads(extra.replies[0], now)
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+        return Exchanged(workers, uploads)
 
-    def _warn_once(self, worker: str, error: ValueError) -> None:
-        if worker not in self.unreadable:
-            log.warning("the record of worker %s cannot be read (another release?): %s", worker, error)
+    def _add_exchange(self, pipeline: Any, gateway: str, token: str | None, now: float) -> None:
+        pipeline.hgetall(self._keys.uploads)
+        if token is not None:
+            pipeline.hset(self._keys.gateways, gateway, _listed(token, now))
 
     async def stream_entries(self, pool: str, lanes: list[str]) -> list[int]:
         """Return the number of entries in the stream of each lane, waiting and leased."""
@@ -152,9 +126,12 @@ class ClusterState:
         """Return the uploads in progress: (model, version) -> state; version None: numbered when it is published."""
         try:
             stored = await self._redis.hgetall(self._keys.uploads)
-            now = await self._now()
+            return await self._live_uploads(stored, await self._now())
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
+
+    async def _live_uploads(self, stored: Mapping[bytes, bytes], now: float) -> dict[tuple[str, int | None], State]:
+        """Return the uploads that are stored, and remove those of gateways that died."""
         uploads: dict[tuple[str, int | None], State] = {}
         for field, value in stored.items():
             model, _, version = _text(field).partition("/")
@@ -204,7 +181,7 @@ class ClusterState:
             if token is None:
                 await self._redis.hdel(self._keys.gateways, name)
             else:
-                await self._redis.hset(self._keys.gateways, name, f"{await self._now() + GATEWAY_LIFE_S:.3f} {token}")
+                await self._redis.hset(self._keys.gateways, name, _listed(token, await self._now()))
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
 
@@ -382,11 +359,9 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def _listed(token: str, now: float) -> str:
+    return f"{now + GATEWAY_LIFE_S:.3f} {token}"
+
+
 def _unreachable(error: Exception) -> Failure:
     return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)
-
-
-def _fetched(need: Needed, answer: Any) -> Fetched:
-    if need.whole:
-        return Fetched({_text(name): data for name, data in answer.items()}, whole=True)
-    return Fetched(dict(zip(need.content_ids, answer, strict=True)), whole=False)

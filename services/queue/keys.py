@@ -41,8 +41,8 @@ Keys of the installation, ms:3:{millstream}:...
   use                 hash: what API keys with limits used through each gateway, each with the time of writing
   keys_read           hash: the number of the last change of API keys, under ""; and the last that each gateway read
   log_levels          hash: the log level of each kind of process that has one (expires)
-  changes             channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>",
-                      "keys:" (API keys changed)
+  changes             channel: "model:<name> <gateway>", "worker:<pool>", "died:<worker> <what it ran>",
+                      "poison:<digest>", "keys:" (API keys changed)
 """
 
 from __future__ import annotations

@@ -458,7 +458,8 @@ def test_all_gateways_know_at_once(stack: Stack) -> None:
         for _ in range(5):
             assert one.post("/v2/repository/models/scale/unload").status_code == 200
             hears(other, 404)
-            assert other.post("/v2/repository/models/scale/load").json() == {"name": "scale", "load": True}
+            loaded = other.post("/v2/repository/models/scale/load").json()
+            assert loaded == {"name": "scale", "load": True, "versions": ["2", "3"]}
             hears(one, 200)
     assert at_once.count(True) >= 8, at_once
 

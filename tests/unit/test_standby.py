@@ -12,7 +12,7 @@ from millstream.gateway.catalog.snapshot import Snapshot, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.placement.views import RefusalKind
-from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.cluster_state import ClusterState, Exchanged
 from millstream.services.repository import activation
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
@@ -26,11 +26,8 @@ class Cluster:
     def __init__(self) -> None:
         self.live: tuple[WorkerRecord, ...] = ()
 
-    async def workers(self) -> tuple[WorkerRecord, ...]:
-        return self.live
-
-    async def uploads(self) -> dict[Any, Any]:
-        return {}
+    async def exchange(self, _name: str, _token: str | None) -> Exchanged:
+        return Exchanged(self.live, {})
 
     async def set_gateway(self, _name: str, _token: str | None) -> None: ...
 

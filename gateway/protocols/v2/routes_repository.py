@@ -64,7 +64,7 @@ async def repository_index(request: Request, deps: DepsOf) -> list[dict[str, str
     description="`config`: a ModelConfig as JSON text, in place of the model's own. `file:1/model.onnx`: a file's "
     "content in base64; files need a config and make up the "
     "whole model. If the load fails, the versions that served before still serve.",
-    responses=reply(ref(LoadReply), "The model serves.", example={"name": "digits", "load": True})
+    responses=reply(ref(LoadReply), "The model serves.", example={"name": "digits", "load": True, "versions": ["1"]})
     | documented(400, 413, 503, 507),
     openapi_extra=json_body(LoadRequest, required=False, example={"parameters": {"config": '{"max_batch_size": 8}'}}),
 )
@@ -78,8 +78,8 @@ async def repository_model_load(
 ) -> dict[str, Any]:
     with deps.receive_budget.reserve() as reservation:  # the files stay in memory until the load has ended
         parameters = await _read_load(request, deps.settings.upload_bytes_max, reservation)
-        await deps.control.load(model, parameters.config, parameters.files, retry=retry)
-    return {"name": model, "load": True}
+        versions = await deps.control.load(model, parameters.config, parameters.files, retry=retry)
+    return {"name": model, "load": True, "versions": [str(version) for version in versions]}
 
 
 @protected.post(

@@ -230,10 +230,11 @@ class LoadRequest(TypedDict):
 
 
 class LoadReply(TypedDict):
-    """The model serves."""
+    """The model serves. `versions`: those that do."""
 
     name: str
     load: bool
+    versions: list[str]
 
 
 class UnloadParameters(TypedDict):
