@@ -9,7 +9,8 @@ Starting a process and importing ONNX, ONNX Runtime and NumPy takes ten times as
 Why forking is safe here. Only the forking thread exists in a child, so that a lock which another thread held would
 stay locked for good: the server therefore has one thread, and exits at its start if a library has started another
 (`_forkable`). Importing ONNX Runtime starts none: its thread pools belong to sessions, and its telemetry is turned off.
-The server itself never opens a model, creates a session, allocates on a device or reads what a model's author wrote.
+The server itself opens no model but a small one of its own (`ingest.rehearsal`), on one thread; it never allocates on
+a device or reads what a model's author wrote.
 A child is a new session, has no descriptors but those of its own check, inherits an environment without secrets,
 sandboxes itself as a checker that was started by itself does, and is killed when the server ends. What it shares with
 the other checks is the address layout of the libraries.
@@ -176,19 +177,15 @@ def set_title(*words: str) -> None:
 
 
 def _preload() -> None:
-    """Do once what each check would do: import libraries, and find what the sandbox lets it read.
+    """Do once what each check would do: import libraries, find what the sandbox lets it read, and a check.
 
-    A library that is missing or broken is reported by the check that needs it.
+    What is missing or broken is reported by the check that needs it.
     """
     prepare()
-    with suppress(ImportError):
-        import numpy.random  # which NumPy imports when it is first used: a third of the time of a small check
+    with suppress(Exception):
+        from millstream.services.ingest import rehearsal
 
-        from millstream.services.ingest import inspection, onnx_checks
-
-        assert numpy.random
-        assert inspection
-        onnx_checks.known_operators()
+        rehearsal.rehearse()
 
 
 def _forkable() -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.ingest.confined_process import confined_environment
 from tests.kit import models
 
 _CHECK = """
@@ -38,3 +39,27 @@ def test_a_check_imports_nothing_that_its_fork_server_has_not(model, tmp_path: P
     done = subprocess.run([sys.executable, "-c", _CHECK, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+_REHEARSAL = """
+import os
+from pathlib import Path
+from millstream.services.ingest import fork_server, rehearsal
+
+rehearsal.rehearse()
+assert fork_server._forkable(), os.listdir("/proc/self/task")
+print(*(os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()))
+"""
+
+
+def test_a_rehearsal_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _REHEARSAL],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=confined_environment() | {"TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) not in done.stdout
+    assert list(tmp_path.iterdir()) == []
