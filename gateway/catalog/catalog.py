@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.placements import Placements
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
@@ -90,6 +90,9 @@ class Catalog:
         async with without_redis_after(FAREWELL_S_MAX):
             await self._cluster_state.set_gateway(self._name, None)
         await self._cluster_state.close()
+
+    def replicas(self, content_id: str) -> tuple[Replica, ...]:
+        return self._placements.of(content_id)
 
     async def refresh(self) -> None:
         """Read the repository, if it changed, and the workers' records. Without Redis, keep the last records."""

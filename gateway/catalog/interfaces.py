@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.catalog.snapshot import Replica, Snapshot
 from millstream.services.wire.records import State
 
 #: (model, version) of an upload in progress; version None: the number is assigned when the version is published
@@ -22,6 +22,9 @@ class ModelCatalog(Protocol):
     @property
     def uploads(self) -> Mapping[UploadKey, State]:
         """Uploads in progress in any gateway: RECEIVING, then PENDING until a check slot is free, then CHECKING."""
+
+    def replicas(self, content_id: str) -> tuple[Replica, ...]:
+        """Return the instances of a version, staged ones included, ordered by worker."""
 
     async def refresh(self) -> None:
         """Read the repository and the workers' records again."""

@@ -144,10 +144,4 @@ class ReadyWaiter:
         return Failure(Code.MODEL, f"version {manifest.version}: {reason}", subject=Subject.VERSION)
 
     def _instances(self, manifest: Manifest) -> list[InstanceRecord]:
-        content_id = manifest.content_id
-        return [
-            instance
-            for worker in self._catalog.snapshot.workers
-            for instance in worker.instances
-            if instance.content_id == content_id
-        ]
+        return [replica.instance for replica in self._catalog.replicas(manifest.content_id)]

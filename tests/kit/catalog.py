@@ -42,6 +42,14 @@ class RepositoryCatalog:
             self.snapshot = snapshot
             await self._notify()
 
+    def replicas(self, content_id: str) -> tuple[Replica, ...]:
+        return tuple(
+            Replica(worker, instance)
+            for worker in self._workers
+            for instance in worker.instances
+            if instance.content_id == content_id
+        )
+
     async def announce(self, model: str) -> None:
         self.announced.append(model)
         await self.refresh()
@@ -97,12 +105,7 @@ class RepositoryCatalog:
         )
 
     def _version(self, manifest: Manifest, endpoint: Endpoint) -> VersionView:
-        replicas = tuple(
-            Replica(worker=worker, instance=instance)
-            for worker in self._workers
-            for instance in worker.instances
-            if instance.content_id == manifest.content_id
-        )
+        replicas = self.replicas(manifest.content_id)
         best = min(replicas, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
         verdict = self._repository.verdicts.of(manifest)
         pools = pools_of(manifest, endpoint.placement, self.snapshot.pools)
