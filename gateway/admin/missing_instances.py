@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.services.placement.views import Footprint
+from millstream.services.sizes import sizes
 from millstream.services.wire.records import State, WorkerRecord
 
 _READY_SOON = frozenset({State.LOADING, State.WARMING, State.READY})
@@ -58,5 +59,6 @@ def _why(at: WantedInstances) -> str:
     rooms = [worker.room_bytes for worker in able if worker.budget_bytes]
     if at.load is not None and len(rooms) == len(able) and at.load.load_bytes > max(rooms):
         kind = "takes" if at.load.measured else "is predicted to take"
-        return f"a load {kind} {at.load.load_bytes} bytes, and the largest worker has {max(rooms)} for models"
+        load, room = sizes(at.load.load_bytes, max(rooms))
+        return f"a load {kind} {load}, and the largest worker has {room} for models"
     return "the controller waits until a worker has free memory, or may unload what is not called"

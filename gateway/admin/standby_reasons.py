@@ -15,6 +15,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
+from millstream.services.sizes import sizes
 from millstream.services.wire.records import State, WorkerRecord
 
 FootprintOf = Callable[[Manifest, WorkerRecord], Footprint]
@@ -71,5 +72,6 @@ def _lacking(worker: WorkerRecord, need: Footprint) -> tuple[int, str] | None:
     ):
         free = max(0, budget - used)
         if budget and takes > free:
-            return takes - free, f"it takes {about}{takes} bytes of {memory}, and {free} of {budget} are free"
+            need_text, free_text, budget_text = sizes(takes, free, budget)
+            return takes - free, f"it takes {about}{need_text} of {memory}, and {free_text} of {budget_text} are free"
     return None

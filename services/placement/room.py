@@ -22,6 +22,7 @@ from millstream.services.placement.views import (
     RefusalKind,
     WorkerView,
 )
+from millstream.services.sizes import sizes
 
 #: An instance stays for this multiple of its load time, so that two models do not take turns in the same memory.
 RESIDENCE_LOADS = 10.0
@@ -64,9 +65,9 @@ class Space(NamedTuple):
     def needed_bytes(self, need: Footprint) -> int:
         return need.device_load_bytes if self.of_device else need.load_bytes
 
-    def named(self, need: Footprint) -> str:
-        """Return what `need` takes, for messages."""
-        return f"{self.needed_bytes(need)} bytes{' of device memory' if self.of_device else ''}"
+    @property
+    def name(self) -> str:
+        return "device memory" if self.of_device else "memory"
 
     def freed_alone(self) -> list[int]:
         """Return what unloading each of the settled instances alone frees."""
@@ -182,17 +183,18 @@ class Room:
         """Return why `need` does not fit, for a need that settled instances do not make room for."""
         for space in self.spaces:
             if space.needed_bytes(need) > space.models_bytes:
+                takes, has = sizes(space.needed_bytes(need), space.models_bytes)
                 return Refusal(
                     RefusalKind.TOO_LARGE,
-                    f"it takes {space.named(need)}, and a worker of pool {self.pool} has {space.models_bytes} for "
-                    "models",
+                    f"it takes {takes} of {space.name}, and a worker of pool {self.pool} has {has} for models",
                 )
         for space, missing in self.short(need):
             if space.evictable_bytes < missing:
+                takes, free = sizes(space.needed_bytes(need), space.free_bytes)
                 return Refusal(
                     RefusalKind.NOTHING_EVICTABLE,
-                    f"it takes {space.named(need)}, {space.free_bytes} are free, and all other models are in use, "
-                    "pinned or still loading",
+                    f"it takes {takes} of {space.name}, {free} are free, and all other models are in use, pinned or "
+                    "still loading",
                     OTHERS_BUSY_RETRY_S,
                 )
         device = all(space.of_device for space, missing in self.short(need) if space.settled_bytes < missing)

@@ -301,9 +301,9 @@ def test_an_instance_larger_than_all_memory_goes_and_its_version_fails_with_both
     instance = shop.instance(huge)
     assert instance is not None
     assert instance.reason is not None
-    numbers = re.match(r"it takes (\d+) bytes of memory, and this worker has (\d+) for models", instance.reason)
+    numbers = re.match(r"it takes (\d+) MiB of memory, and this worker has (\d+) MiB for models", instance.reason)
     assert numbers is not None, instance.reason
-    assert int(numbers[1]) >= 2 * BUDGET_BYTES > BUDGET_BYTES > int(numbers[2])
+    assert int(numbers[1]) << 20 >= 2 * BUDGET_BYTES > BUDGET_BYTES > int(numbers[2]) << 20
     wait_until(lambda: shop.record.used_bytes < BUDGET_BYTES / 2, what="its memory is free")
 
     def refused() -> bool:

@@ -18,7 +18,7 @@ from tests.kit.stack import Stack, running_stack
 
 MIB = 1 << 20
 LIMIT_BYTES = 768 * MIB
-BOTH_NUMBERS = r"it takes \d+ bytes of memory, and this worker has \d+ for models: raise --memory"
+BOTH_NUMBERS = r"it takes \d+ MiB of memory, and this worker has \d+ MiB for models: raise --memory"
 ALONE = json.dumps({"batching": False})
 
 

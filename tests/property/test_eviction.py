@@ -147,7 +147,7 @@ def test_the_memory_of_the_device_alone_decides_where_it_alone_is_short():
     assert make_room(worker, Footprint(1000, device_resident_bytes=400), NOW) == ("host", "both")
     refusal = _refused(worker, Footprint(100, device_resident_bytes=500))
     assert refusal.kind is RefusalKind.TOO_LARGE
-    assert refusal.reason == "it takes 500 bytes of device memory, and a worker of pool gpu has 400 for models"
+    assert refusal.reason == "it takes 500 bytes of device memory, and a worker of pool gpu has 400 bytes for models"
 
 
 def test_memory_that_is_not_free_yet_makes_nothing_too_large() -> None:
@@ -161,7 +161,7 @@ def test_memory_that_is_not_free_yet_makes_nothing_too_large() -> None:
     assert isinstance(refusal, Refusal)
     assert (refusal.kind, refusal.reason) == (
         RefusalKind.TOO_LARGE,
-        "it takes 600 bytes, and a worker of pool cpu has 500 for models",
+        "it takes 600 bytes of memory, and a worker of pool cpu has 500 bytes for models",
     )
 
 
@@ -171,5 +171,5 @@ def test_a_refusal_beside_a_load_in_progress_says_that_models_may_be_loading() -
     refusal = _refused(worker, Footprint(400))
     assert refusal.kind is RefusalKind.NOTHING_EVICTABLE
     assert refusal.reason == (
-        "it takes 400 bytes, 300 are free, and all other models are in use, pinned or still loading"
+        "it takes 400 bytes of memory, 300 bytes are free, and all other models are in use, pinned or still loading"
     )

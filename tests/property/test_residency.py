@@ -553,7 +553,7 @@ def test_a_version_that_turns_out_to_fit_no_worker_has_failed_and_the_others_are
             worker.finish(doubtful, "no memory")
     refusal = worker.residency.refusals.of(doubtful)
     assert refusal is not None
-    assert "it takes 1125 bytes of memory, and this worker has 900 for models" in refusal.reason
+    assert "it takes 1125 bytes of memory, and this worker has 900 bytes for models" in refusal.reason
     assert states == [State.LOADING] * 2, "it is never on standby, which those who wait would see"
     while worker.loads.pending:
         worker.begin_load()

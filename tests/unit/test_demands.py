@@ -241,7 +241,7 @@ def test_a_worker_that_seems_to_have_no_room_decides_itself(tmp_path):
         bench.call()
         await bench.turn()
         assert bench.ordered == ["w1"]
-        reason = f"it takes {50 * MB} bytes of memory, and a worker of pool cpu has {30 * MB} for models"
+        reason = "it takes 48 MiB of memory, and a worker of pool cpu has 28 MiB for models"
         refusal = RefusalRecord(
             content_id=bench.manifest.content_id, kind="too_large", reason=reason, until=bench.now + 30
         )

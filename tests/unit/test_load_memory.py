@@ -10,6 +10,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.sizes import sizes
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import OutOfMemory
 from millstream.workers.instances.footprint_meter import Measurement
@@ -54,8 +55,8 @@ def test_a_version_whose_files_do_not_fit_fails_with_both_numbers(worker: Worker
     with pytest.raises(Failure) as caught:
         worker.memory.reserve(large)
     assert caught.value.code is Code.MODEL
-    assert f"it takes {worker.memory.need(large).load_bytes} bytes" in caught.value.message
-    assert f"has {ROOM} for models: raise --memory" in caught.value.message
+    takes, has = sizes(worker.memory.need(large).load_bytes, ROOM)
+    assert f"it takes {takes} of memory, and this worker has {has} for models: raise --memory" in caught.value.message
 
 
 def test_a_prediction_is_tried_with_all_memory_there_is_and_corrected_until_it_is_too_large(worker: Worker) -> None:
@@ -103,7 +104,7 @@ def test_a_version_that_found_too_little_in_a_small_worker_is_tried_in_a_larger_
     in_small.reserve(doubtful)
     in_small.failed(doubtful, OutOfMemory("no memory"))
     assert in_small.need(doubtful).load_bytes == 250 * MIB  # and not 4.5 times its files
-    with pytest.raises(Failure, match=f"it takes {250 * MIB} bytes"):
+    with pytest.raises(Failure, match="it takes 250 MiB"):
         in_small.reserve(doubtful)
     worker.memory.reserve(doubtful)
     assert worker.memory.need(doubtful).load_bytes == ROOM
@@ -134,7 +135,7 @@ def test_a_load_that_found_too_little_reserves_all_that_was_free_the_next_time(w
 
 def test_what_does_not_fit_now_is_tried_again(worker: Worker) -> None:
     worker.process = BASE + ROOM - MIB
-    with pytest.raises(Failure, match=f"and {MIB} of the {ROOM} for models are free") as caught:
+    with pytest.raises(Failure, match=f"and 1 MiB of the {ROOM // MIB} MiB for models are free") as caught:
         worker.memory.reserve(version(MIB))
     assert caught.value.code is Code.UNAVAILABLE
 

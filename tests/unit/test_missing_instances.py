@@ -57,8 +57,8 @@ FAILED = held(State.FAILED, "cpu-2", reason="it is damaged")
             1,
             True,
             (
-                f"0 of 1 instances are ready: a load is predicted to take {3 * GIB} bytes, and the largest worker has "
-                f"{2 * GIB} for models"
+                "0 of 1 instances are ready: a load is predicted to take 3072 MiB, and the largest worker has 2048 MiB "
+                "for models"
             ),
         ),
         (

@@ -15,6 +15,7 @@ from millstream.services.placement.views import Footprint
 from millstream.services.process.allocator import return_freed
 from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import Measured, file_bytes
+from millstream.services.sizes import sizes
 from millstream.workers.backends.base import OutOfMemory
 from millstream.workers.instances.footprint_meter import Measurement
 from millstream.workers.instances.load_version import LoadEnvironment
@@ -66,19 +67,14 @@ class LoadMemory:
         too_large = budget.too_large(need)
         if too_large:
             raise Failure(Code.MODEL, too_large)
-        numbers = (need.load_bytes, budget.free_bytes, budget.room_bytes, "memory", MEMORY_OPTION)
+        takes, free, room = sizes(need.load_bytes, budget.free_bytes, budget.room_bytes)
+        memory, option = "memory", MEMORY_OPTION
         if need.load_bytes <= budget.free_bytes:
-            numbers = (
-                need.device_load_bytes,
-                budget.device_free_bytes,
-                budget.device_room_bytes,
-                "device memory",
-                DEVICE_MEMORY_OPTION,
-            )
-        takes, free, room, memory, option = numbers
+            takes, free, room = sizes(need.device_load_bytes, budget.device_free_bytes, budget.device_room_bytes)
+            memory, option = "device memory", DEVICE_MEMORY_OPTION
         raise NotFree(
-            f"it takes {takes} bytes of {memory}, and {free} of the {room} for models are free: unload others, or "
-            f"raise {option}",
+            f"it takes {takes} of {memory}, and {free} of the {room} for models are free: unload others, or raise "
+            f"{option}",
         )
 
     def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> tuple[Footprint, Measured | None]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from millstream.services.placement.views import Footprint
 from millstream.services.process.memory_use import own_bytes
+from millstream.services.sizes import sizes
 
 SPARE_BYTES = 16 << 20  # of a worker's budget: for requests, replies and records in the interpreter
 MEMORY_OPTION = "--memory (MILLSTREAM_WORKER_MEMORY)"
@@ -128,14 +129,12 @@ class MemoryBudget:
     def too_large(self, need: Footprint) -> str:
         """Return which number is larger than the memory for models, with both numbers; "": it fits without others."""
         if need.load_bytes > self.room_bytes:
-            return (
-                f"it takes {need.load_bytes} bytes of memory, and this worker has {self.room_bytes} for models: raise "
-                f"{MEMORY_OPTION}"
-            )
+            takes, has = sizes(need.load_bytes, self.room_bytes)
+            return f"it takes {takes} of memory, and this worker has {has} for models: raise {MEMORY_OPTION}"
         if need.device_load_bytes > self.device_room_bytes:
+            takes, has = sizes(need.device_load_bytes, self.device_room_bytes)
             return (
-                f"it takes {need.device_load_bytes} bytes of device memory, and this worker has "
-                f"{self.device_room_bytes} for models: raise {DEVICE_MEMORY_OPTION}"
+                f"it takes {takes} of device memory, and this worker has {has} for models: raise {DEVICE_MEMORY_OPTION}"
             )
         return ""
 

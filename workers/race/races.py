@@ -25,6 +25,7 @@ from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.race_verdicts import decide
 from millstream.services.repository.races import TRIES_MAX, Lock, Race, RaceState
+from millstream.services.sizes import sizes
 from millstream.workers.batches.sample_capture import SampleCaptures
 from millstream.workers.instances.load_version import LoadEnvironment
 from millstream.workers.memory.budget import MEMORY_OPTION, MemoryBudget
@@ -197,7 +198,8 @@ class WorkerRaces:
     def _no_memory(self, manifest: Manifest) -> str:
         needed = PROCESSES * (PROCESS_BYTES_MIN + self._fixed_bytes(manifest))
         budget = self._budget
-        numbers = f"it takes {needed} bytes of memory beside the models, and {budget.free_bytes} are free"
+        takes, free = sizes(needed, budget.free_bytes)
+        numbers = f"it takes {takes} of memory beside the models, and {free} are free"
         return f"it waits for memory: {numbers}; raise {MEMORY_OPTION}, or unload others"
 
     def _race_within(self, race: Race, model: LoadedModel, bytes_each: int) -> None:

@@ -20,6 +20,7 @@ from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.queue.clock import RedisClock
+from millstream.services.sizes import sizes
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
@@ -396,7 +397,7 @@ class Residency:
         need = self._own.need(request.manifest)
         refusal = self._room.too_large(need)
         if not refusal.reason:
-            reason = f"its loads found less memory than the {need.load_bytes} bytes that it takes"
+            reason = f"its loads found less memory than the {sizes(need.load_bytes)[0]} that it takes"
             refusal = Refusal(RefusalKind.NOTHING_EVICTABLE, reason, OTHERS_BUSY_RETRY_S)
         self.refusals.add(content_id, refusal)  # first: a version that is on standby from now on has a reason
         self._stand_by(request.manifest, refusal.kind)

@@ -18,6 +18,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.variants import Target, Variants
+from millstream.services.sizes import sizes
 from millstream.workers.instances.load_version import LoadEnvironment, pays_to_compile
 from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.memory.spare import SpareMemory
@@ -88,7 +89,7 @@ class VariantCompiles:
         needed = MEMORY_FIXED_BYTES + MEMORY_RATIO * file_bytes(manifest)
         account = f"the compilation of {manifest.content_id}"
         if not self.memory.reserve(account, Footprint(needed)):
-            log.info("%s is not compiled: that takes %d bytes of memory", manifest.content_id, needed)
+            log.info("%s is not compiled: that takes %s of memory", manifest.content_id, *sizes(needed))
             return
         limited = self._at.budget is not None and self._at.budget.budget_bytes
         try:

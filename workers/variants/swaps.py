@@ -27,6 +27,7 @@ from millstream.services.repository.choices import Choice
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.race_verdicts import undo
 from millstream.services.repository.races import RaceKey
+from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory
@@ -181,7 +182,7 @@ class VariantSwaps:
         account = _account(content_id)
         need = _times(self._need(model), len(choice.variants))
         if not self._budget.reserve(account, need):
-            self._postpone(content_id, f"its variants take {need.load_bytes} bytes of memory, which are not free")
+            self._postpone(content_id, f"its variants take {sizes(need.load_bytes)[0]} of memory, which are not free")
             return
         self._trials.begin(trial)
         opened: dict[str, Instance] = {}
@@ -296,7 +297,7 @@ class VariantSwaps:
             return None
         need = self._need(model)
         if not self._budget.reserve(account, need):
-            self._postpone(content_id, f"its own file takes {need.load_bytes} bytes of memory, which are not free")
+            self._postpone(content_id, f"its own file takes {sizes(need.load_bytes)[0]} of memory, which are not free")
             return None
         folder = self._repository.folder_of(manifest)
         try:
