@@ -16,6 +16,7 @@ from typing import Any
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import MINUTE_S, Refusals, Who, audit_entry
 from millstream.services.errors import Failure
+from millstream.services.process.storage_threads import in_storage_thread
 
 log = logging.getLogger("millstream.admin")
 
@@ -88,6 +89,6 @@ class AuditTrail:
         now = time.time()  # noqa: TID251 - for people
         entry: dict[str, Any] = audit_entry(now, who, what, target, outcome, changes)
         try:
-            await asyncio.to_thread(self._audit.append, entry)
+            await in_storage_thread(self._audit.append, entry)
         except Failure as failure:
             log.error("no audit entry: %s: %s", failure.message, entry)  # noqa: TRY400 - one line is enough

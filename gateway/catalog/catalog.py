@@ -21,6 +21,7 @@ from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
+from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 from millstream.services.repository.base import Repository
@@ -99,12 +100,11 @@ class Catalog:
         async with self._refreshing:
             token = await asyncio.to_thread(self._repository.token)
             if token != self._token:
-                self._changes |= await asyncio.to_thread(self._stored.read)
-                self._token = token
+                await uninterrupted(self._read_stored(token))
             workers = self.snapshot.workers
             async with without_redis_after(REDIS_S_MAX):
-                await self._renew_uploads()
                 workers, self.uploads = await self._cluster_state.exchange(self._name, self._listed)
+                await self._renew_uploads()
             self._changes |= self._placements.update(workers)
             asleep = self.asleep({one.pool for one in workers})
             self._learn_pools(workers, asleep)
@@ -114,6 +114,10 @@ class Catalog:
                 async with without_redis_after(REDIS_S_MAX):
                     await self._cluster_state.set_gateway(self._name, token)
                 self._listed = token
+
+    async def _read_stored(self, token: str) -> None:
+        self._changes |= await asyncio.to_thread(self._stored.read)
+        self._token = token
 
     def _learn_pools(self, workers: tuple[WorkerRecord, ...], asleep: Collection[str]) -> None:
         """Note the pools of the workers. Models that name no pool may be served by a new one.
@@ -204,6 +208,8 @@ class Catalog:
         """Renew the records of this gateway's uploads, which expire soon."""
         for (model, version), state in list(self._receiving.items()):
             await self._cluster_state.set_upload(model, version, state)
+            if (model, version) not in self._receiving:  # it ended meanwhile
+                await self._cluster_state.set_upload(model, version, None)
 
     def _model(self, name: str) -> ModelView:
         endpoint, manifests = self._stored.models[name]

@@ -1,6 +1,6 @@
 """await_ready: waits until workers have loaded staged versions, or have unloaded versions.
 
-The workers' records in the catalog's snapshot tell what is loaded. Versions that serve are kept meanwhile. A version
+The workers' records in the catalog tell what is loaded. Versions that serve are kept meanwhile. A version
 that no worker has memory for now needs no load: as after an upload, it is on standby, and its first call loads it.
 """
 
@@ -44,8 +44,8 @@ class ReadyWaiter:
         self._ready_s_max = ready_s_max
         self._worker_s_max = worker_s_max
 
-    async def wait_ready(self, manifests: Sequence[Manifest], *, all_required: bool = True) -> None:
-        """Wait until each version is ready in a worker, or no worker has memory for it now.
+    async def wait_ready(self, manifests: Sequence[Manifest], *, all_required: bool = True) -> set[int]:
+        """Wait until each version is ready in a worker, or no worker has memory for it now; return those that failed.
 
         Args:
             manifests: Manifests of the versions.
@@ -69,7 +69,7 @@ class ReadyWaiter:
                 and manifest.version not in failures
             ]
             if not waiting:
-                return
+                return set(failures)
             waited_s = loop.time() - start
             self._check(waiting[0], waited_s)
             await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))

@@ -28,7 +28,7 @@ from millstream.services.model.names import check_name
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import about
-from millstream.services.process.storage_threads import to_end_in_storage_thread
+from millstream.services.process.storage_threads import in_storage_thread, to_end_in_storage_thread
 from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.settings import Settings
 from millstream.services.triton_config.config import ParsedConfig, from_json
@@ -87,7 +87,7 @@ class RepositoryLoader:
     async def start(self) -> None:
         """Abort the staged loads of gateways that died."""
         for model in await asyncio.to_thread(self._repository.staged.models):
-            lock = await asyncio.to_thread(self._repository.staged.lock, model)
+            lock = await in_storage_thread(self._repository.staged.lock, model)
             if lock is not None:
                 lock.release()
 
@@ -158,7 +158,7 @@ class RepositoryLoader:
             lock.release()
 
     async def _lock(self, model: str) -> LoadLock | None:
-        taking = asyncio.ensure_future(asyncio.to_thread(self._repository.staged.lock, model))
+        taking = asyncio.ensure_future(in_storage_thread(self._repository.staged.lock, model))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -180,14 +180,15 @@ class RepositoryLoader:
             served = await to_end_in_storage_thread(self._changes.stage, model, manifests)
             for manifest in served if retry else ():
                 await self._have_loaded(manifest, READY_S_MAX)  # it may be on standby
-            await self._waiter.wait_ready(manifests, all_required=not source.unchanged)
+            failed = await self._waiter.wait_ready(manifests, all_required=not source.unchanged)
             await to_end_in_storage_thread(self._changes.commit, model, manifests, source.folder)
         except BaseException:
             await to_end_in_storage_thread(self._repository.staged.abort, model)
             raise
         await self._catalog.announce(model)
-        await self._wait_answering(manifests)
-        versions = sorted(manifest.version for manifest in manifests)
+        serving = [manifest for manifest in manifests if manifest.version not in failed]
+        await self._wait_answering(serving)
+        versions = sorted(manifest.version for manifest in serving)
         audit("loaded", model, versions=" ".join(map(str, versions)))
         return versions
 

@@ -95,13 +95,17 @@ class ClusterState:
     async def exchange(self, gateway: str, token: str | None) -> Exchanged:
         """Return the records of all live workers and the uploads in progress, and list `gateway` as `set_gateway` does.
 
-        One round trip, as long as no worker comes and no instance changes. `token` None: the gateway is not listed.
+        One round trip, as long as no worker comes and no instance changes, and once a second another one for the time.
+        A Redis that takes no writes does not list the gateway, which is no error. `token` None: it is not listed.
         """
         extra = ExtraCommands(lambda pipeline: self._add_exchange(pipeline, gateway, token, now), [])
         try:
             now = await self._now()
             workers = await self._records.read(extra)
-            uploads = await self._live_uploads(extra.replies[0], now)
+            stored, *_ = extra.replies
+            if isinstance(stored, Exception):
+                raise stored
+            uploads = await self._live_uploads(stored, now)
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
         return Exchanged(workers, uploads)
@@ -139,8 +143,9 @@ class ClusterState:
             with suppress(ValueError):  # written by another release, which removes it itself
                 if float(until) > now:
                     uploads[model, int(version) if version else None] = State(state)
-                else:
-                    await self._remove_upload(_text(field))  # its gateway died
+                else:  # its gateway died
+                    with suppress(Failure):  # Redis takes no writes: then it is removed later
+                        await self._remove_upload(_text(field))
         return uploads
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:

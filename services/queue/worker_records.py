@@ -7,9 +7,10 @@ Gateways read at each event, on the core that answers calls: a call of redis-py 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,7 +25,11 @@ READS_MAX = 5
 
 
 class ExtraCommands(NamedTuple):
-    """Commands that go with a read. `add`: adds them to a pipeline. `replies`: filled with what Redis replied."""
+    """Commands that go with a read. `add`: adds them to a pipeline. `replies`: filled with what Redis replied.
+
+    A command that is refused has its error as reply, and does not fail the read: a Redis that takes no writes, since
+    its memory is full or it is a replica, tells all the same which workers live.
+    """
 
     add: Callable[[Any], None]
     replies: list[Any]
@@ -54,6 +59,7 @@ class WorkerRecords:
         self._keys = keys
         self._now = now
         self._cache = RecordCache()
+        self._reading = asyncio.Lock()
         self._known: Mapping[str, Sequence[str]] = {}  # pools and their workers, as they were read last
 
     async def read(self, extra: ExtraCommands | None = None) -> tuple[WorkerRecord, ...]:
@@ -61,6 +67,10 @@ class WorkerRecords:
 
         Raises RedisError and OSError.
         """
+        async with self._reading:  # what is cached is what one read found after the other
+            return await self._read(extra)
+
+    async def _read(self, extra: ExtraCommands | None) -> tuple[WorkerRecord, ...]:
         stored = await self._stored(extra)
         fetched = await self._changed_instances(stored)
         behind_s = time.time() - await self._now()  # noqa: TID251
@@ -83,16 +93,8 @@ class WorkerRecords:
         """Return the records of all workers, ordered by pool and id."""
         asked = self._known
         for _ in range(READS_MAX):
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.smembers(self._keys.pools)
-            for pool, workers in asked.items():
-                keys = self._keys.pool(pool)
-                pipeline.zrange(keys.workers, 0, -1, withscores=True)
-                if workers:
-                    pipeline.mget([keys.record(worker) for worker in workers])
-            if extra is not None:
-                extra.add(pipeline)
-            replies = iter(await pipeline.execute())
+            replies = await self._ask(asked, extra)
+            extra = None
             found: dict[str, Sequence[str]] = dict.fromkeys(sorted(map(_text, next(replies))), ())
             stored: list[_Stored] = []
             for pool, workers in asked.items():
@@ -106,14 +108,31 @@ class WorkerRecords:
                     for worker, data in zip(workers, records, strict=True)
                     if data is not None and worker in beats
                 ]
-            if extra is not None:
-                extra.replies.extend(replies)
-                extra = None
             self._known = found
             if all(pool in asked and set(workers) <= set(asked[pool]) for pool, workers in found.items()):
                 break
             asked = found
         return stored
+
+    async def _ask(self, asked: Mapping[str, Sequence[str]], extra: ExtraCommands | None) -> Iterator[Any]:
+        """Return the pools; then of each pool of `asked` its heartbeats and, if it has workers, their records."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.smembers(self._keys.pools)
+        for pool, workers in asked.items():
+            keys = self._keys.pool(pool)
+            pipeline.zrange(keys.workers, 0, -1, withscores=True)
+            if workers:
+                pipeline.mget([keys.record(worker) for worker in workers])
+        reads = len(pipeline)
+        if extra is not None:
+            extra.add(pipeline)
+        replies = await pipeline.execute(raise_on_error=False)
+        for reply in replies[:reads]:
+            if isinstance(reply, Exception):
+                raise reply
+        if extra is not None:
+            extra.replies.extend(replies[reads:])
+        return iter(replies[:reads])
 
     async def _changed_instances(self, stored: Sequence[_Stored]) -> dict[str, Fetched]:
         """Return the instances that have changed since the last read, by worker."""

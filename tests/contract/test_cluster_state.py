@@ -17,7 +17,8 @@ from millstream.services.queue.death_notices import Death, publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.wire.records import State
+from millstream.services.queue.worker_records import WorkerRecords
+from millstream.services.wire.records import InstanceRecord, State
 from tests.kit.catalog import worker
 from tests.kit.pool import Pool
 from tests.kit.redis_server import redis_server
@@ -95,6 +96,100 @@ def test_workers_are_those_whose_records_live(address):
     asyncio.run(look())
     for pool_ in pools.values():
         pool_.close()
+
+
+def test_a_gateway_exchanges_all_that_it_needs_and_is_listed(address):
+    pool = Pool(address, "cpu")
+
+    async def look() -> None:
+        cluster_state = ClusterState(address, KEYS)
+        assert await cluster_state.exchange("g", None) == ((), {})
+        assert await cluster_state.gateways() == {}
+        for names in (["a"], ["a", "b"]):
+            pool.worker(names[-1]).beat(worker(name=names[-1]).model_dump_json().encode(), 60_000)
+            await cluster_state.set_upload("m", len(names), State.CHECKING)
+            exchanged = await cluster_state.exchange("g", f"token-{len(names)}")
+            assert [one.id for one in exchanged.workers] == names
+            assert exchanged.uploads == {("m", number + 1): State.CHECKING for number in range(len(names))}
+            assert await cluster_state.gateways() == {"g": f"token-{len(names)}"}
+        pool.worker("a").leave(3)
+        with client(address) as redis:
+            redis.config_resetstat()
+            assert [one.id for one in (await cluster_state.exchange("g", "token-2")).workers] == ["b"]
+            calls = {name: facts["calls"] for name, facts in redis.info("commandstats").items()}
+        assert (calls["cmdstat_zrange"], calls["cmdstat_mget"], calls["cmdstat_hset"]) == (1, 1, 1)
+        await cluster_state.close()
+        pool.close()
+
+    asyncio.run(look())
+
+
+def test_a_gateway_sees_that_workers_are_gone_while_redis_takes_no_writes(address):
+    pool = Pool(address, "cpu")
+    pool.worker("w").beat(worker(name="w").model_dump_json().encode(), 60_000)
+
+    async def look() -> None:
+        cluster_state = ClusterState(address, KEYS)
+        assert len((await cluster_state.exchange("g", "token")).workers) == 1
+        await cluster_state.set_upload("m", 1, State.CHECKING)
+        age(address, KEYS.uploads, LIFE_S)  # its gateway died; to remove it is a write
+        with client(address) as redis:
+            redis.config_set("min-replicas-to-write", 1)
+            try:
+                with pytest.raises(Failure):
+                    await cluster_state.set_gateway("g", "token")
+                assert len((await cluster_state.exchange("g", "token")).workers) == 1
+                redis.config_set("min-replicas-to-write", 0)
+                redis.delete(KEYS.pool("cpu").record("w"))
+                redis.config_set("min-replicas-to-write", 1)
+                assert await cluster_state.exchange("g", "token") == ((), {})
+            finally:
+                redis.config_set("min-replicas-to-write", 0)
+        await cluster_state.close()
+        pool.close()
+
+    asyncio.run(look())
+
+
+def test_reads_at_once_find_the_same_instances(address, monkeypatch):
+    """The controller's parts share one reader, and one of them may find a worker gone that another one sees again."""
+    pool = Pool(address, "cpu")
+    keys = KEYS.pool("cpu")
+    held = InstanceRecord(content_id="m:1:x", model="m", version=1, state=State.READY)
+    record = worker(name="w").model_copy(update={"instances_version": 1, "changed_since": 1})
+    pool.worker("w").beat(record.model_dump_json().encode(), 60_000)
+    pool.redis.hset(keys.instances("w"), held.content_id, held.model_dump_json())
+    stored = pool.redis.get(keys.record("w"))
+    fetch = WorkerRecords._changed_instances
+    gates: list[asyncio.Event] = []
+
+    async def slow(self: WorkerRecords, stored: Any) -> Any:
+        found = await fetch(self, stored)
+        gates.append(asyncio.Event())
+        await gates[-1].wait()
+        return found
+
+    async def look() -> None:
+        cluster_state = ClusterState(address, KEYS)
+        assert [len(one.instances) for one in await cluster_state.workers()] == [1]
+        monkeypatch.setattr(WorkerRecords, "_changed_instances", slow)
+        pool.redis.delete(keys.record("w"))
+        first = asyncio.ensure_future(cluster_state.workers())
+        while not gates:
+            await asyncio.sleep(0)
+        pool.redis.set(keys.record("w"), stored)
+        second = asyncio.ensure_future(cluster_state.workers())
+        await asyncio.sleep(0.1)  # time enough to read, if it did not wait for the first one
+        gates[0].set()
+        assert await first == ()
+        while len(gates) < 2:
+            await asyncio.sleep(0)
+        gates[1].set()
+        assert [len(one.instances) for one in await second] == [1]
+        await cluster_state.close()
+        pool.close()
+
+    asyncio.run(look())
 
 
 def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(address):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from millstream.workers.backends import get_backend, triton
 from millstream.workers.backends.base import Terminated
+from millstream.workers.backends.triton_health import ServerHealth
 from tests.contract.backend_cases import remote_model, same, signature
 from tests.kit import models, v2
 from tests.kit.grpc_proxy import tls_proxy
@@ -26,6 +30,7 @@ from tests.kit.wait import wait_until
 from tests.kit.worker_process import running_worker
 
 ROW = np.array([[1.0, 2.0]], np.float32)
+SLOW_BYTES_S, SLOW_S = 200_000, 15  # longer than a ping may take that waits behind the tensors
 FOUR = np.ones((1, 4), np.float32)
 SIMULATED = signature([("x", "FP32", (-1, 4))], [("y", "FP32", (-1, 4))])
 
@@ -74,11 +79,49 @@ def test_a_frozen_server_is_given_up_with_the_run_in_progress(server: Stack, tmp
         with pytest.raises(Failure, match=server.grpc) as refused:
             instances[1].run({"x": ROW})
         assert refused.value.code is Code.UNAVAILABLE
+    wait_until(lambda: not any(one.lost for one in instances), what="it is back, and nothing was unloaded meanwhile")
     for one in instances:
+        assert one.run({"x": ROW})[0].tolist() == ROW.tolist()
         one.close()
-    again = get_backend("triton").load(path, same(), "cpu", 1)
-    assert again.run({"x": ROW})[0].tolist() == ROW.tolist()
-    again.close()
+
+
+def test_a_server_behind_a_slow_link_is_not_given_up_amid_a_run(server: Stack, tmp_path: Path) -> None:
+    """Whether it is there is asked over another connection than the one that the tensors fill."""
+    with closing(TcpProxy(server.grpc, up_bytes_s=SLOW_BYTES_S)) as proxy:
+        path = remote_model(tmp_path, proxy.address, "same", timeout_s=120)
+        instance = get_backend("triton").load(path, same(), "cpu", 1)
+        rows = np.ones((SLOW_S * SLOW_BYTES_S // ROW.nbytes, 2), np.float32)
+        with pytest.raises(Failure, match="batch-size must be <= 64"):  # it says so when it has all of them
+            instance.run({"x": rows})
+        assert instance.lost == ""
+        instance.close()
+
+
+def test_a_check_that_cannot_be_made_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[str] = []
+    asked = threading.Event()
+
+    def connect() -> tuple[Any, Callable[[], None]]:
+        tries.append("connect")
+        if len(tries) < 3:
+            raise RuntimeError("can't start new thread")
+        return None, lambda: tries.append("close")
+
+    class Instance:
+        def check(self, _stub: Any) -> bool:
+            asked.set()
+            return True
+
+        def lose(self, reason: str) -> None:
+            tries.append(reason)
+
+    health, instance = ServerHealth(connect, interval_s=0.01), Instance()
+    health.add(instance)
+    assert asked.wait(30)
+    health.remove(instance)
+    wait_until(lambda: "close" in tries, what="the thread has ended")
+    assert tries == ["connect", "connect", "connect", "close"]
+    assert caplog.text.count("cannot be checked") == 1
 
 
 def test_a_server_that_cannot_be_reached_is_unavailable(proxy: TcpProxy, tmp_path: Path) -> None:

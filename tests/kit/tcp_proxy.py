@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 
 class TcpProxy:
-    """Forwards connections to HOST:PORT while it is open."""
+    """Forwards connections to HOST:PORT while it is open.
 
-    def __init__(self, server: str) -> None:
+    `up_bytes_s`: limit of each connection, to the server; 0: none.
+    """
+
+    def __init__(self, server: str, up_bytes_s: int = 0) -> None:
+        self._up_bytes_s = up_bytes_s
         host, _, port = server.rpartition(":")
         self._server = (host, int(port))
         self._port = 0
@@ -56,12 +61,14 @@ class TcpProxy:
                 self._open_sockets.append(client)
                 server = socket.create_connection(self._server)
                 self._open_sockets.append(server)
-                self._start(self._forward, client, server)
-                self._start(self._forward, server, client)
+                self._start(self._forward, client, server, self._up_bytes_s)
+                self._start(self._forward, server, client, 0)
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, bytes_s: int) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                if bytes_s:
+                    time.sleep(len(data) / bytes_s)
                 if source not in self._silent:
                     sink.sendall(data)
         for end in (source, sink):

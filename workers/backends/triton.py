@@ -25,7 +25,7 @@ from millstream.workers.backends.base import Array, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
-from millstream.workers.backends.triton_health import HealthThread
+from millstream.workers.backends.triton_health import ServerHealth
 from millstream.workers.backends.whole_import import whole_import
 
 FORMAT = "triton"
@@ -33,10 +33,11 @@ LIMIT_S_MIN = 0.001  # of a run whose callers' deadline has just passed
 READY_S_MAX = 1.0  # for the server to say whether the model is ready
 LOAD_S_MAX = 10.0  # for the server to answer one question of a load
 MESSAGE_BYTES_MAX = 2**31 - 1  # of gRPC
-SILENT_MAX = 3  # checks in a row without an answer until a server counts as gone
-#: A connection that was silent for so long is pinged, and closed when no answer comes within the same time: the machine
-#: is gone, or the process is frozen. A server that is only busy answers: gRPC does it in a thread of its own.
+REFUSALS_MAX = 3  # checks in a row that fail until a model counts as gone; at once if the server cannot be reached
+#: A connection that was silent for so long is pinged, so that one is closed whose machine is gone; gRPC waits a minute
+#: for the answer, which comes behind the tensors that are on their way.
 KEEPALIVE_MS = 5_000
+RECONNECT_MS_MAX = 1_000  # pause between two tries to connect: a server that is back serves at once
 MESSAGE_CHARACTERS_MAX = 1000
 
 
@@ -64,8 +65,16 @@ def _library() -> tuple[Any, Any, Any]:
     return grpc, service_pb2, service_pb2_grpc
 
 
-def _channel(grpc: Any, url: str, ca_file: Path | None, options: list[tuple[str, int]]) -> Any:
+def _channel(grpc: Any, url: str, ca_file: Path | None) -> Any:
     """Return a channel, with TLS for grpcs://. Raises Failure(MODEL), Failure(UNAVAILABLE) if the CA cannot be read."""
+    options = [
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        ("grpc.use_local_subchannel_pool", 1),  # else a new connection inherits the backoff of a failed one
+        ("grpc.enable_http_proxy", 0),
+    ]
     scheme, separator, address = url.rpartition("://")
     if separator and scheme not in {"grpc", "grpcs"}:
         raise Failure(Code.MODEL, f"triton: the url begins with {scheme[:20]!r}, not with grpc:// or grpcs://")
@@ -99,7 +108,7 @@ class TritonInstance:
         remote: Remote,
         signature: Signature,
         stop: Stop | None,
-        health: HealthThread,
+        health: ServerHealth,
         ca_file: Path | None = None,
     ) -> None:
         self._grpc, self._messages, services = _library()
@@ -111,51 +120,47 @@ class TritonInstance:
         self._terminating = False
         self.size_bytes = 0  # in another process, with a budget of its own
         self.lost = ""
-        self._silent = 0  # checks in a row that the server did not answer in time
+        self._refusals = 0  # checks in a row that failed, of a server that answers
         self._health = health
         self._limit_s = float("inf")  # of the next run
-        self._channel: Any = _channel(
-            self._grpc,
-            remote.url,
-            ca_file,
-            [
-                ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-                ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-                ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # of any ping; by default a minute
-                ("grpc.use_local_subchannel_pool", 1),  # else a new connection inherits the backoff of a failed one
-                ("grpc.enable_http_proxy", 0),
-            ],
-        )
+        self._channel: Any = _channel(self._grpc, remote.url, ca_file)
         self._stub = services.GRPCInferenceServiceStub(self._channel)
         if stop is not None:
             stop.on_request(self._channel.close)
         try:
             self._check_server(stop)
+            health.add(self)
         except BaseException:
             self.close()
             raise
-        health.add(self)
 
-    def ask(self) -> Callable[[], None]:
-        """Ask the server whether it still serves the model; the result waits for the answer, and sets `lost` if not."""
+    def check(self, stub: Any) -> bool:
+        """Ask the server over `stub` whether it serves the model; set `lost` if it does not. False: no answer."""
         try:
-            answer = self._stub.ModelReady.future(self._ready_question(), timeout=READY_S_MAX)
-        except ValueError:  # it was closed meanwhile
-            return lambda: None
-        return lambda: self._check(answer)
-
-    def _check(self, answer: Any) -> None:
-        try:
-            reason, sure = ("", True) if answer.result().ready else ("it is not ready there", True)
-        except self._grpc.FutureCancelledError:  # it was closed meanwhile
-            return
+            ready = stub.ModelReady(self._ready_question(), timeout=READY_S_MAX).ready
         except self._grpc.RpcError as error:
-            reason, sure = _details(error), error.code() is self._grpc.StatusCode.UNAVAILABLE
-        self._silent = self._silent + 1 if reason else 0
-        if reason and (sure or self._silent >= SILENT_MAX):
-            self.lost = f"{self._where}: the model {self._remote.model!r}: {reason}"
+            if error.code() is self._grpc.StatusCode.DEADLINE_EXCEEDED:
+                return False
+            self._refusals += 1
+            if error.code() is self._grpc.StatusCode.UNAVAILABLE or self._refusals >= REFUSALS_MAX:
+                self._lost(_details(error))
+            return True
+        self._refusals = 0
+        if ready:
+            self.lost = ""  # it is back before it was unloaded here
+        else:
+            self._lost("it is not ready there")
+        return True
+
+    def lose(self, reason: str) -> None:
+        """Count the server as gone, and end the run in progress: the other models of the worker wait for it."""
+        self._lost(reason)
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def _lost(self, reason: str) -> None:
+        self.lost = f"{self._where}: the model {self._remote.model!r}: {reason}"
 
     @property
     def _where(self) -> str:
@@ -208,13 +213,19 @@ class TritonInstance:
                 self._call.cancel()
             reply = self._call.result()
         except self._grpc.FutureCancelledError as error:
-            self._terminating = False
-            raise Terminated from error
+            raise self._cancelled() from error
         except self._grpc.RpcError as error:
             raise self._failure(error) from error
         finally:
             self._call = None
         return self._outputs(reply)
+
+    def _cancelled(self) -> Exception:
+        """Return what a cancelled run raises: it was terminated, or its server is gone."""
+        if self.lost and not self._terminating:
+            return Failure(Code.UNAVAILABLE, self.lost)
+        self._terminating = False
+        return Terminated()
 
     def _request(self, inputs: Mapping[str, Array]) -> Any:
         self._checked.check(inputs)
@@ -289,7 +300,7 @@ class Triton(CpuBackend):
     formats = frozenset({FORMAT})
 
     def __init__(self) -> None:
-        self._health = HealthThread()
+        self._health: dict[tuple[str, Path | None], ServerHealth] = {}  # by server
 
     def prepare(self, device: str) -> None:
         """Import tritonclient. Raises Failure(UNAVAILABLE) if it is not installed."""
@@ -313,4 +324,13 @@ class Triton(CpuBackend):
             why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
             raise Failure(Code.MODEL, f"triton: {path.name}: {why}") from error
         check_not_ended(stop)
-        return TritonInstance(remote, signature, stop, self._health, read_settings().triton_ca_file)
+        ca_file = read_settings().triton_ca_file
+        return TritonInstance(remote, signature, stop, self._health_of(remote.url, ca_file), ca_file)
+
+    def _health_of(self, url: str, ca_file: Path | None) -> ServerHealth:
+        def connect() -> tuple[Any, Callable[[], None]]:
+            grpc, _, services = _library()
+            channel = _channel(grpc, url, ca_file)
+            return services.GRPCInferenceServiceStub(channel), channel.close
+
+        return self._health.setdefault((url, ca_file), ServerHealth(connect))

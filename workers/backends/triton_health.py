@@ -1,25 +1,42 @@
-"""A thread that asks other servers, at intervals, whether they still serve the models of this worker's instances."""
+"""Asks another server, at intervals, whether it still serves the models of this worker's instances.
+
+A thread and a connection of their own for each server: an answer never waits behind the tensors of a run, and a server
+that is frozen delays no other. One question after the other, since gRPC starts a thread for each call that is not
+waited for.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+log = logging.getLogger("millstream.triton")
 
 HEALTH_S = 2.0  # interval of the questions
+SILENT_MAX = 3  # intervals in a row without an answer until a server counts as gone
 
 
 class Checked(Protocol):
-    """What is checked."""
+    """An instance that is checked."""
 
-    def ask(self) -> Callable[[], None]:
-        """Send a question to the server, without waiting. The result waits for the answer, for a bounded time."""
+    def check(self, stub: Any) -> bool:
+        """Ask whether the model is ready, in a bounded time, and note the answer; return False if none came."""
+
+    def lose(self, reason: str) -> None:
+        """Note that the server is gone, and end the run in progress."""
 
 
-class HealthThread:
-    """Checks instances while there are any. Safe for several threads."""
+class ServerHealth:
+    """Checks the instances of one server while there are any. Safe for several threads.
 
-    def __init__(self, interval_s: float = HEALTH_S) -> None:
+    Args:
+        connect: opens a connection; returns its stub and what closes it.
+    """
+
+    def __init__(self, connect: Callable[[], tuple[Any, Callable[[], None]]], interval_s: float = HEALTH_S) -> None:
+        self._connect = connect
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -29,11 +46,11 @@ class HealthThread:
     def add(self, instance: Checked) -> None:
         """Check this instance from now on."""
         with self._lock:
-            self._instances.append(instance)
             if not self._running:
-                self._running = True
                 self._changed.clear()
                 threading.Thread(target=self._run, name="triton health", daemon=True).start()
+                self._running = True
+            self._instances = [*self._instances, instance]
 
     def remove(self, instance: Checked) -> None:
         """Check this instance no longer."""
@@ -43,13 +60,32 @@ class HealthThread:
                 self._changed.set()
 
     def _run(self) -> None:
-        while True:
-            self._changed.wait(self._interval_s)
-            with self._lock:
-                instances = self._instances
-                if not instances:
-                    self._running = False
-                    return
-            # All at once: each answer of a frozen server takes the whole time.
-            for receive in [instance.ask() for instance in instances]:
-                receive()
+        stub, close = None, None
+        silent, problem = 0, ""
+        while instances := self._next():
+            try:
+                if stub is None:
+                    stub, close = self._connect()
+                silent = 0 if self._answers(stub, instances) else silent + 1
+                if silent >= SILENT_MAX:
+                    for one in instances:
+                        one.lose("it does not answer")
+                problem = ""
+            except Exception as error:  # for example because no more files can be opened now
+                if problem != repr(error):
+                    log.exception("the models on another server cannot be checked; trying again")
+                problem = repr(error)
+        if close is not None:
+            close()
+
+    def _next(self) -> Sequence[Checked]:
+        """Wait until it is time to check, and return the instances; without any, the thread ends."""
+        self._changed.wait(self._interval_s)
+        with self._lock:
+            self._running = bool(self._instances)
+            return self._instances
+
+    @staticmethod
+    def _answers(stub: Any, instances: Sequence[Checked]) -> bool:
+        """Check the instances; return False as soon as the server does not answer."""
+        return all(one.check(stub) for one in instances)

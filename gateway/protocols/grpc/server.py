@@ -79,7 +79,6 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         # A client that does not answer pings is gone or does not read: its calls must end.
         ("grpc.keepalive_time_ms", KEEPALIVE_S * SECOND_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * SECOND_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * SECOND_MS),  # of any ping; by default a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S_MAX * SECOND_MS)),
         # Clients may ping at any rate: closing their connections for it would look like a fault of the server.
