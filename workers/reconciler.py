@@ -66,7 +66,8 @@ class Reconciler:
         self._loads.stop()
 
     def _run(self) -> None:
-        lower_priority()  # no call waits for it, and closing an instance takes milliseconds
+        # Closing an instance takes milliseconds. Calls wait for it only while it looks at what changed (`sync`).
+        lower_priority()
         token = ""
         busy_until = 0.0
         while not self._stopping.is_set():

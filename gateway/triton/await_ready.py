@@ -7,7 +7,7 @@ that no worker has memory for now needs no load: as after an upload, it is on st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.services.errors import Code, Failure, Subject
@@ -19,6 +19,7 @@ from millstream.services.wire.records import InstanceRecord, State
 _FOR_NOW = frozenset({RefusalKind.NOTHING_EVICTABLE, RefusalKind.THRASHING})
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0
+KEPT_CHECK_S = 1.0  # interval at which a load looks whether its versions were deleted
 UNLOADED_S_MAX = 60.0  # longer than a worker takes for the batches that it has leased
 
 
@@ -44,11 +45,18 @@ class ReadyWaiter:
         self._ready_s_max = ready_s_max
         self._worker_s_max = worker_s_max
 
-    async def wait_ready(self, manifests: Sequence[Manifest], *, all_required: bool = True) -> set[int]:
+    async def wait_ready(
+        self,
+        manifests: Sequence[Manifest],
+        check_kept: Callable[[Sequence[Manifest]], None],
+        *,
+        all_required: bool = True,
+    ) -> set[int]:
         """Wait until each version is ready in a worker, or no worker has memory for it now; return those that failed.
 
         Args:
             manifests: Manifests of the versions.
+            check_kept: Raises Failure if versions were deleted meanwhile. Called in a thread, each second at most.
             all_required: Whether one failed version is a failure; False: only if all versions fail.
 
         Raises:
@@ -56,6 +64,7 @@ class ReadyWaiter:
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
+        check_at = start + KEPT_CHECK_S
         while True:
             failures = {manifest.version: failure for manifest in manifests if (failure := self._failure(manifest))}
             if failures and (all_required or len(failures) == len(manifests)):
@@ -72,6 +81,9 @@ class ReadyWaiter:
                 return set(failures)
             waited_s = loop.time() - start
             self._check(waiting[0], waited_s)
+            if loop.time() >= check_at:
+                await asyncio.to_thread(check_kept, waiting)
+                check_at = loop.time() + KEPT_CHECK_S
             await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))
 
     async def wait_unloaded(self, manifests: Sequence[Manifest]) -> None:

@@ -137,10 +137,15 @@ class RepositoryLoader:
     def _find_folder(self, model: str, files: Mapping[str, bytes]) -> Path | None:
         """Return the model repository in place that has the model, or None. Raises Failure(NOT_FOUND) if unknown."""
         folder = self._model_repositories.find(model)
-        if folder is None and not files and self._changes.endpoint(model) is None:
+        if folder is not None or files:
+            return folder
+        endpoint = self._changes.endpoint(model)
+        if endpoint is None:
             known = {*self._catalog.snapshot.models, *self._model_repositories.names()}
             raise Failure(Code.NOT_FOUND, did_you_mean(model, known).removeprefix("; "))
-        return folder
+        if endpoint.source is not None:  # its files are elsewhere, and what was published names them only
+            raise Failure(Code.NOT_FOUND, f"{Path(endpoint.source) / model} is no folder of a served repository now")
+        return None
 
     @asynccontextmanager
     async def _locked(self, model: str) -> AsyncIterator[None]:
@@ -180,7 +185,9 @@ class RepositoryLoader:
             served = await to_end_in_storage_thread(self._changes.stage, model, manifests)
             for manifest in served if retry else ():
                 await self._have_loaded(manifest, READY_S_MAX)  # it may be on standby
-            failed = await self._waiter.wait_ready(manifests, all_required=not source.unchanged)
+            failed = await self._waiter.wait_ready(
+                manifests, self._changes.check_kept, all_required=not source.unchanged
+            )
             await to_end_in_storage_thread(self._changes.commit, model, manifests, source.folder)
         except BaseException:
             await to_end_in_storage_thread(self._repository.staged.abort, model)

@@ -88,7 +88,11 @@ def _report(task: CheckTask) -> CheckReport:
             f"allow it more than {task.memory_bytes_max >> 20} MiB (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)",
         )
     except OSError as error:
-        rejection = storage_failure(error, task.folder)
+        if task.served is not None and isinstance(error, FileNotFoundError):  # the folder is not ours
+            name = Path(str(error.filename or task.served)).name
+            rejection = invalid(f"{name} was removed while it was read: load the model when its files are complete")
+        else:
+            rejection = storage_failure(error, task.folder)
     except Exception as error:  # any other exception of a library: the model is malformed
         rejection = invalid(f"the model cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return CheckReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))

@@ -63,8 +63,11 @@ class StagedVersions(Protocol):
     def commit(self, endpoint: Endpoint, manifests: Sequence[Manifest], removed: Sequence[int] = ()) -> Endpoint:
         """Replace the model's versions by `manifests` and its endpoint by `endpoint`, and delete `removed`, at once.
 
-        Raises Failure(CONFLICT) as replace_endpoint does.
+        Raises Failure(CONFLICT) as replace_endpoint does, and Failure(NOT_FOUND) as `check_kept`.
         """
+
+    def check_kept(self, manifests: Sequence[Manifest]) -> None:
+        """Raise Failure(NOT_FOUND) if one of `manifests` is neither staged nor published any more: it was deleted."""
 
 
 class Verdicts(Protocol):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.paths import is_version
@@ -112,7 +112,8 @@ class FolderStagedVersions:
             removed: versions to delete.
 
         Raises:
-            Failure: CONFLICT when the endpoint was changed in between: read it again and decide again.
+            Failure: CONFLICT when the endpoint was changed in between: read it again and decide again. NOT_FOUND when
+                one of the versions is neither staged nor published: it was deleted in between.
         """
         model = check_name(endpoint.model)
         path = self._models / model / "endpoint.json"
@@ -120,6 +121,7 @@ class FolderStagedVersions:
             stored = read_endpoint(path, model, self._root)
             if (stored.generation if stored else 0) != endpoint.generation:
                 raise Failure(Code.CONFLICT, f"endpoint {model!r} was changed in between: read it again")
+            self.check_kept(manifests)
             path.parent.mkdir(exist_ok=True)
             for manifest in manifests:
                 self._put(manifest)
@@ -129,6 +131,15 @@ class FolderStagedVersions:
                 shutil.rmtree(self._folder(model, version), ignore_errors=True)
             self._clear(model)
             return written
+
+    def check_kept(self, manifests: Sequence[Manifest]) -> None:
+        """Raise Failure(NOT_FOUND) if one of `manifests` is neither staged nor published any more."""
+        for manifest in manifests:
+            names = (_STAGED, _PUBLISHED)
+            if all(self._read(manifest.model, manifest.version, name) != manifest for name in names):
+                raise Failure(
+                    Code.NOT_FOUND, f"version {manifest.version} was deleted meanwhile", subject=Subject.VERSION
+                )
 
     def _put(self, manifest: Manifest) -> None:
         folder = self._folder(manifest.model, manifest.version)

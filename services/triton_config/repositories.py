@@ -12,9 +12,13 @@ MODELS_MAX = 10_000
 
 
 def model_names(folder: Path) -> list[str]:
-    """Return the sorted names of the models in a repository. Raises Failure(INVALID) if it cannot be read."""
+    """Return the sorted names of the models in a repository. Raises Failure(INVALID) if it cannot be read.
+
+    A name that is not UTF-8 has escapes instead of the other bytes: it is no model's name, and is refused by it.
+    """
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+        found = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+        names = sorted(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in found)
     except OSError as error:
         raise invalid(f"the model repository {folder} cannot be read: {error.strerror or error}") from error
     if len(names) > MODELS_MAX:

@@ -22,6 +22,12 @@ def other(manifest: Manifest, **fields: object) -> Manifest:
     return manifest.model_copy(update={"created": manifest.created + 1, **fields})
 
 
+def replace(repository: FolderRepository, manifest: Manifest, endpoint: Endpoint | None = None) -> None:
+    """Stage a manifest and commit it."""
+    repository.staged.stage([manifest])
+    repository.staged.commit(endpoint or repository.endpoint(manifest.model), [manifest])
+
+
 def files(repository: FolderRepository, tmp_path: Path) -> set[str]:
     return {str(path.relative_to(tmp_path / "models")) for path in (tmp_path / "models").rglob("*") if path.is_file()}
 
@@ -49,9 +55,9 @@ def test_the_original_manifest_is_kept(repository: FolderRepository, tmp_path: P
     first = publish(repository, "m", 1)
     before = files(repository, tmp_path) | {"m/endpoint.json"}
     for manifest in (other(first), other(first, created=9.0)):
-        repository.staged.commit(repository.endpoint("m"), [manifest])
+        replace(repository, manifest)
         assert repository.staged.original("m", 1) == first
-    repository.staged.commit(repository.endpoint("m"), [first])
+    replace(repository, first)
     assert (repository.manifest("m", 1), repository.staged.original("m", 1)) == (first, first)
     assert files(repository, tmp_path) == before
     assert repository.staged.original("m", 2) is None
@@ -63,7 +69,7 @@ def test_a_model_that_was_not_there_and_goes_again(repository: FolderRepository,
     assert "new" not in repository.models()
     repository.staged.abort("new")
     assert not (tmp_path / "models" / "new").exists()
-    repository.staged.commit(Endpoint(model="new", active=3, source=str(tmp_path)), [manifest])
+    replace(repository, manifest, Endpoint(model="new", active=3, source=str(tmp_path)))
     assert (repository.versions("new"), repository.local_path("new", 3)) == ([3], tmp_path)
     after = repository.endpoint("new").model_copy(update={"active": None})
     repository.staged.commit(after, [], removed=[3])
@@ -80,6 +86,24 @@ def test_who_was_slower_decides_again(repository: FolderRepository) -> None:
     assert repository.manifest("m", 1) == manifest
 
 
+@pytest.mark.parametrize("whole_model", [True, False], ids=["model", "version"])
+def test_what_was_deleted_meanwhile_does_not_come_back(repository: FolderRepository, whole_model: bool) -> None:
+    first, second = publish(repository, "m", 1), publish(repository, "m", 2)
+    repository.staged.stage([other(first)])
+    repository.staged.check_kept([other(first), second])
+    endpoint = repository.endpoint("m")
+    if whole_model:
+        repository.delete_model("m")
+        endpoint = Endpoint(model="m", active=1)
+    else:
+        repository.delete_version("m", 1)
+    with pytest.raises(Failure, match="version 1 was deleted meanwhile") as caught:
+        repository.staged.commit(endpoint, [other(first), second])
+    assert caught.value.code is Code.NOT_FOUND
+    repository.staged.abort("m")
+    assert repository.versions("m") == ([] if whole_model else [2])
+
+
 def test_given_files_stay_as_long_as_a_manifest_needs_them(repository: FolderRepository, tmp_path: Path) -> None:
     def give(content: bytes) -> Path:
         with repository.open_staging() as staging:
@@ -88,12 +112,12 @@ def test_given_files_stay_as_long_as_a_manifest_needs_them(repository: FolderRep
 
     manifest = publish(repository, "m", 1)
     kept, lost = give(b"kept"), give(b"lost")
-    repository.staged.commit(repository.endpoint("m"), [other(manifest, origin=str(kept))])
+    replace(repository, other(manifest, origin=str(kept)))
     assert (kept.is_dir(), lost.is_dir()) == (True, False)
     assert (repository.local_path("m", 1) / "model.onnx").read_bytes() == b"kept"
     repository.staged.abort("m")
     assert kept.is_dir()
-    repository.staged.commit(repository.endpoint("m"), [manifest])
+    replace(repository, manifest)
     assert not (tmp_path / "models" / "m" / "added_files").exists()
     assert list((tmp_path / ".staging").iterdir()) == []
 
