@@ -51,7 +51,10 @@ async def manifest_of(candidate: Candidate, parsed: ParsedConfig, settings: Sett
     if now is not None and await asyncio.to_thread(_unchanged, candidate, now, parsed):
         return now
     rows_max = parsed.message.max_batch_size or ROWS_MAX_DEFAULT
-    checked = await check_in_place(candidate.folder, candidate.served, requested_batching(parsed), settings, rows_max)
+    batching_wanted, foreign = requested_batching(parsed), candidate.origin is not None
+    checked = await check_in_place(
+        candidate.folder, candidate.served, batching_wanted, settings, rows_max, foreign=foreign
+    )
     signature = client_signature(parsed, checked.signature, checked.notes)
     translated = to_model_config(parsed, signature)
     batching = checked.batching if signature.batching else _off(checked)

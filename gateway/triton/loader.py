@@ -116,7 +116,7 @@ class RepositoryLoader:
                 try:
                     return await self._load(model, folder, config, files, retry=retry)
                 except Failure as failure:
-                    if folder is not None:
+                    if folder is not None and failure.code is not Code.NOT_FOUND:  # else it was deleted meanwhile
                         await self._note_failure(model, folder, _load_failure(model, failure).message)
                     raise
         except Failure as failure:
@@ -137,13 +137,14 @@ class RepositoryLoader:
     def _find_folder(self, model: str, files: Mapping[str, bytes]) -> Path | None:
         """Return the model repository in place that has the model, or None. Raises Failure(NOT_FOUND) if unknown."""
         folder = self._model_repositories.find(model)
-        if folder is not None or files:
+        if folder is not None:
             return folder
         endpoint = self._changes.endpoint(model)
-        if endpoint is None:
+        if endpoint is None and not files:
             known = {*self._catalog.snapshot.models, *self._model_repositories.names()}
             raise Failure(Code.NOT_FOUND, did_you_mean(model, known).removeprefix("; "))
-        if endpoint.source is not None:  # its files are elsewhere, and what was published names them only
+        # Its files are elsewhere; what was published only names them.
+        if endpoint is not None and endpoint.source is not None:
             raise Failure(Code.NOT_FOUND, f"{Path(endpoint.source) / model} is no folder of a served repository now")
         return None
 

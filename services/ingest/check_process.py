@@ -75,12 +75,19 @@ async def end_fork_server() -> None:
 
 
 async def check_in_place(
-    folder: Path, served: str, batching: bool | None, settings: Settings, rows_max: int = ROWS_MAX_DEFAULT
+    folder: Path,
+    served: str,
+    batching: bool | None,
+    settings: Settings,
+    rows_max: int = ROWS_MAX_DEFAULT,
+    *,
+    foreign: bool = False,
 ) -> CheckedModel:
     """Check the model at `served` below `folder`, which stays where it is and is not written to.
 
     Takes a check slot and applies the same limits as for an upload. `batching` says whether requests should share
-    runs; None lets the check decide. Raises Failure as `check` does.
+    runs; None lets the check decide. `foreign`: the folder is not of the repository, and may change meanwhile. Raises
+    Failure as `check` does.
     """
     task = CheckTask(
         folder=folder,
@@ -90,6 +97,7 @@ async def check_in_place(
         memory_bytes_max=settings.check_memory_bytes_max,
         cpu_s_max=int(settings.check_s_max) + 1,
         served=served,
+        foreign=foreign,
     )
     async with check_slot():
         return await check(task, settings.check_s_max)

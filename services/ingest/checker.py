@@ -88,7 +88,7 @@ def _report(task: CheckTask) -> CheckReport:
             f"allow it more than {task.memory_bytes_max >> 20} MiB (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)",
         )
     except OSError as error:
-        if task.served is not None and isinstance(error, FileNotFoundError):  # the folder is not ours
+        if task.foreign and isinstance(error, FileNotFoundError):
             name = Path(str(error.filename or task.served)).name
             rejection = invalid(f"{name} was removed while it was read: load the model when its files are complete")
         else:

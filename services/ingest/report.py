@@ -98,6 +98,7 @@ class CheckTask(BaseModel):
         rows_max: the rows of the largest run to try.
         warmup: requests that the version must be able to answer.
         served: path below `folder` of a model that is checked in place; `folder` is then not written to.
+        foreign: `folder` belongs to somebody else, who may change it meanwhile.
         imported: what an importer has made of the upload, which is checked in its place.
     """
 
@@ -111,6 +112,7 @@ class CheckTask(BaseModel):
     rows_max: int = ROWS_MAX_DEFAULT
     warmup: tuple[Warmup, ...] = ()
     served: str | None = None
+    foreign: bool = False
     imported: Converted | None = None
 
 

@@ -91,8 +91,15 @@ class FolderStagedVersions:
         return target
 
     def stage(self, manifests: Sequence[Manifest]) -> None:
-        """Stage `manifests`, all of one model: workers load them beside the versions that they serve."""
+        """Stage `manifests`, all of one model: workers load them beside the versions that they serve.
+
+        Raises Failure(NOT_FOUND) if one is of an upload that was deleted.
+        """
         with storage_errors(self._root), self._changing(manifests[0].model):
+            for manifest in manifests:
+                uploaded = self.original(manifest.model, manifest.version) if manifest.origin is None else manifest
+                if uploaded is None or uploaded.digest != manifest.digest:
+                    raise _deleted(manifest)
             for manifest in manifests:
                 folder = self._folder(manifest.model, manifest.version)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +144,7 @@ class FolderStagedVersions:
         for manifest in manifests:
             names = (_STAGED, _PUBLISHED)
             if all(self._read(manifest.model, manifest.version, name) != manifest for name in names):
-                raise Failure(
-                    Code.NOT_FOUND, f"version {manifest.version} was deleted meanwhile", subject=Subject.VERSION
-                )
+                raise _deleted(manifest)
 
     def _put(self, manifest: Manifest) -> None:
         folder = self._folder(manifest.model, manifest.version)
@@ -186,6 +191,10 @@ class FolderStagedVersions:
             for entry in folder.iterdir():
                 if is_version(entry.name) and entry.is_dir():
                     yield int(entry.name)
+
+
+def _deleted(manifest: Manifest) -> Failure:
+    return Failure(Code.NOT_FOUND, f"version {manifest.version} was deleted meanwhile", subject=Subject.VERSION)
 
 
 class FolderLoadLock:

@@ -104,6 +104,14 @@ def test_what_was_deleted_meanwhile_does_not_come_back(repository: FolderReposit
     assert repository.versions("m") == ([] if whole_model else [2])
 
 
+def test_an_upload_that_was_deleted_is_not_staged(repository: FolderRepository) -> None:
+    first, second = publish(repository, "m", 1), publish(repository, "m", 2)
+    repository.delete_version("m", 1)
+    with pytest.raises(Failure, match="version 1 was deleted meanwhile"):
+        repository.staged.stage([other(second), other(first)])
+    assert (repository.staged.models(), repository.versions("m")) == ([], [2])
+
+
 def test_given_files_stay_as_long_as_a_manifest_needs_them(repository: FolderRepository, tmp_path: Path) -> None:
     def give(content: bytes) -> Path:
         with repository.open_staging() as staging:

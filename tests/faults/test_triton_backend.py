@@ -97,9 +97,35 @@ def test_a_server_behind_a_slow_link_is_not_given_up_amid_a_run(server: Stack, t
         instance.close()
 
 
+class Counted:
+    """What is checked: counts the checks."""
+
+    def __init__(self) -> None:
+        self.lost = ""
+        self.checked = threading.Semaphore(0)
+        self.checks = 0
+
+    def check(self, _stub: Any) -> bool:
+        self.checks += 1
+        self.checked.release()
+        return True
+
+    def lose(self, reason: str) -> None:
+        self.lost = reason
+
+
+def test_the_interval_of_checks_stays_when_the_only_model_comes_back() -> None:
+    """A thread that had not noticed yet that there was no model checked without a pause from then on."""
+    health, instance = ServerHealth(lambda: (None, lambda: None), interval_s=3600), Counted()
+    health.add(instance)
+    health.remove(instance)
+    health.add(instance)
+    assert not instance.checked.acquire(timeout=0.5) or not instance.checked.acquire(timeout=0.5)
+    health.remove(instance)
+
+
 def test_a_check_that_cannot_be_made_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
     tries: list[str] = []
-    asked = threading.Event()
 
     def connect() -> tuple[Any, Callable[[], None]]:
         tries.append("connect")
@@ -107,17 +133,9 @@ def test_a_check_that_cannot_be_made_is_made_again(caplog: pytest.LogCaptureFixt
             raise RuntimeError("can't start new thread")
         return None, lambda: tries.append("close")
 
-    class Instance:
-        def check(self, _stub: Any) -> bool:
-            asked.set()
-            return True
-
-        def lose(self, reason: str) -> None:
-            tries.append(reason)
-
-    health, instance = ServerHealth(connect, interval_s=0.01), Instance()
+    health, instance = ServerHealth(connect, interval_s=0.01), Counted()
     health.add(instance)
-    assert asked.wait(30)
+    assert instance.checked.acquire(timeout=30)
     health.remove(instance)
     wait_until(lambda: "close" in tries, what="the thread has ended")
     assert tries == ["connect", "connect", "connect", "close"]

@@ -185,7 +185,7 @@ def test_a_rewritten_version_with_external_weights_passes_a_second_check(reposit
 
 def test_a_file_that_vanished_from_a_folder_of_the_operator_is_no_fault_of_the_server(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"model\.onnx was removed while it was read") as caught:
-        asyncio.run(check_in_place(tmp_path, "1/model.onnx", None, Settings()))
+        asyncio.run(check_in_place(tmp_path, "1/model.onnx", None, Settings(), foreign=True))
     assert caught.value.code is Code.INVALID
 
 

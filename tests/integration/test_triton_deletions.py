@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -65,6 +66,7 @@ def test_a_load_whose_model_is_deleted_ends(stack: Stack, repository: Path) -> N
         400,
         "failed to load 'deleted', version 1 was deleted meanwhile",
     )
+    assert stack.http.get("/admin/v1/models/deleted").status_code == 404  # not listed with this as its failure
     assert load(stack, "deleted").status_code == 200  # its folder is there: the next load begins anew
     assert answer(stack, "deleted") == 2
 
@@ -90,6 +92,9 @@ def test_a_model_whose_folder_is_away_serves_on_and_comes_back(stack: Stack, rep
     reply = load(stack, "mounted")
     assert reply.status_code == 400
     assert f"{repository / 'mounted'} is no folder of a served repository now" in reply.json()["error"]
+    content = base64.b64encode(models.scale(tmp_path / "sent.onnx", 5).read_bytes()).decode()
+    body = {"parameters": {"config": "{}", "file:1/model.onnx": content}}
+    assert stack.http.post("/v2/repository/models/mounted/load", json=body, timeout=120).status_code == 400
     assert stack.http.get("/admin/v1/models/mounted").json()["source"] == str(repository)
     assert answer(stack, "mounted") == 4
     (tmp_path / "away").rename(repository / "mounted")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ LIMIT_S_MIN = 0.001  # of a run whose callers' deadline has just passed
 READY_S_MAX = 1.0  # for the server to say whether the model is ready
 LOAD_S_MAX = 10.0  # for the server to answer one question of a load
 MESSAGE_BYTES_MAX = 2**31 - 1  # of gRPC
-REFUSALS_MAX = 3  # checks in a row that fail until a model counts as gone; at once if the server cannot be reached
+REFUSALS_MAX = 3  # checks in a row that fail, or have no answer, until a model counts as gone; at once if unreachable
 #: A connection that was silent for so long is pinged, so that one is closed whose machine is gone; gRPC waits a minute
 #: for the answer, which comes behind the tensors that are on their way.
 KEEPALIVE_MS = 5_000
@@ -139,17 +140,17 @@ class TritonInstance:
         try:
             ready = stub.ModelReady(self._ready_question(), timeout=READY_S_MAX).ready
         except self._grpc.RpcError as error:
-            if error.code() is self._grpc.StatusCode.DEADLINE_EXCEEDED:
-                return False
             self._refusals += 1
             if error.code() is self._grpc.StatusCode.UNAVAILABLE or self._refusals >= REFUSALS_MAX:
                 self._lost(_details(error))
-            return True
+            return error.code() is not self._grpc.StatusCode.DEADLINE_EXCEEDED
         self._refusals = 0
-        if ready:
-            self.lost = ""  # it is back before it was unloaded here
-        else:
+        if not ready:
             self._lost("it is not ready there")
+        elif self.lost:  # it is back before it was unloaded here
+            with suppress(Failure, self._grpc.RpcError):  # perhaps as another model
+                self._check_tensors(stub)
+                self.lost = ""
         return True
 
     def lose(self, reason: str) -> None:
@@ -168,17 +169,20 @@ class TritonInstance:
 
     def _check_server(self, stop: Stop | None) -> None:
         """Raise Failure(UNAVAILABLE) if the model is not ready there, Failure(MODEL) if it is another one."""
-        name, version = self._remote.model, self._remote.version
         try:
             if not self._ask_ready(LOAD_S_MAX):
-                raise Failure(Code.UNAVAILABLE, f"{self._where}: the model {name!r} is not ready")
-            metadata = self._stub.ModelMetadata(
-                self._messages.ModelMetadataRequest(name=name, version=version), timeout=LOAD_S_MAX
-            )
+                raise Failure(Code.UNAVAILABLE, f"{self._where}: the model {self._remote.model!r} is not ready")
+            self._check_tensors(self._stub)
         except (self._grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
             if stop is not None and stop.reason:
                 raise Failure(Code.MODEL, stop.reason) from error
             raise Failure(Code.UNAVAILABLE, f"{self._where}: {_details(error)}") from error
+
+    def _check_tensors(self, stub: Any) -> None:
+        """Raise Failure(MODEL) if the model there has other inputs and outputs than here, and what gRPC raises."""
+        name, version = self._remote.model, self._remote.version
+        question = self._messages.ModelMetadataRequest(name=name, version=version)
+        metadata = stub.ModelMetadata(question, timeout=LOAD_S_MAX)
         found = {tensor.name: tensor.datatype for tensor in (*metadata.inputs, *metadata.outputs)}
         for spec in (*self._signature.inputs, *self._signature.outputs):
             if found.get(spec.name) != spec.datatype:

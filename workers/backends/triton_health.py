@@ -15,11 +15,14 @@ from typing import Any, Protocol
 log = logging.getLogger("millstream.triton")
 
 HEALTH_S = 2.0  # interval of the questions
+TIMEOUTS_MAX = 2  # questions without an answer until the others of an interval are not asked
 SILENT_MAX = 3  # intervals in a row without an answer until a server counts as gone
 
 
 class Checked(Protocol):
-    """An instance that is checked."""
+    """An instance that is checked. `lost`: why it cannot run any longer, or ""."""
+
+    lost: str
 
     def check(self, stub: Any) -> bool:
         """Ask whether the model is ready, in a bounded time, and note the answer; return False if none came."""
@@ -46,8 +49,8 @@ class ServerHealth:
     def add(self, instance: Checked) -> None:
         """Check this instance from now on."""
         with self._lock:
+            self._changed.clear()  # also if the thread has not noticed yet that there was no instance
             if not self._running:
-                self._changed.clear()
                 threading.Thread(target=self._run, name="triton health", daemon=True).start()
                 self._running = True
             self._instances = [*self._instances, instance]
@@ -60,16 +63,20 @@ class ServerHealth:
                 self._changed.set()
 
     def _run(self) -> None:
-        stub, close = None, None
+        stub: Any = None
+        close: Callable[[], None] | None = None
         silent, problem = 0, ""
         while instances := self._next():
             try:
                 if stub is None:
                     stub, close = self._connect()
-                silent = 0 if self._answers(stub, instances) else silent + 1
+                silent = 0 if _any_answer(stub, instances) else silent + 1
                 if silent >= SILENT_MAX:
                     for one in instances:
                         one.lose("it does not answer")
+                if close is not None and any(one.lost for one in instances):
+                    close()  # the next question needs a connection that works, perhaps with another CA
+                    stub = close = None
                 problem = ""
             except Exception as error:  # for example because no more files can be opened now
                 if problem != repr(error):
@@ -85,7 +92,15 @@ class ServerHealth:
             self._running = bool(self._instances)
             return self._instances
 
-    @staticmethod
-    def _answers(stub: Any, instances: Sequence[Checked]) -> bool:
-        """Check the instances; return False as soon as the server does not answer."""
-        return all(one.check(stub) for one in instances)
+
+def _any_answer(stub: Any, instances: Sequence[Checked]) -> bool:
+    """Check the instances; return False if the server does not answer, for which not all of them are asked."""
+    answered, timeouts = False, 0
+    for one in instances:
+        if one.check(stub):
+            answered = True
+        else:
+            timeouts += 1
+            if timeouts == TIMEOUTS_MAX and not answered:
+                break
+    return answered
