@@ -100,7 +100,7 @@ def test_it_goes_with_its_version(repository: FolderRepository, gone: Callable[[
 
 
 def test_what_is_published_again_begins_without_one(repository: FolderRepository) -> None:
-    staged = manifest(version=2)
+    staged = manifest(version=2).model_copy(update={"origin": "/models/digits"})
     repository.staged.stage([staged])
     repository.verdicts.change(staged, failed("it crashes"))
     repository.staged.abort("digits")

@@ -19,7 +19,8 @@ def staged(tmp_path: Path) -> tuple[FolderRepository, Manifest]:
     """A repository, and a version of "m" that is staged there."""
     repository = FolderRepository(tmp_path / "repository")
     publish(repository, "other", 1)
-    manifest = publish(FolderRepository(tmp_path / "elsewhere"), "m", 1, ModelConfig(pools=("cpu",)))
+    uploaded = publish(FolderRepository(tmp_path / "elsewhere"), "m", 1, ModelConfig(pools=("cpu",)))
+    manifest = uploaded.model_copy(update={"origin": str(tmp_path / "elsewhere")})
     repository.staged.stage([manifest])
     return repository, manifest
 
