@@ -189,7 +189,8 @@ fast it runs code that is not in its cache, decide about them more than this cod
 machines with 2 cores each: 1.09 and 1.13 of C's rate at 64 connections, with 1.12 and 1.08 of its CPU; 0.63 and 0.72
 at 16; a median of 1.6 and 4.3 times C's at 1 connection, where C took 88 us and 44 us. A third run an hour later,
 with neighbours on the machine, had 0.91, 1.45, 0.59 and 4.7. A fourth, on a quiet AMD EPYC (2026-11-27), had 1.22,
-0.98, 0.78 and 1.6.
+0.98, 0.78 and 1.6. A fifth, on a machine a quarter as fast (2026-11-28), had 1.21, 1.14, 0.90 and 4.8; measured in turn
+there, the commit of a day before was as fast (a call in 0.51 and 0.58 ms, now 0.47 and 0.52 ms).
 
 - **1 connection.** A request that is alone crosses two processes, C one. Gateway and worker compute about 150 us each
   for it (above), nearly all of it Python that runs once for a batch, with cold caches; the model takes 20 us, and
