@@ -82,7 +82,7 @@ class ReadyWaiter:
             waited_s = loop.time() - start
             self._check(waiting[0], waited_s)
             if loop.time() >= check_at:
-                await _check(check_kept, waiting)
+                await _end_if_deleted(check_kept, waiting)
                 check_at = loop.time() + KEPT_CHECK_S
             await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))
 
@@ -159,7 +159,7 @@ class ReadyWaiter:
         return [replica.instance for replica in self._catalog.replicas(manifest.content_id)]
 
 
-async def _check(check_kept: Callable[[Sequence[Manifest]], None], manifests: Sequence[Manifest]) -> None:
+async def _end_if_deleted(check_kept: Callable[[Sequence[Manifest]], None], manifests: Sequence[Manifest]) -> None:
     """Raise Failure(NOT_FOUND) if a version was deleted. What cannot be read for a moment ends no load."""
     try:
         await asyncio.to_thread(check_kept, manifests)

@@ -68,11 +68,6 @@ class LoadChanges:
             self._repository.staged.stage(new)
         return [one for one in manifests if one not in new]
 
-    def check_kept(self, manifests: Sequence[Manifest]) -> None:
-        """Raise Failure(NOT_FOUND) if one of these versions of a model was deleted: no worker will load it."""
-        if manifests:
-            self._repository.staged.check_kept(manifests)
-
     def commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
         """Make the versions of `manifests`, and no other versions of the model, serve.
 

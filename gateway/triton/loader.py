@@ -187,7 +187,7 @@ class RepositoryLoader:
             for manifest in served if retry else ():
                 await self._have_loaded(manifest, READY_S_MAX)  # it may be on standby
             failed = await self._waiter.wait_ready(
-                manifests, self._changes.check_kept, all_required=not source.unchanged
+                manifests, self._repository.staged.check_kept, all_required=not source.unchanged
             )
             await to_end_in_storage_thread(self._changes.commit, model, manifests, source.folder)
         except BaseException:

@@ -98,7 +98,7 @@ class CheckTask(BaseModel):
         rows_max: the rows of the largest run to try.
         warmup: requests that the version must be able to answer.
         served: path below `folder` of a model that is checked in place; `folder` is then not written to.
-        foreign: `folder` belongs to somebody else, who may change it meanwhile.
+        foreign: `folder` is not in the repository, and may change during the check.
         imported: what an importer has made of the upload, which is checked in its place.
     """
 

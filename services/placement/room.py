@@ -67,6 +67,7 @@ class Space(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Its name in messages."""
         return "device memory" if self.of_device else "memory"
 
     def freed_alone(self) -> list[int]:

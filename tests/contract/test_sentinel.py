@@ -78,11 +78,11 @@ def test_the_master_is_found_with_its_password_and_database(watched: Watched, lo
 def test_a_sentinel_that_is_not_there_or_does_not_know_is_passed_over(watched: Watched, look: Look) -> None:
     with client(watched.address) as redis:
         redis.set("who", "the master")
-    nobody = "127.0.0.1:1"
+    unreachable = "127.0.0.1:1"
     other = f"127.0.0.1:{watched.sentinels[1].port}"
     watched.sentinels[0].redis.sentinel_remove(NAME)
     try:
-        assert asyncio.run(look(changed(watched, other, nobody))) == b"the master"
+        assert asyncio.run(look(changed(watched, other, unreachable))) == b"the master"
     finally:
         watched.introduce(watched.sentinels[0], NAME, watched.master.port)
 

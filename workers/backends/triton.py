@@ -121,7 +121,7 @@ class TritonInstance:
         self._terminating = False
         self.size_bytes = 0  # in another process, with a budget of its own
         self.lost = ""
-        self._refusals = 0  # checks in a row that failed, of a server that answers
+        self._refusals = 0  # checks in a row that failed, or had no answer
         self._health = health
         self._limit_s = float("inf")  # of the next run
         self._channel: Any = _channel(self._grpc, remote.url, ca_file)
