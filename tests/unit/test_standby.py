@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.model.manifest import Manifest, ModelConfig
@@ -15,19 +19,37 @@ from millstream.services.placement.views import RefusalKind
 from millstream.services.queue.cluster_state import ClusterState, Exchanged
 from millstream.services.repository import activation
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.stored_models import StoredModels
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 
 
 class Cluster:
-    """The cluster state of a test: workers that it sets, no uploads."""
+    """The cluster state of a test: workers that it sets, and uploads of the catalog.
+
+    `before_upload`: awaited once, right before the next upload is listed.
+    """
 
     def __init__(self) -> None:
         self.live: tuple[WorkerRecord, ...] = ()
+        self.listed: dict[UploadKey, State] = {}
+        self.before_upload: Callable[[], Awaitable[None]] | None = None
 
     async def exchange(self, _name: str, _token: str | None) -> Exchanged:
         return Exchanged(self.live, {})
+
+    async def uploads(self) -> dict[UploadKey, State]:
+        return dict(self.listed)
+
+    async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
+        if state is None:
+            self.listed.pop((model, version), None)
+            return
+        act, self.before_upload = self.before_upload, None
+        if act is not None:
+            await act()
+        self.listed[model, version] = state
 
     async def set_gateway(self, _name: str, _token: str | None) -> None: ...
 
@@ -265,5 +287,42 @@ def test_a_verdict_of_one_kind_of_worker_leaves_the_others_their_versions(tmp_pa
         await bench.workers(gpu=(), cpu=())
         assert bench.version("m").state is State.FAILED
         assert bench.version("m").reason == "onnxruntime.cpu: it hangs; onnxruntime.cuda: it crashes"
+
+    run(test, tmp_path)
+
+
+def test_a_refresh_that_is_cancelled_loses_no_change(tmp_path, monkeypatch):
+    """The thread that reads the repository goes on, and what it has read is new for no later refresh."""
+
+    async def test(bench: Bench) -> None:
+        await bench.catalog.refresh()
+        bench.publish("m")
+        read, reading, go_on = StoredModels.read, threading.Event(), threading.Event()
+
+        def slow(stored: StoredModels) -> set[str]:
+            reading.set()
+            go_on.wait()
+            return read(stored)
+
+        monkeypatch.setattr(StoredModels, "read", slow)
+        refresh = asyncio.ensure_future(bench.catalog.refresh())
+        await asyncio.to_thread(reading.wait)
+        refresh.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await refresh
+        await bench.catalog.refresh()
+        assert "m" in bench.catalog.snapshot.models
+
+    run(test, tmp_path)
+
+
+def test_an_upload_that_ends_while_it_is_renewed_is_listed_no_more(tmp_path):
+    async def test(bench: Bench) -> None:
+        await bench.catalog.set_upload("m", 1, State.CHECKING)
+        bench.cluster.before_upload = lambda: bench.catalog.set_upload("m", 1, None)
+        await bench.catalog.refresh()
+        assert bench.cluster.listed == {}
 
     run(test, tmp_path)
