@@ -38,6 +38,7 @@ from millstream.gateway.protocols.tfserving import adapter as tfserving
 from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
 from millstream.gateway.protocols.vertex.adapter import vertex_adapter
+from millstream.gateway.protocols.vertex.triton_calls import TritonCalls
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.
@@ -104,6 +105,8 @@ def build_app(deps: Deps) -> FastAPI:
     app.add_middleware(CountReplies, counts=deps.http_counts)
     if deps.observer is not None:
         app.add_middleware(ObservedApp, observer=deps.observer)
+    if settings.vertex_predict_route is not None:  # outside of all that looks at the path
+        app.add_middleware(TritonCalls, route=settings.vertex_predict_route, replies=replies)
     app.add_middleware(_HeadAsGet)
     return app
 

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
+from tritonclient.http import InferenceServerClient, InferInput
 
+from millstream.gateway.protocols.vertex.triton_calls import PREFIX
 from millstream.services.cli.commands.serve import storage_folder
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
@@ -20,13 +23,17 @@ from tests.kit.wait import wait_until
 
 HEALTH = "/v1/endpoints/123/deployedModels/456"
 PREDICT = f"{HEALTH}:predict"
+REDIRECT = "X-Vertex-Ai-Triton-Redirect"
 SERVE = [sys.executable, "-P", "-m", "millstream.services.cli", "serve"]
 
 
 def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
     folder.mkdir()
-    models.scale(folder / "any.onnx")
+    for name, factor in (("any", 2.0), ("other", 3.0)):
+        (folder / name / "1").mkdir(parents=True)
+        models.scale(folder / name / "1" / "model.onnx", factor=factor)
+        (folder / name / "config.pbtxt").write_text("")
     port = free_port()  # Vertex AI names the port
     environment = {
         "MILLSTREAM_HOME": str(tmp_path / "home"),
@@ -36,6 +43,7 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
         "AIP_HEALTH_ROUTE": HEALTH,
         "AIP_PREDICT_ROUTE": PREDICT,
         "AIP_STORAGE_URI": f"file://{folder}",
+        "MILLSTREAM_SAGEMAKER_MODEL": "any",
     }
     process = subprocess.Popen(
         [*SERVE, "--grpc-port", "-1"],
@@ -59,10 +67,51 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
             assert client.post(PREDICT, content=b"{").status_code == 400
             assert client.get(PREDICT).status_code == 405
             assert client.get("/admin/v1/models").status_code == 401
+            check_redirects(client)
+            check_binary_tensors(client)
     finally:
         process.terminate()
         process.communicate(timeout=300)
     assert process.returncode == 0
+
+
+def check_redirects(client: httpx2.Client) -> None:
+    """Triton's redirect reaches the call that it names, with that call's own method and rights, and nothing else."""
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+
+    def redirected(target: str, document: object = None) -> httpx2.Response:
+        return client.post(PREDICT, json=document, headers={REDIRECT: target})
+
+    answer = redirected("v2/models/other/infer", {"inputs": [tensor]}).json()
+    assert (answer["model_name"], answer["outputs"][0]["data"]) == ("other", [3.0, 6.0])
+    assert redirected("v2/models/other/versions/1/infer", {"inputs": [tensor]}).json()["model_version"] == "1"
+    assert redirected("v2/models/other").json()["inputs"][0]["name"] == "x"
+    assert redirected("v2/models/other/ready").status_code == 200
+    assert redirected("v2/health/live").status_code == 200
+    assert redirected("v2/models/other/config").json()["name"] == "other"
+    assert redirected("v2/models/none/infer", {"inputs": [tensor]}).status_code == 404
+    assert redirected("v2/repository/models/other/unload").status_code == 401  # as on its own path
+    for target in ("", "/v2", "v2/../admin/v1/models", "admin/v1/models", "v2/models/other/infer?x", "v2/models"):
+        refused = redirected(target, {"instances": [[1, 2]]})
+        assert (refused.status_code, "redirect" in refused.text.lower()) == (400, True), target
+    twice = [(REDIRECT, "v2/models/any"), (REDIRECT, "v2/models/other")]
+    assert client.post(PREDICT, headers=twice).status_code == 400
+
+
+def check_binary_tensors(client: httpx2.Client) -> None:
+    """Binary tensors under the content type that Triton has on Vertex AI, both ways, with a redirect and without."""
+    tensor = InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    body, json_bytes = InferenceServerClient.generate_request_body([tensor])
+    for headers, answer in (({}, [2.0, 4.0]), ({REDIRECT: "v2/models/other/infer"}, [3.0, 6.0])):
+        sent = {"content-type": f"{PREFIX}{json_bytes}", **headers}
+        reply = client.post(PREDICT, content=body, headers=sent)
+        assert (reply.status_code, reply.headers["content-type"].startswith(PREFIX)) == (200, True), reply.text
+        length = int(reply.headers["content-type"].removeprefix(PREFIX))
+        result = InferenceServerClient.parse_response_body(reply.content, header_length=length)
+        assert result.as_numpy("y").tolist() == [answer]
+    for wrong in (f"{PREFIX}-1", f"{PREFIX}", f"{PREFIX}x", f"text/plain, {PREFIX}{json_bytes}", f"{PREFIX}{1 << 30}"):
+        assert client.post(PREDICT, content=body, headers={"content-type": wrong}).status_code == 400, wrong
 
 
 def test_a_bucket_fails_the_start_with_what_to_do(tmp_path: Path) -> None:

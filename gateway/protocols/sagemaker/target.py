@@ -12,6 +12,7 @@ from millstream.services.errors import Code, Failure, invalid, not_found
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 INFERENCE_COMPONENT = "x-amzn-sagemaker-inference-component"
 TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
+TARGET_CONTAINER = "x-amzn-sagemaker-target-container-hostname"
 
 _SUFFIX = ".tar.gz"
 
@@ -35,7 +36,12 @@ def default_model(snapshot: Snapshot, configured: str | None) -> str:
 
 
 def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:
-    """The model that a header names, with or without `.tar.gz`; None: no header does."""
+    """The model that a header names, with or without `.tar.gz`; None: no header does.
+
+    Raises Failure(INVALID) for a header that names a container: another one might answer differently.
+    """
+    if headers.get(TARGET_CONTAINER):
+        raise invalid("TargetContainerHostname is not supported: name the model as EndpointName or TargetModel")
     name = headers.get(TARGET_MODEL) or headers.get(INFERENCE_COMPONENT)
     if not name:
         return None
