@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from hypothesis import assume, given
@@ -128,7 +129,14 @@ def test_a_batch_has_a_preferred_size_where_one_fits_and_the_delay_has_not_passe
     rows = case.decide()
     delayed = bool(case.delay_s) and NOW - case.waiting.oldest_arrival() >= case.delay_s
     if rows not in (HOLD, EXPIRE) and not delayed and rows not in case.preferred:
-        assert not any(size <= min(rows, case.waiting.rows) for size in case.preferred)
+        assert not {*case.preferred} & {*case.waiting.sums(NOW, rows)}
+
+
+@given(cases(), st.integers(1, ROWS_MAX))
+def test_the_sums_of_waiting_rows_are_those_of_the_batches_that_can_be_taken(case, rows_max):
+    sums = case.waiting.sums(NOW, rows_max)
+    taken = case.waiting.take(NOW, rows_max)
+    assert sums == list(itertools.accumulate(request.rows for request in taken))
 
 
 @given(cases(delay_ms=st.just(500.0), waits=st.just([(0.5, 1000.0, 1)] * ROWS_MAX)))

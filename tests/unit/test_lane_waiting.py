@@ -238,6 +238,27 @@ def test_between_preferred_sizes_requests_wait_for_the_delay_and_then_go_togethe
     assert bench.put == [5], "the delay has passed: what waits goes in one batch, cut to no preferred size"
 
 
+def test_requests_that_add_up_to_no_preferred_size_wait_together(tmp_path: Path) -> None:
+    config = ModelConfig(rows_preferred=(4, 8), queue_delay_ms_max=1000)
+    bench = LaneBench(tmp_path, {1: RUN_S, 16: RUN_S}, config=config)
+    for rows in (3, 3):
+        bench.lane.add(bench.request(rows=rows), 16 * rows)
+    bench.turn()
+    assert bench.put == [], "six rows are no preferred size, and three would leave the others to wait out the delay"
+    bench.lane.add(bench.request(rows=2), 32)
+    bench.turn()
+    assert bench.put == [8]
+
+
+def test_requests_that_cannot_make_a_preferred_size_any_more_do_not_wait(tmp_path: Path) -> None:
+    config = ModelConfig(rows_preferred=(4,), queue_delay_ms_max=1000)
+    bench = LaneBench(tmp_path, {1: RUN_S, 16: RUN_S}, config=config)
+    for rows in (3, 3):
+        bench.lane.add(bench.request(rows=rows), 16 * rows)
+    bench.turn()
+    assert bench.put == [3], "with the next request it would be more than the largest preferred size"
+
+
 def test_preferred_sizes_count_more_than_what_was_measured_as_efficient(tmp_path: Path) -> None:
     bench = LaneBench(tmp_path, {1: RUN_S}, config=ModelConfig(rows_preferred=(6,)))
     bench.add_requests(7)

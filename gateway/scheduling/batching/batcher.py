@@ -76,6 +76,11 @@ class _DeadlineQueue:
             None if len(counted) >= COUNTED_MAX else sum([entry[2].rows for entry in counted if not _is_stale(entry)])
         )
 
+    def waiting(self) -> Iterator[Request]:
+        """Yield the requests that still wait, in order."""
+        entries = heapq.merge(self.queue, sorted(self.heap)) if self.heap else iter(self.queue)
+        return (entry[2] for entry in entries if not _is_stale(entry))
+
     def compact(self) -> None:
         """Drop stale entries."""
         self.queue = deque(entry for entry in self.queue if not _is_stale(entry))
@@ -226,16 +231,8 @@ class Batcher:
             return []
         batch: list[Request] = []
         room = rows_max
-        shape: Hashable = None
-        for level in self._by_urgency(now):
-            head = level.order.head()
-            if head is None:
-                continue
-            if not batch:
-                shape = self._shapes.get(id(head))
-            line = level.order if shape is None else level.by_shape.get(shape)
-            if line is None:
-                continue
+        for level, shape in self._lines(now):
+            line = level.order if shape is None else level.by_shape[shape]
             room = _fill(batch, line, room)
             if shape is not None and not line:
                 del level.by_shape[shape]
@@ -243,6 +240,34 @@ class Batcher:
                 break
         self._remove(batch)
         return batch
+
+    def sums(self, now: float, rows_max: int) -> list[int]:
+        """Return the rows of the first, the first two, … requests of the next batch. `take` would take all of them.
+
+        Args:
+            now: as for `take`.
+            rows_max: the most rows of the batch. A first request with more rows is counted all the same.
+        """
+        sums: list[int] = []
+        for level, shape in self._lines(now):
+            for request in (level.order if shape is None else level.by_shape[shape]).waiting():
+                rows = request.rows + (sums[-1] if sums else 0)
+                if sums and rows > rows_max:
+                    return sums
+                sums.append(rows)
+        return sums
+
+    def _lines(self, now: float) -> Iterator[tuple[_PriorityLevel, Hashable]]:
+        """Yield the levels whose requests may join the next batch, the most urgent first, and the shape they have."""
+        first, shape = True, None
+        for level in self._by_urgency(now):
+            head = level.order.head()
+            if head is None:
+                continue
+            if first:
+                first, shape = False, self._shapes.get(id(head))
+            if shape is None or shape in level.by_shape:
+                yield level, shape
 
     def _by_urgency(self, now: float) -> list[_PriorityLevel]:
         if len(self._levels) == 1:

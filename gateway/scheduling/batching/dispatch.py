@@ -127,24 +127,25 @@ class DispatchPolicy:
             return EXPIRE
         if in_flight >= self.instances and waiting.rows < self._rows_ahead_min:
             return HOLD
-        if self._delay_s and self._is_delayed(waiting, now):
-            return HOLD
         rows = self.batch_rows if estimator.full_s <= left_s else estimator.rows_within(left_s)
-        return self._preferred_size(rows, waiting, now) if self._preferred else rows
+        if self._delay_s or self._preferred:
+            return self._configured_rows(rows, waiting, now)
+        return rows
 
-    def _is_delayed(self, waiting: Batcher, now: float) -> bool:
-        """Whether to wait for a fuller batch, as the version's queue delay asks; the expirer dispatches again later."""
-        enough = min((self.batch_rows, *self._preferred))
-        return waiting.rows < enough and now - waiting.oldest_arrival() < self._delay_s
-
-    def _preferred_size(self, rows: int, waiting: Batcher, now: float) -> int:
-        """Return the largest preferred size within `rows` and the waiting rows; `rows` where there is none.
+    def _configured_rows(self, rows: int, waiting: Batcher, now: float) -> int:
+        """Return `rows` as the version's preferred sizes and queue delay change them; HOLD: the expirer tries again.
 
         After the queue delay all waiting requests are sent: as in Triton, a preferred size is worth no longer wait.
         """
         if self._delay_s and now - waiting.oldest_arrival() >= self._delay_s:
             return rows
-        return preferred_rows(self._preferred, rows, waiting.rows)
+        if self._preferred:
+            sent = preferred_rows(self._preferred, waiting.sums(now, rows), waiting.rows)
+        else:
+            sent = rows if waiting.rows >= self.batch_rows else None
+        if sent is None:
+            return HOLD if self._delay_s else rows
+        return min(sent, rows)  # a larger request is sent all the same
 
     def _least_s(self, first: Request, rows_waiting: int) -> float:
         """Return the seconds that must be left for `first` to join the next batch.
