@@ -1,16 +1,18 @@
 """Predicts what a version takes that no worker has loaded yet, from the size of its files. Pure.
 
-measured footprints of one kind (backend and device) ─> Ratios.learn ─> Ratios ─> predict(bytes of the files)
+measured footprints of one kind (backend, device, format) ─> Ratios.learn ─> Ratios ─> predict(bytes of the files)
 
 A file says little about the memory of its model: weights are copied, packed again for the processor, or stay in the
 mapped file. The share of measured versions that would have been predicted too low is small by construction (a high
-quantile), and while few are measured, assumed ones that take a lot are added to them.
+quantile), and while few are measured, assumed ones that take a lot are added to them. Seconds only say what comes
+first, so they are the median: one slow model does not make all others slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from millstream.services.placement.views import Footprint
 
@@ -22,9 +24,12 @@ QUANTILE = 0.9
 ASSUMED = 2
 #: A load that found no memory reserves at least this multiple of its last prediction the next time.
 CORRECTION = 1.25
-#: A load is tried with this share of what is predicted, if no more can be made free. ONNX Runtime takes about 2 times
-#: the files, and 4.5 times are predicted while little is measured.
-TRIED_SHARE = 0.5
+#: Versions with smaller files say nothing about seconds for each byte: theirs go into a session and its first run.
+LEARN_S_BYTES_MIN = 16 << 20
+#: A prediction assumes no slower start than this: the import of a large library from a cold disk takes about as long.
+LOAD_S_FIXED_MAX = 30.0
+#: Likewise for each byte: a busy network share gives 10 MiB/s.
+LOAD_S_PER_BYTE_MAX = 1 / (10 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class Ratios:
         assumed = assumed or ASSUMED_RATIOS
         large = [(size, one) for size, one in measured[-MEASURED_MAX:] if size >= LEARN_BYTES_MIN]
         small = [one for size, one in measured[-MEASURED_MAX:] if size < LEARN_BYTES_MIN]
+        starts_s = (one.load_s for size, one in measured[-MEASURED_MAX:] if size < LEARN_S_BYTES_MIN)
+        per_byte_s = (one.load_s / size for size, one in large if size >= LEARN_S_BYTES_MIN)
         resident_fixed = int(_high((one.resident_bytes for one in small), assumed.resident_fixed))
         peak_fixed = int(_high((one.peak_bytes for one in small), assumed.peak_fixed))
         device_fixed = int(_high((one.device_resident_bytes for one in small), assumed.device_resident_fixed))
@@ -75,8 +82,8 @@ class Ratios:
             peak=_high(((one.peak_bytes - peak_fixed) / size for size, one in large), assumed.peak),
             resident_fixed=resident_fixed,
             peak_fixed=peak_fixed,
-            load_s_fixed=_high((one.load_s for one in small), assumed.load_s_fixed),
-            load_s_per_byte=_high((one.load_s / size for size, one in large), assumed.load_s_per_byte),
+            load_s_fixed=min(LOAD_S_FIXED_MAX, _median(starts_s, assumed.load_s_fixed)),
+            load_s_per_byte=min(LOAD_S_PER_BYTE_MAX, _median(per_byte_s, assumed.load_s_per_byte)),
             device_resident=_high(
                 ((one.device_resident_bytes - device_fixed) / size for size, one in large), assumed.device_resident
             ),
@@ -109,6 +116,11 @@ def _high(values: Iterable[float], assumed: float) -> float:
     """Return the QUANTILE of the values and of ASSUMED further ones."""
     known = sorted([max(0.0, value) for value in values] + [assumed] * ASSUMED)
     return known[min(len(known) - 1, int(QUANTILE * len(known)))]
+
+
+def _median(values: Iterable[float], assumed: float) -> float:
+    """Return the median of the values and of ASSUMED further ones."""
+    return median([*values, *[assumed] * ASSUMED])
 
 
 def bounded(footprint: Footprint, file_bytes: int, room_bytes: int, device_room_bytes: int) -> Footprint:
@@ -158,10 +170,10 @@ def expected(
 def reduced(
     predicted: Footprint, known: Footprint | None, file_bytes: int, room_bytes: int, device_room_bytes: int
 ) -> Footprint:
-    """Return a prediction that is at most the memory that can be made free, if a load may succeed with that.
+    """Return a prediction that is at most the memory that can be made free, if the files fit into that.
 
-    Other instances stay for long: in use, pinned, or counted with memory that the process keeps. Without this, a
-    version that was never measured could not be loaded beside one small pinned instance.
+    Other instances stay for long: pinned, or counted with memory that the process keeps. Without this, a version that
+    was never measured could not be loaded beside one small pinned instance.
 
     Args:
         predicted: what the version takes; a measured footprint is returned unchanged.
@@ -171,17 +183,17 @@ def reduced(
         device_room_bytes: likewise of the device.
     """
     tried = bounded(predicted, file_bytes, room_bytes, device_room_bytes)
-    tried = tried if known is None else at_least(tried, known)
-    enough = tried.load_bytes >= TRIED_SHARE * predicted.load_bytes
-    enough_on_device = tried.device_load_bytes >= TRIED_SHARE * predicted.device_load_bytes
-    return tried if enough and enough_on_device else predicted
+    return tried if known is None else at_least(tried, known)
 
 
 def at_least(predicted: Footprint, known: Footprint) -> Footprint:
-    """Return a prediction that is not below what an earlier load found too little, in each kind of memory."""
+    """Return a prediction that is not below what an earlier load found too little, in each kind of memory.
+
+    The seconds that an earlier load took replace predicted ones.
+    """
+    predicted = replace(predicted, load_s=known.load_s or predicted.load_s)
     if known.load_bytes > predicted.load_bytes:
         predicted = replace(predicted, resident_bytes=known.resident_bytes, peak_bytes=known.peak_bytes)
-        predicted = replace(predicted, load_s=known.load_s or predicted.load_s)
     if known.device_load_bytes > predicted.device_load_bytes:
         predicted = replace(
             predicted,

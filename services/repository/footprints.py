@@ -46,7 +46,9 @@ class Measured(BaseModel):
     """What one instance took. Bytes and seconds as in placement.views.Footprint.
 
     Args:
-        measured: False: a load found no memory, and the next is to reserve these bytes at least.
+        load_s: 0: not measured.
+        measured: False: a load found no memory, and the next is to reserve these bytes at least; 0: only its seconds
+            were measured.
         disturbed: requests of other models ran while it was measured, so that the bytes may be too high.
     """
 
@@ -104,15 +106,16 @@ class Footprints:
         self._folder = self._root / "footprints"
         self._lock = Lock()
         self._known: dict[str, tuple[int, dict[str, Measured]]] = {}  # content id -> time of its folder, its document
-        self._samples: dict[str, dict[str, tuple[int, Footprint]]] = {}  # kind -> content id -> bytes of files, sample
-        self._ratios: dict[str, tuple[int, Ratios]] = {}  # kind -> samples it was learnt from
+        #: kind and format -> content id -> bytes of files, sample
+        self._samples: dict[tuple[str, str], dict[str, tuple[int, Footprint]]] = {}
+        self._ratios: dict[tuple[str, str], tuple[int, Ratios]] = {}  # likewise -> samples it was learnt from
 
     def of(self, manifest: Manifest, kind: str) -> Footprint:
         """Return what an instance of the version takes: measured, else predicted. One stat call if nothing changed."""
         known = self.measured(manifest, kind)
         if known is not None and known.measured:
             return known.footprint
-        predicted = self.ratios(kind).predict(file_bytes(manifest))
+        predicted = self.ratios(kind, manifest.source_format).predict(file_bytes(manifest))
         return predicted if known is None else at_least(predicted, known.footprint)
 
     def learn(self, manifests: Iterable[Manifest]) -> None:
@@ -187,27 +190,31 @@ class Footprints:
         """Remove what is known of a deleted model."""
         rmtree(self._folder / check_name(model), ignore_errors=True)
 
-    def ratios(self, kind: str) -> Ratios:
-        """Return what versions of a kind take for each byte of their files, as far as this process has read."""
+    def ratios(self, kind: str, source_format: str = "onnx") -> Ratios:
+        """Return what versions of a kind and format take for each byte of their files, as far as this process read."""
         with self._lock:
-            samples = self._samples.get(kind, {})
+            samples = self._samples.get((kind, source_format), {})
             assumed = ASSUMED_RATIOS if kind.endswith(".cpu") else ASSUMED_ON_DEVICE
-            learnt_from, ratios = self._ratios.get(kind, (0, assumed))
+            learnt_from, ratios = self._ratios.get((kind, source_format), (0, assumed))
             if len(samples) > learnt_from * LEARN_EVERY:
                 ratios = Ratios.learn(list(samples.values()), assumed)
-                self._ratios[kind] = (len(samples), ratios)
+                self._ratios[kind, source_format] = (len(samples), ratios)
             return ratios
 
     def _sample(self, manifest: Manifest, kind: str, known: Measured) -> None:
-        samples = self._samples.setdefault(kind, {})
+        samples = self._samples.setdefault((kind, manifest.source_format), {})
         if known.measured and (manifest.content_id in samples or len(samples) < MEASURED_MAX):
             samples[manifest.content_id] = (file_bytes(manifest), known.footprint)
 
 
 def _merged(before: Measured | None, now: Measured) -> Measured:
-    if before is None or not before.measured or not now.disturbed:
+    if before is None:
         return now
-    if not now.measured:
+    if not now.measured and not now.footprint.load_bytes and not now.footprint.device_load_bytes:
+        return before.model_copy(update={"load_s": now.load_s})
+    if not now.load_s:  # it found no memory
+        now = now.model_copy(update={"load_s": before.load_s})
+    if not before.measured or not now.disturbed or not now.measured:
         return now
     if not before.disturbed:
         return before.model_copy(update={"load_s": now.load_s})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from millstream.services.model.manifest import Manifest, SourceFile
-from millstream.services.placement.prediction import ASSUMED_RATIOS
+from millstream.services.placement.prediction import ASSUMED_RATIOS, LOAD_S_FIXED_MAX, LOAD_S_PER_BYTE_MAX
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.footprints import DOCUMENT_BYTES_MAX, FILES_MAX, KINDS_MAX, Measured
@@ -171,6 +172,50 @@ def test_unknown_versions_are_predicted_from_measured_ones(repository: FolderRep
     assert footprints.of(unseen, CPU).resident_bytes == pytest.approx((10 * 23 + 1) * MIB, rel=0.01)
     assert footprints.of(unseen, CPU).peak_bytes == pytest.approx((10 * 7 + 2) * MIB, rel=0.01)
     assert footprints.of(unseen, "openvino.cpu") == ASSUMED_RATIOS.predict(100 * MIB)
+
+
+def took_s(load_s: float) -> Measured:
+    return Measured(resident_bytes=30 * MIB, peak_bytes=5 * MIB, load_s=load_s)
+
+
+@pytest.mark.parametrize("size", [1000, 300 << 10, 15 * MIB])
+@pytest.mark.parametrize("number", [1, 3, 60])
+def test_small_slow_models_do_not_make_large_ones_slow(repository: FolderRepository, size: int, number: int) -> None:
+    footprints, large = repository.footprints, sized(repository, 288 * MIB, 1000)
+    assumed = footprints.of(large, CPU).load_s
+    for at in range(number):
+        footprints.write(sized(repository, size, at), CPU, took_s(600.0))
+    assert footprints.of(large, CPU).load_s <= assumed + LOAD_S_FIXED_MAX
+    for at in range(number, 2 * number + 2):
+        footprints.write(sized(repository, 32 * MIB, at), CPU, took_s(600.0))
+    assert footprints.of(large, CPU).load_s <= LOAD_S_FIXED_MAX + LOAD_S_PER_BYTE_MAX * 288 * MIB
+
+
+def test_a_format_is_predicted_from_its_own_versions(repository: FolderRepository) -> None:
+    footprints, onnx = repository.footprints, sized(repository, 10 * MIB, 1000)
+    before = footprints.of(onnx, CPU)
+    for at in range(30):
+        slow = sized(repository, 10 * MIB, at).model_copy(update={"source_format": "python"})
+        footprints.write(slow, CPU, took_s(20.0))
+    assert footprints.of(onnx, CPU) == before
+    python = sized(repository, 10 * MIB, 1001).model_copy(update={"source_format": "python"})
+    assert footprints.of(python, CPU).load_s >= 20.0
+
+
+def test_seconds_that_were_measured_count_whatever_is_known_of_the_bytes(repository: FolderRepository) -> None:
+    manifest, footprints = known(repository), repository.footprints
+    seconds_only = Measured(resident_bytes=0, load_s=3.4, measured=False)
+    predicted = footprints.of(manifest, CPU)
+    footprints.write(manifest, CPU, seconds_only)
+    assert footprints.of(manifest, CPU) == replace(predicted, load_s=3.4)
+    too_little = Measured(resident_bytes=100 * MIB, peak_bytes=50 * MIB, measured=False)
+    footprints.write(manifest, CPU, too_little)
+    assert footprints.of(manifest, CPU) == Footprint(100 * MIB, 50 * MIB, 3.4)
+    footprints.write(manifest, CPU, seconds_only.model_copy(update={"load_s": 9.0}))
+    assert footprints.of(manifest, CPU) == Footprint(100 * MIB, 50 * MIB, 9.0)
+    footprints.write(manifest, CPU, took(7 * MIB, MIB))
+    footprints.write(manifest, CPU, seconds_only)
+    assert footprints.of(manifest, CPU) == Footprint(7 * MIB, MIB, 3.4, measured=True)
 
 
 def test_a_process_that_has_just_started_predicts_from_what_others_measured(repository: FolderRepository) -> None:

@@ -581,7 +581,7 @@ def test_a_version_that_may_fit_no_worker_does_not_displace_what_is_called_befor
     assert worker.models.get(held) is None
 
 
-@pytest.mark.parametrize(("kept", "reserved"), [(10, 890), (450, 450), (460, None)])
+@pytest.mark.parametrize(("kept", "reserved"), [(10, 890), (450, 450), (800, 100), (900, None)])
 def test_a_version_that_was_never_measured_is_tried_with_the_memory_that_others_leave(
     kept: int, reserved: int | None
 ) -> None:

@@ -89,9 +89,10 @@ def test_a_load_that_is_tried_with_less_than_predicted_keeps_what_was_reserved_a
     )
 
 
-def test_a_load_is_not_tried_with_much_less_than_predicted(worker: Worker) -> None:
+def test_a_load_is_tried_where_its_files_fit_however_much_is_predicted(worker: Worker) -> None:
     doubtful = version(120 * MIB)
-    assert worker.memory.need_within(doubtful, ROOM // 2 - 1, 1 << 62) == worker.memory.need(doubtful)
+    assert worker.memory.need_within(doubtful, 121 * MIB, 1 << 62).load_bytes == 121 * MIB
+    assert worker.memory.need_within(doubtful, 119 * MIB, 1 << 62) == worker.memory.need(doubtful)
     worker.memory.reserve(doubtful)
     worker.loaded(doubtful, Measurement(120 * MIB, 130 * MIB, disturbed=False), 0.5)
     assert worker.memory.need_within(doubtful, 240 * MIB, 1 << 62).load_bytes == 250 * MIB, "measured is certain"
@@ -149,6 +150,16 @@ def test_a_measurement_beside_another_load_or_unload_is_not_kept(worker: Worker)
     assert not worker.memory.need(small).measured
     found = worker.loaded(small, Measurement(90 * MIB, 0, disturbed=False, alone=False), 0.5)
     assert found.resident_bytes == 90 * MIB
+
+
+def test_loads_beside_others_are_predicted_by_their_own_seconds(worker: Worker) -> None:
+    large = version(100 * MIB)
+    for seconds in (3.4, 8.0):
+        worker.memory.reserve(large)
+        worker.loaded(large, Measurement(150 * MIB, 0, disturbed=True, alone=False), seconds)
+        worker.budget.begin_unload(large.content_id)
+        worker.budget.freed(large.content_id)
+        assert (worker.memory.need(large).load_s, worker.memory.need(large).measured) == (seconds, False)
 
 
 def test_a_load_that_ran_one_row_keeps_the_bytes_that_were_measured_and_notes_how_long_it_took(worker: Worker) -> None:

@@ -77,7 +77,7 @@ class LoadMemory:
             f"{option}",
         )
 
-    def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> tuple[Footprint, Measured | None]:
+    def loaded(self, manifest: Manifest, measurement: Measurement, seconds: float) -> tuple[Footprint, Measured]:
         """Count what an instance took instead of what was reserved; return it, and what is to be kept (`keep`)."""
         found = Footprint(
             measurement.resident_bytes,
@@ -88,7 +88,7 @@ class LoadMemory:
             measurement.device_peak_bytes,
         )
         found = self._within_room(found, disturbed=measurement.disturbed)
-        kept: Measured | None = None
+        kept: Measured
         if measurement.alone and measurement.whole:
             kept = Measured.of(found, disturbed=measurement.disturbed)
         else:  # the bytes may be those of other loads, or too few
@@ -99,8 +99,12 @@ class LoadMemory:
                 device_resident_bytes=max(found.device_resident_bytes, known.device_resident_bytes),
                 load_s=seconds,
             )
-            if known.measured and measurement.alone:  # keep how long it took: no better bytes are known
-                kept = Measured.of(replace(known, load_s=seconds), disturbed=True)
+            # Keep how long it took: no better bytes are known.
+            kept = (
+                Measured.of(replace(known, load_s=seconds), disturbed=True)
+                if known.measured
+                else Measured(resident_bytes=0, load_s=seconds, measured=False)
+            )
         self.budget.settle(manifest.content_id, found)
         return found, kept
 
@@ -141,10 +145,8 @@ class LoadMemory:
                 need = larger(known, budget.free_bytes if budget.budget_bytes else 0)
             self.keep(manifest, Measured.of(replace(need, load_s=0.0)))
 
-    def keep(self, manifest: Manifest, measured: Measured | None) -> None:
-        """Keep what was measured for further loads in all workers; None: nothing was."""
-        if measured is None:
-            return
+    def keep(self, manifest: Manifest, measured: Measured) -> None:
+        """Keep what was measured for further loads in all workers."""
         try:
             self._footprints.write(manifest, self._kind, measured)
         except Failure as failure:

@@ -120,7 +120,8 @@ class RoomMaking:
             protected |= {content_id for content_id, held in view.instances.items() if held.last_used}
         now = self._view.now()
         victims = make_room(view, need, now, protected)
-        if isinstance(victims, Refusal) and victims.kind is RefusalKind.NOTHING_EVICTABLE and not need.measured:
+        tried = not need.measured and not of_unused  # a check is to tell whether all memory is enough
+        if isinstance(victims, Refusal) and victims.kind is RefusalKind.NOTHING_EVICTABLE and tried:
             need = self._memory.need_within(manifest, *Room.of(view, now, protected).attainable_bytes())
             victims = make_room(view, need, now, protected)
         if isinstance(victims, Refusal):
