@@ -40,6 +40,7 @@ class Upload:
     sha256: str | None  # digest of the model's bytes, in hex; other bytes are refused
     activate: bool
     form: UploadForm | None  # reads the body as a form, which may have the config; None: the body is the model
+    url: str | None = None  # the file or folder that the caller named; None: the body was sent
     imports: ImportOptions = _NOTHING_ALLOWED  # what the import of a framework's model may do
 
 
@@ -101,6 +102,7 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
         if incoming.config is not config:  # it was in the form
             await check_pools(deps, upload.model, incoming.config.pools)
         formats = loaded_formats(deps, incoming.config.pools)
+        incoming.url = upload.url
         incoming.options = upload.imports.model_copy(update={"formats": formats})
 
         def accept(checked: CheckedModel) -> None:

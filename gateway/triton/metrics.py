@@ -108,12 +108,15 @@ def _of_gpus(devices: Sequence[Gpu], counter: str) -> Iterator[list[str]]:
 
 
 def _family(name: str, help_: str, kind: str, samples: _Samples) -> list[str]:
-    """Return the lines HELP, TYPE and samples; no lines without samples. Label values are names and need no escapes."""
+    """Return the lines HELP, TYPE and samples; no lines without samples. Label values are names and need no escapes.
+
+    Labels are in the order of their names, as in Triton, whose users read lines with regular expressions.
+    """
     if not samples:
         return []
     lines = [f"# HELP {name} {help_}\n", f"# TYPE {name} {kind}\n"]
     for labels, value in samples:
-        label_text = ",".join(f'{label}="{text}"' for label, text in labels.items())
+        label_text = ",".join(f'{label}="{text}"' for label, text in sorted(labels.items()))
         number = str(int(value)) if value == int(value) else repr(value)
         lines.append(f"{name}{{{label_text}}} {number}\n" if label_text else f"{name} {number}\n")
     return lines

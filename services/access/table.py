@@ -71,7 +71,8 @@ def _v1() -> Iterator[tuple[str, str, Row]]:
 
 def _others() -> Iterator[tuple[str, str, Row]]:
     run = Row(Need.INFER)  # the model is in a header or the body
-    yield "GET", "/ping", Row(Need.OPEN)
+    for path in ("/ping", "/version"):
+        yield "GET", path, Row(Need.OPEN)
     yield "POST", "/invocations", run
     for call in ("invocations", "invocations-response-stream", "async-invocations"):
         yield "POST", f"/endpoints/{{endpoint}}/{call}", run

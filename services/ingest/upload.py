@@ -45,8 +45,8 @@ _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
-    `config`, and `options` for its import, may be replaced until `publish`. Entering the block raises Failure: INVALID
-    (bad model name or version number), CONFLICT (the version exists).
+    `config`, `options` for its import, and `url`, from which it comes, may be replaced until `publish`. Entering the
+    block raises Failure: INVALID (bad model name or version number), CONFLICT (the version exists).
 
     Args:
         version: the version's number; None takes the next free one.
@@ -61,6 +61,7 @@ class ModelUpload:
         self._version = check_version(version) if version is not None else None
         self.config = config
         self.options = ImportOptions()
+        self.url: str | None = None
         self._staging: Staging | None = None
         self._sink: _Sink | None = None
         self._buffer = bytearray()
@@ -242,6 +243,7 @@ class ModelUpload:
             notes=checked.notes,
             trial=checked.trial,
             imported=checked.imported,
+            url=self.url,
         )
 
 

@@ -210,6 +210,7 @@ class Manifest(BaseModel):
         served: path below the version's folder of the ONNX file that workers load (the source, or a rewritten variant).
         files: every file that a worker reads, with digests.
         origin: folder of the files of a version that is served in place; None: the version's own folder.
+        url: the file or folder that a client named to have it uploaded; None: the client sent the bytes.
         trial: inputs that are known to run; None: no generated input does.
         triton: Triton model configuration of the version, in JSON form; empty: none.
     """
@@ -233,6 +234,7 @@ class Manifest(BaseModel):
     notes: tuple[str, ...] = Field((), description="Remarks of the check, one sentence each.")
     imported: ImportRecord | None = Field(None, description="Made from a model of another framework.")
     origin: str | None = None
+    url: str | None = None
     trial: TrialInputs | None = None
     triton: dict[str, Any] = {}
 

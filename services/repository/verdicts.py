@@ -35,7 +35,7 @@ FILES_MAX = 64  # verdicts of one model; beyond, the oldest is deleted
 KINDS_MAX = 16  # of one verdict; beyond, the oldest is forgotten
 EVERY_KIND = ""  # of what an earlier release found: it did not note on what kind of worker
 #: fields of a manifest that do not influence how the version runs
-_NOT_CONTENT = {"created", "notes", "origin"}
+_NOT_CONTENT = {"created", "notes", "origin", "url"}
 
 
 class LoadVerdict(BaseModel):

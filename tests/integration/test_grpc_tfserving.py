@@ -102,7 +102,13 @@ def refused(call: Any, *arguments: Any, **options: Any) -> tuple[grpc.StatusCode
 
 @pytest.mark.parametrize(
     ("fields", "version"),
-    [({}, 2), ({"version": 1}, 1), ({"version_label": "stable"}, 2), ({"signature_name": "serving_default"}, 2)],
+    [
+        ({}, 2),
+        ({"version": 0}, 2),
+        ({"version": 1}, 1),
+        ({"version_label": "stable"}, 2),
+        ({"signature_name": "serving_default"}, 2),
+    ],
 )
 def test_predict(client: Client, fields: dict[str, Any], version: int) -> None:
     reply = client("Predict", model_spec=spec(**fields), inputs=pair())
@@ -207,8 +213,10 @@ def test_model_metadata(client: Client) -> None:
 
 
 def test_model_status(client: Client) -> None:
-    every = client.status(model_spec=spec()).model_version_status
-    assert [(one.version, one.state, one.status.error_code) for one in every] == [(2, 30, 0), (1, 30, 0)]
+    for asked in (spec(), spec(version=0)):  # 0: as OpenVINO Model Server's client asks
+        every = client.status(model_spec=asked).model_version_status
+        assert [(one.version, one.state, one.status.error_code) for one in every] == [(2, 30, 0), (1, 30, 0)]
+    assert len(client.status(model_spec=spec(version_label="stable")).model_version_status) == 1
     [one] = client.status(model_spec=spec(version=1)).model_version_status
     assert one.version == 1
     assert refused(client.status, model_spec=spec("nothing"))[0] is grpc.StatusCode.NOT_FOUND

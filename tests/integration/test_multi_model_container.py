@@ -39,9 +39,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield started
 
 
+def url_of(stack: Stack, name: str) -> str:
+    return str(stack.home.parent / "models" / name / "model")
+
+
 def load(stack: Stack, name: str) -> Any:
-    url = str(stack.home.parent / "models" / name / "model")
-    return stack.http.post("/models", json={"model_name": name, "url": url})
+    return stack.http.post("/models", json={"model_name": name, "url": url_of(stack, name)})
 
 
 def is_loaded(stack: Stack, name: str) -> bool:
@@ -65,6 +68,9 @@ def test_models_take_turns_in_the_memory(stack: Stack) -> None:
     assert load(stack, "one").status_code == 200
     assert load(stack, "one").status_code == 409
     assert held(stack) == {"one"}
+    described = {"modelName": "one", "modelUrl": url_of(stack, "one")}
+    assert stack.http.get("/models").json() == {"models": [described]}
+    assert stack.http.get("/models/one").json() == described
 
     # Pinned, it stays: the other one finds no memory, and is not registered.
     assert stack.http.patch("/admin/v1/models/one", json={"pin": True}).status_code == 200

@@ -107,6 +107,7 @@ ROWS: list[Row] = [
     ("GET", "/v1/models/rows-mlp/metadata", None, 200),
     ("GET", "/", None, 200),
     ("GET", "/ping", None, 200),
+    ("GET", "/version", None, 200),
     ("POST", "/endpoints/rows-mlp/invocations", {"instances": [[0] * 64]}, 200),
     ("POST", "/endpoints/nope/invocations", {"instances": [[0] * 64]}, 400),
     ("POST", "/predictions/rows-mlp", [[0] * 64], 200),

@@ -210,5 +210,5 @@ def test_a_queue_policy_refuses_and_counts_as_the_reference_does(stack: Stack, t
     [found] = stack.http.get("/v2/models/line/stats").json()["model_stats"]
     assert found["inference_stats"]["success"]["count"] == statuses.count(200)
     assert found["inference_stats"]["fail"]["count"] == 40 - statuses.count(200)
-    rejected = 'nv_inference_request_failure{model="line",version="1",reason="REJECTED"} '
+    rejected = 'nv_inference_request_failure{model="line",reason="REJECTED",version="1"} '
     assert f"{rejected}{40 - statuses.count(200)}\n" in stack.http.get("/metrics").text

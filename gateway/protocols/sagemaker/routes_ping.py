@@ -1,11 +1,12 @@
-"""GET /ping: the health check of SageMaker for containers, and of TorchServe's clients."""
+"""GET /ping and /version: the health check of SageMaker's and TorchServe's clients, and what MLflow's client asks."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
 from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.openapi import ref, reply
+from millstream.gateway.protocols.http.openapi import TEXT, ref, reply
 from millstream.gateway.protocols.sagemaker.schemas import Ping
 
 router = APIRouter()
@@ -24,3 +25,13 @@ async def ping(deps: DepsOf, response: Response) -> dict[str, str]:
         return {"status": "Healthy"}
     response.status_code = 503
     return {"status": "Unhealthy"}
+
+
+@router.get(
+    "/version",
+    summary="Version of Millstream, for MLflow's client",
+    response_class=PlainTextResponse,
+    responses={200: {"description": "The version.", "content": {"text/plain": TEXT}}},
+)
+async def server_version(deps: DepsOf) -> PlainTextResponse:
+    return PlainTextResponse(deps.version)

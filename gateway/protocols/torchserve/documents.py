@@ -36,13 +36,14 @@ def page(snapshot: Snapshot, limit: int, token: str | None) -> dict[str, Any]:
 
 
 def model_url(model: ModelView) -> str:
-    """Return the path of the serving version in the repository; the model's name if it has no serving version."""
+    """Return the URL of the serving version; the model's name if it has no serving version."""
     view = model.versions.get(model.serving) if model.serving is not None else None
     return model.name if view is None else _url(view)
 
 
 def _url(view: VersionView) -> str:
-    return f"{view.manifest.model}/{view.manifest.version}/{view.manifest.served}"
+    """Return the URL that the version was registered with; of an upload, its path in the repository."""
+    return view.manifest.url or f"{view.manifest.model}/{view.manifest.version}/{view.manifest.served}"
 
 
 def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView, VersionView]:

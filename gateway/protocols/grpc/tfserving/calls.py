@@ -162,7 +162,7 @@ class ModelCalls:
         spec = request.model_spec
         version = _version(spec)
         view, wanted = find_view(self._deps, spec.name, version)
-        every = spec.WhichOneof("version_choice") is None
+        every = version is None and spec.WhichOneof("version_choice") != "version_label"
         document = documents.model_status(view, wanted, ready=wanted.available, all_versions=every)
         states = {"model_version_status": document["model_version_status"]}
         return ParseDict(states, _GetModelStatusResponse())
@@ -179,7 +179,8 @@ def _version(spec: Any) -> str | None:
     choice = spec.WhichOneof("version_choice")
     if choice == "version_label":
         return version_of_label(spec.version_label)
-    return None if choice is None else str(spec.version.value)
+    # No version is 0 here; clients of OpenVINO Model Server send it for the serving one.
+    return None if choice is None or not spec.version.value else str(spec.version.value)
 
 
 def _filtered(route: ModelRoute, names: Any) -> list[str]:
