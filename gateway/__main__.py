@@ -24,6 +24,7 @@ from millstream.gateway.scheduling.preloads import Preloads
 from millstream.services.errors import Failure
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
+from millstream.services.process.sign_of_life import SignOfLife
 from millstream.services.settings import check_platform_port, read_settings
 from millstream.services.start_log import log_start
 
@@ -33,6 +34,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
     parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
     parser.add_argument("--ready-fd", type=int, help="a pipe to a supervisor, written to when the gateway is ready")
+    parser.add_argument("--life-fd", type=int, help="a pipe to a supervisor, written to every second")
     parser.add_argument("--preload-fd", type=int, help="a pipe of a supervisor that ends when the models are loaded")
     return parser.parse_args()
 
@@ -67,6 +69,7 @@ def main() -> int:
         side_server=grpc,
         handshakes=gateway.handshakes,
     )
+    server.life = SignOfLife(arguments.life_fd)
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
     server.run([socket.socket(fileno=arguments.fd)] if shared else None)
     return 0 if server.started else 1

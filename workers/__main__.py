@@ -39,6 +39,7 @@ from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.memory_share import worker_budget
 from millstream.services.process.private_files import create_files_private
+from millstream.services.process.sign_of_life import SignOfLife
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import InstallationKeys
@@ -104,7 +105,9 @@ def main() -> int:
     parser.add_argument("--index", help="distinguishes the workers of a pool (default: the name of the host)")
     parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
     parser.add_argument("--backend", default=BACKEND_DEFAULT, help="inference library (default: onnxruntime)")
+    parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every second")
     arguments = parser.parse_args()
+    SignOfLife(arguments.life_fd).start_thread()
     start = arguments.start_id or new_start()
     identity = Identity(arguments.pool, arguments.index or platform.node(), start, arguments.backend)
     configure_logs("text", identity.name)

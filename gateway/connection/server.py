@@ -22,6 +22,7 @@ from millstream.gateway.connection.tls_handshakes import Handshakes
 from millstream.services.errors import Failure
 from millstream.services.process.logs import about, exit_message
 from millstream.services.process.second_signal import end_at_once
+from millstream.services.process.sign_of_life import SignOfLife
 
 log = logging.getLogger("millstream.gateway")
 
@@ -99,6 +100,8 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._shared_port = shared_port
         self._ready_fd = ready_fd
+        self.life = SignOfLife(None)  # shows the supervisor that the event loop turns
+        self._signs: asyncio.Task[None] | None = None
         self._handshakes = Handshakes() if handshakes is None else handshakes
         self._supervised = ready_fd is not None
         self._announcement: asyncio.Task[None] | None = None
@@ -113,6 +116,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._signs = asyncio.create_task(self.life.show_always(), name="sign of life")
         await super().startup(sockets)
         if self._side_server is not None and self.started:
             try:

@@ -36,6 +36,7 @@ from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.low_priority import lower_process
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.second_signal import end_at_once
+from millstream.services.process.sign_of_life import SignOfLife
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import LeaderLock
@@ -59,25 +60,28 @@ def main() -> int:
         description="Run one controller. Of several that share a Redis, one leads and the others wait.",
     )
     parser.add_argument("--ready-fd", type=int, help="write a byte to this descriptor when it runs")
+    parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every second")
     arguments = parser.parse_args()
+    life = SignOfLife(arguments.life_fd)
     configure_logs("text", NAME)
     lower_process()  # no request waits for it
     create_files_private()
     try:
         settings = read_settings()
         configure_logs(settings.log_format, NAME)
-        return asyncio.run(run_controller(settings, arguments.ready_fd))
+        return asyncio.run(run_controller(settings, arguments.ready_fd, life))
     except Failure as failure:
         exit_message(failure.message)
         return 1
 
 
-async def run_controller(settings: Settings, ready_fd: int | None) -> int:
+async def run_controller(settings: Settings, ready_fd: int | None, life: SignOfLife) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code: 0 after a clean stop.
 
     Args:
         settings: of the process.
         ready_fd: gets a byte when it runs; None: no supervisor started it, so a second signal ends it at once.
+        life: shows the supervisor that it runs.
     """
     if settings.redis_url is None:
         exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
@@ -97,6 +101,7 @@ async def run_controller(settings: Settings, ready_fd: int | None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
+    signs = asyncio.create_task(life.show_always(), name="sign of life")
     process.start()
     if ready_fd is not None:
         os.write(ready_fd, b"r")
@@ -106,6 +111,7 @@ async def run_controller(settings: Settings, ready_fd: int | None) -> int:
     for wait in waits:
         wait.cancel()
     await process.stop()
+    signs.cancel()
     log.info("stopped")
     code = 0 if stopping.is_set() else 1
     if process.controller.reading:  # Python's own exit would wait for the file system

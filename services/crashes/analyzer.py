@@ -52,7 +52,7 @@ class CrashAnalyzer:
         self._repository: FolderRepository | None = None
         self._out_of_memory = out_of_memory_kills()
 
-    def analyze(self, worker: str, code: int, *, planned: bool) -> CrashReport:
+    def analyze(self, worker: str, code: int, *, planned: bool, hung: bool = False) -> CrashReport:
         """Return why a worker died, and record a death during a load in the version's verdict.
 
         Never raises: if the verdict cannot be written, no model is at fault.
@@ -61,13 +61,14 @@ class CrashAnalyzer:
             worker: its id.
             code: its exit code; negative for a signal.
             planned: whether the supervisor asked it to end.
+            hung: whether the supervisor killed it because it ran, and showed no sign of life.
         """
         marks = take_stale_marks(self._run_dir, f"{worker}.")
         run = take_fatal_run(self._runs_dir, worker)
         lane = run.lane if run is not None else ""
         # None: any batch that the worker had leased may have been running.
         batches = None if run is None or (lane and not run.batches) else run.batches
-        if planned or not self._by_itself(code):
+        if planned or not (self._by_itself(code) or hung):
             return CrashReport(False, Death(worker, batches))
         death = Death(worker, batches, lane)
         if code == LOAD_STUCK:  # the worker recorded the load itself; its other threads may have been running any batch

@@ -70,6 +70,9 @@ class Child:
         self.process: Process | None = None
         self.start_id = ""  # of the current or last process
         self.ready = asyncio.Event()  # set by a program with `signals_ready`
+        self.signs = 0  # of life, of the current process
+        self.hung = False  # whether the process that ended last was killed because it ran, and showed no sign of life
+        self._life_fd = -1  # read end of the pipe for them
         self._show_line = show_line
         self._on_death = on_death
         self._on_trial = on_trial
@@ -128,6 +131,17 @@ class Child:
         if self.process is not None and self.process.returncode is None:
             _kill_group(self.process.pid)
 
+    def kill_frozen(self, what: str, *, hung: bool) -> None:
+        """Kill the process and its own children, so that it is started again.
+
+        Args:
+            what: it did wrong, for the log.
+            hung: whether what it ran may be at fault; otherwise it was stopped from outside.
+        """
+        self._report(f"{self.program.name} {what}: killing it")
+        self.hung = hung
+        _kill_group(self.pid)
+
     def signal(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -162,6 +176,7 @@ class Child:
         except OSError as error:
             return 0, f"cannot be started ({error.strerror or error})"
         code = await process.wait()
+        self._close_life()
         # Processes that it started and left running would keep its pipe, sockets and memory.
         _kill_group(process.pid)
         await self._drain_output()
@@ -178,11 +193,15 @@ class Child:
         read_fd, write_fd = os.pipe()
         command, fds = self.program.command, self.program.fds
         self.start_id = new_start()
+        self.signs, self.hung = 0, False
         if self.program.worker:
             command = (*command, "--start-id", self.start_id)
         ready_fd = self._await_ready() if self.program.signals_ready else None
         if ready_fd is not None:
             command, fds = (*command, "--ready-fd", str(ready_fd)), (*fds, ready_fd)
+        life_fd = self._await_signs() if self.program.shows_life else None
+        if life_fd is not None:
+            command, fds = (*command, "--life-fd", str(life_fd)), (*fds, life_fd)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -199,11 +218,13 @@ class Child:
             )
         except OSError:
             os.close(read_fd)
+            self._close_life()
             raise
         finally:
             os.close(write_fd)
-            if ready_fd is not None:
-                os.close(ready_fd)
+            for fd in (ready_fd, life_fd):
+                if fd is not None:
+                    os.close(fd)
         log.info("%s started (pid %d)", self.program.name, process.pid)
         output = self._read_output(read_fd, process.pid, lines)
         self._reader = asyncio.create_task(output, name=f"log of {self.program.name}")
@@ -226,6 +247,24 @@ class Child:
 
         loop.add_reader(read_fd, on_readable)
         return write_fd
+
+    def _await_signs(self) -> int:
+        """Return a pipe's write end for a program about to start; every byte in it counts as a sign of life."""
+        self._life_fd, write_fd = os.pipe()
+        asyncio.get_running_loop().add_reader(self._life_fd, self._on_sign)
+        return write_fd
+
+    def _on_sign(self) -> None:
+        signs = len(os.read(self._life_fd, READ_BYTES))
+        self.signs += signs
+        if not signs:
+            self._close_life()
+
+    def _close_life(self) -> None:
+        if self._life_fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._life_fd)
+            os.close(self._life_fd)
+            self._life_fd = -1
 
     async def _drain_output(self) -> None:
         """Read the last lines of a process that ended, for at most LAST_OUTPUT_S_MAX.

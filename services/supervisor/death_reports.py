@@ -25,7 +25,9 @@ class DeathReports:
         """Announce the death of a worker; return whether a model is at fault."""
         worker = worker_id(child.program.name, child.start_id)
         # Before the restart: the new worker must already see which version not to load.
-        report = await asyncio.to_thread(self._crashes.analyze, worker, child.code, planned=child.stopped)
+        report = await asyncio.to_thread(
+            self._crashes.analyze, worker, child.code, planned=child.stopped, hung=child.hung
+        )
         # Gateways requeue its batches now instead of after the lease.
         task = asyncio.create_task(publish_death(self._address, self._keys, report.death))
         self._notices.add(task)

@@ -36,6 +36,7 @@ class Program:
         fds: descriptors that the child inherits.
         worker: whether it is a worker, which gets an id (wire.worker_id).
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
+        shows_life: whether it accepts `--life-fd N` and writes a byte there every second (process.sign_of_life).
         cores: the cores it is pinned to; empty for any.
         vital: whether the installation cannot start without it.
         pool: of a worker.
@@ -49,6 +50,7 @@ class Program:
     fds: tuple[int, ...] = ()
     worker: bool = False
     signals_ready: bool = False
+    shows_life: bool = False
     cores: frozenset[int] = frozenset()
     vital: bool = True
     pool: str = ""
@@ -148,6 +150,7 @@ def gateways(
             withheld=WITHHELD,
             fds=(fd, preload_fd),
             signals_ready=True,
+            shows_life=True,
             cores=cores,
         )
         for index in range(settings.gateways)
@@ -176,6 +179,7 @@ def worker(
         command=(*entry.worker, "--pool", pool, "--index", str(index), *_backend(spec)),
         environment=_common(settings) | _of_pool(spec),
         worker=True,
+        shows_life=True,
         cores=cores,
         pool=pool,
         index=index,
@@ -202,7 +206,15 @@ def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] 
     if not settings.controller:
         return []
     return [
-        Program(CONTROLLER, entry.controller, _common(settings), signals_ready=True, cores=cores, vital=False),
+        Program(
+            CONTROLLER,
+            entry.controller,
+            _common(settings),
+            signals_ready=True,
+            shows_life=True,
+            cores=cores,
+            vital=False,
+        ),
     ]
 
 

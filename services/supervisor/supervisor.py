@@ -46,6 +46,7 @@ from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.death_reports import DeathReports
 from millstream.services.supervisor.health import Health
 from millstream.services.supervisor.home import make_home
+from millstream.services.supervisor.liveness import Liveness
 from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
@@ -129,6 +130,7 @@ class Supervisor:
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
         self._controllers: list[Child] = []
+        self._liveness = Liveness(lambda: (*self._redis, *self._workers, *self._gateways, *self._controllers))
         self._worker_of: Callable[[str, int], Program] | None = None
         self._restarts = self._new_restarts()
         self._scaler = self._new_scaler()
@@ -198,6 +200,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         self._clear_files()
+        self._liveness.start()
         self._control_path = socket_path(self._run_dir, "control.sock")
         await self._control.open(self._control_path)
         self._lock.announce(None, self._control_path)
@@ -273,6 +276,7 @@ class Supervisor:
         self._address = RedisAddress.unix(str(self._socket))
         command = server_command(binary.path, self._socket, self._run_dir)
         self._redis = self._start_all([plan.redis(command, self._cores().redis)])
+        self._liveness.ping(self._redis[0], self._socket)
         await wait_until_answers(self._address, REDIS_S_MAX)
         return f"{binary}, unix socket"
 
@@ -378,6 +382,7 @@ class Supervisor:
         self._manager.stopping(f"stopping: {self._stop_reason}")
         # Nothing new is started.
         await self._scaler.stop()
+        await self._liveness.stop()
         # A command that waits for a restart is told that it was cancelled.
         await self._restarts.cancel()
         await self._control.close()
