@@ -21,7 +21,7 @@ from millstream.services.settings import Settings
 from millstream.services.triton_config.config import ParsedConfig
 from millstream.services.triton_config.model_folder import referenced_files
 from millstream.services.triton_config.to_model_config import TranslatedConfig, to_model_config
-from millstream.services.triton_config.to_signature import client_signature, requested_batching
+from millstream.services.triton_config.to_signature import client_signature, declared_tensors, requested_batching
 
 
 class Candidate(NamedTuple):
@@ -53,7 +53,13 @@ async def manifest_of(candidate: Candidate, parsed: ParsedConfig, settings: Sett
     rows_max = parsed.message.max_batch_size or ROWS_MAX_DEFAULT
     batching_wanted, foreign = requested_batching(parsed), candidate.origin is not None
     checked = await check_in_place(
-        candidate.folder, candidate.served, batching_wanted, settings, rows_max, foreign=foreign
+        candidate.folder,
+        candidate.served,
+        batching_wanted,
+        settings,
+        rows_max,
+        foreign=foreign,
+        declared=declared_tensors(parsed),
     )
     signature = client_signature(parsed, checked.signature, checked.notes)
     translated = to_model_config(parsed, signature)

@@ -149,7 +149,7 @@ def servable_defaults(
     """
     if not decision.batching:
         return list(defaults)
-    offered = [tensor for tensor in defaults if tensor.dims and not isinstance(tensor.dims[0], int)]
+    offered = [tensor for tensor in defaults if tensor.has_rows]
     if not offered or decision.served != subject.path:
         return []
     whole = subject._replace(inputs=[*subject.inputs, *offered])

@@ -29,6 +29,7 @@ from millstream.services.ingest.report import (
     CheckedModel,
     CheckReport,
     CheckTask,
+    Declared,
     Recognised,
     Rejection,
 )
@@ -82,12 +83,13 @@ async def check_in_place(
     rows_max: int = ROWS_MAX_DEFAULT,
     *,
     foreign: bool = False,
+    declared: Declared = Declared(),  # noqa: B008 - frozen
 ) -> CheckedModel:
     """Check the model at `served` below `folder`, which stays where it is and is not written to.
 
     Takes a check slot and applies the same limits as for an upload. `batching` says whether requests should share
-    runs; None lets the check decide. `foreign`: the folder is not of the repository, and may change meanwhile. Raises
-    Failure as `check` does.
+    runs; None lets the check decide. `foreign`: the folder is not of the repository, and may change meanwhile.
+    `declared`: what the model's configuration says of its inputs and outputs. Raises Failure as `check` does.
     """
     task = CheckTask(
         folder=folder,
@@ -98,6 +100,7 @@ async def check_in_place(
         cpu_s_max=int(settings.check_s_max) + 1,
         served=served,
         foreign=foreign,
+        declared=declared,
     )
     async with check_slot():
         return await check(task, settings.check_s_max)

@@ -5,7 +5,7 @@ Imported by the checker process only. Source: onnx.proto (IR specification, "Gra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -29,6 +29,18 @@ def read_model(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.ir_version or not model.graph.output:
         raise invalid("this is not an ONNX model: it has no graph with outputs")
     return model
+
+
+def declare_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Give each input and output without a shape that of its name in `shapes`; a negative dimension is variable."""
+    for value in (*graph.input, *graph.output):
+        tensor = value.type.tensor_type
+        if value.name in shapes and value.type.HasField("tensor_type") and not tensor.HasField("shape"):
+            tensor.shape.SetInParent()
+            for size in shapes[value.name]:
+                dim = tensor.shape.dim.add()
+                if size >= 0:
+                    dim.dim_value = size
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -61,8 +73,10 @@ def fixed_inputs(graph: onnx.GraphProto) -> set[str]:
     return {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
 
 
-def default_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def default_inputs(model: onnx.ModelProto, declared: Collection[str]) -> list[onnx.ValueInfoProto]:
     """Return the inputs whose stored value is a default that a caller may replace (from IR 4 on).
+
+    Those in `declared` are, since the model's configuration says so. For the others the graph has to tell.
 
     Some exporters list all weights as inputs, and a weight is not a default. A variable shape is never a weight's. An
     input of fixed shape is a default only if the graph has other weights that are not listed as inputs.
@@ -72,7 +86,11 @@ def default_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     stored = fixed_inputs(model.graph)
     listed = {value.name for value in model.graph.input}
     has_unlisted_weights = not stored <= listed
-    return [value for value in model.graph.input if value.name in stored and (has_unlisted_weights or _variable(value))]
+    return [
+        value
+        for value in model.graph.input
+        if value.name in stored and (value.name in declared or has_unlisted_weights or _variable(value))
+    ]
 
 
 def _variable(value: onnx.ValueInfoProto) -> bool:

@@ -15,7 +15,7 @@ import onnx
 from millstream.services.errors import Failure
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import external_files
-from millstream.services.ingest.graph import read_model
+from millstream.services.ingest.graph import declare_shapes, read_model
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
 from millstream.services.ingest.onnx_checks import check_operators, check_opsets, check_structure, check_versions
@@ -30,6 +30,7 @@ from millstream.services.model.warmup_check import check_warmups
 def inspect(task: CheckTask, path: Path) -> CheckedModel:
     """Check the model at `path` and return how it is served. Raises Failure(INVALID)."""
     model = read_model(path)
+    declare_shapes(model.graph, task.declared.shapes)
     check_opsets(model)
     try:
         return _inspect(task, path, model)
@@ -44,11 +45,15 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
     files = external_files(model, source, archived=in_place or _came_in_archive(source, path))
     check_operators(model)
     inputs, outputs = read_tensors(model)
-    check_structure(path, in_place=in_place)
+    check_structure(path, in_place=in_place, shapes_declared=bool(task.declared.shapes))
     compiled = None if in_place else task.folder / COMPILED / "onnx"
     subject = ModelUnderCheck(model, path, files, compiled, inputs, outputs, task.rows_max)
-    decision, session = decide(subject, task.batching)
-    defaults = servable_defaults(subject, decision, read_defaults(model))
+    defaults = read_defaults(model, task.declared.inputs)
+    batching = task.batching
+    if batching is None and any(one.name in task.declared.inputs and not one.has_rows for one in defaults):
+        batching = False  # requests that share a run could not each set it
+    decision, session = decide(subject, batching)
+    defaults = servable_defaults(subject, decision, defaults)
     observed = [with_observed_dims(tensor, array) for tensor, array in observed_outputs(outputs, decision)]
     signature = Signature(
         inputs=to_specs(in_graph_order(model, [*inputs, *defaults]), batching=decision.batching),

@@ -6,7 +6,7 @@ Imported by the checker process only. Source: onnx.proto, TypeProto and TensorPr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -51,11 +51,19 @@ class ModelTensor(NamedTuple):
     dims: tuple[Dim, ...]
     optional: bool = False
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether its first dimension is variable, so that it can be the rows."""
+        return bool(self.dims) and not isinstance(self.dims[0], int)
 
-def read_defaults(model: onnx.ModelProto) -> list[ModelTensor]:
-    """Return the inputs that a caller may omit thanks to a default; types that v2 cannot carry are skipped."""
+
+def read_defaults(model: onnx.ModelProto, declared: Collection[str]) -> list[ModelTensor]:
+    """Return the inputs that a caller may omit thanks to a default; types that v2 cannot carry are skipped.
+
+    `declared`: names of inputs that the model's configuration lists.
+    """
     defaults: list[ModelTensor] = []
-    for value in default_inputs(model):
+    for value in default_inputs(model, declared):
         with suppress(Failure):
             defaults.append(_tensor(value, "input", set())._replace(optional=True))
     return defaults
@@ -135,8 +143,8 @@ def _tensor(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTe
         )
     if not tensor_type.HasField("shape"):
         raise invalid(
-            f"{what} {value.name!r} has no shape: run onnx.shape_inference.infer_shapes on the model, or set it; "
-            "variable sizes are fine"
+            f"{what} {value.name!r} has no shape: run onnx.shape_inference.infer_shapes on the model, or set it, "
+            "there or as its dims in a config.pbtxt; variable sizes are fine"
         )
     return ModelTensor(value.name, datatype, tuple(_dim(dim) for dim in tensor_type.shape.dim))
 

@@ -21,6 +21,7 @@ _OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _IR = re.compile(r"max supported IR version: (\d+)")
 _MEMORY = re.compile(r"bad.?alloc|allocate memory|out of memory|unable to allocate", re.IGNORECASE)
 _HARD_LINKS = "multiple hard links"
+_NO_SHAPE = "Field 'shape' of 'type' is required"
 MESSAGE_CHARACTERS_MAX = 600
 
 
@@ -90,18 +91,21 @@ def check_operators(model: onnx.ModelProto) -> None:
         raise invalid(f"operator {node.op_type} is unknown to ONNX Runtime {onnxruntime.__version__}")
 
 
-def check_structure(path: Path, *, in_place: bool) -> None:
+def check_structure(path: Path, *, in_place: bool, shapes_declared: bool) -> None:
     """Run ONNX's own checker on the model. Raises Failure(INVALID).
 
-    `in_place` accepts weight files with several hard links: rewritten models have them, and folders that share files
-    do. Files of an archive never have them.
+    Args:
+        path: the model's file.
+        in_place: accept weight files with several hard links: rewritten models have them, and folders that share files
+            do. Files of an archive never have them.
+        shapes_declared: accept inputs and outputs without a shape, since the model's configuration has them.
     """
     try:
         onnx.checker.check_model(path)
     except MemoryError:
         raise
     except Exception as error:
-        if in_place and _HARD_LINKS in str(error):
+        if (in_place and _HARD_LINKS in str(error)) or (shapes_declared and _NO_SHAPE in str(error)):
             return  # the checker stopped early; ONNX Runtime rejects any further defect when it loads the model
         raise invalid(f"the model breaks the rules of ONNX: {_message(error, path)}") from error
 

@@ -89,6 +89,20 @@ class Converted(BaseModel):
     embeddings: tuple[str, ...] = Field((), max_length=64)
 
 
+class Declared(BaseModel):
+    """What a configuration says of the inputs and outputs of a model whose file may not say it.
+
+    Args:
+        shapes: by name; -1 for variable dimensions. They count where the file has no shape.
+        inputs: names of inputs. One with a stored value is an input that a caller may set.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    inputs: frozenset[str] = frozenset()
+
+
 class CheckTask(BaseModel):
     """The checker's input.
 
@@ -100,6 +114,7 @@ class CheckTask(BaseModel):
         served: path below `folder` of a model that is checked in place; `folder` is then not written to.
         foreign: `folder` is not in the repository, and may change during the check.
         imported: what an importer has made of the upload, which is checked in its place.
+        declared: what the configuration of an ONNX model says of its inputs and outputs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,6 +129,7 @@ class CheckTask(BaseModel):
     served: str | None = None
     foreign: bool = False
     imported: Converted | None = None
+    declared: Declared = Declared()
 
 
 class CheckedModel(BaseModel):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.report import Declared
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.triton_config.config import ParsedConfig
 from millstream.services.triton_config.datatypes import datatype_of, type_name
@@ -29,6 +30,19 @@ def requested_batching(parsed: ParsedConfig) -> bool | None:
     return size > 0 if parsed.has_max_batch_size else None
 
 
+def declared_tensors(parsed: ParsedConfig) -> Declared:
+    """Return what the configuration says of the model's inputs and outputs, for the check of a file without it."""
+    message = parsed.message
+    rows = (-1,) if message.max_batch_size > 0 else ()
+    return Declared(
+        shapes={
+            tensor.name: (*rows, *(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims))
+            for tensor in (*message.input, *message.output)
+        },
+        inputs=frozenset(tensor.name for tensor in message.input),
+    )
+
+
 def client_signature(parsed: ParsedConfig, detected: Signature, notes: Sequence[str]) -> Signature:
     """Return the signature that clients see.
 
@@ -45,7 +59,7 @@ def client_signature(parsed: ParsedConfig, detected: Signature, notes: Sequence[
     outputs = _named("output", parsed.message.output, detected.outputs, batching)
     if parsed.message.input:
         listed = {tensor.name for tensor in inputs}
-        missing = [spec.name for spec in detected.inputs if spec.name not in listed]
+        missing = [spec.name for spec in detected.inputs if not (spec.name in listed or spec.optional)]
         if missing:
             raise invalid(f"the model has the input {missing[0]!r}, which the configuration does not list")
     return Signature(inputs=inputs, outputs=outputs, batching=batching)

@@ -262,6 +262,40 @@ def test_a_configuration_that_comes_with_the_load(client: Any) -> None:
     assert "not found" in refusal(scaled, client, "scale", "1")
 
 
+def test_the_configuration_gives_what_the_file_does_not_say(client: Any, repository: Path, tmp_path: Path) -> None:
+    """Shapes of unknown rank, and an input with a stored value that only the configuration tells from a weight."""
+    model = onnx.load_model(models.scaled(tmp_path / "scaled.onnx"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    lists = 'input [{name: "x" data_type: TYPE_FP32 dims: [4]} %s] output [{name: "y" data_type: TYPE_FP32 dims: [4]}]'
+    scale = ', {name: "scale" data_type: TYPE_FP32 dims: [1, 1] optional: true}'
+    whole = lists.replace("dims: [4]", "dims: [-1, 4]")
+    for name, text in (("open", whole % ""), ("batched", "max_batch_size: 4 " + lists % "")):
+        write(repository / name, model, text)
+    model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("scale", onnx.TensorProto.FLOAT, [1, 1]))
+    write(repository / "default", model, whole % scale)
+    write(repository / "weight", model, whole % "")
+    x, two = triton.InferInput("x", [1, 4], "FP32"), triton.InferInput("scale", [1, 1], "FP32")
+    x.set_data_from_numpy(np.ones((1, 4), np.float32))
+    two.set_data_from_numpy(np.full((1, 1), 3, np.float32))
+    for name, inputs, answer in (
+        ("open", [x], 2),
+        ("batched", [x], 2),
+        ("default", [x], 2),
+        ("default", [x, two], 3),
+        ("weight", [x], 2),
+    ):
+        client.load_model(name)
+        assert client.infer(name, inputs).as_numpy("y").max() == answer, name
+    assert "unexpected inference input 'scale'" in refusal(client.infer, "weight", [x, two])
+
+
+def write(folder: Path, model: onnx.ModelProto, configuration: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(configuration)
+
+
 def test_labels_warm_up_and_reshape_act(client: Any, repository: Path) -> None:
     given = triton.InferInput("x", [1, 2], "FP32")
     given.set_data_from_numpy(np.array([[1, 2]], np.float32))
