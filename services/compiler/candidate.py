@@ -18,10 +18,31 @@ from millstream.services.model.signature import Signature
 KEY_DIGITS = 8  # of the digest in a candidate's key
 FLAGS_MAX = 16  # of a candidate, and options of a compiled form
 FILES_MAX = 64  # of one compiled form
+INPUTS_MAX = 4096  # with bounds
 
 #: Strict, so that True stays a bool and 1 an int in JSON and back: the key is a digest of them.
 Value = StrictBool | StrictInt | StrictFloat | StrictStr
 Flags = Annotated[dict[str, Value], Field(max_length=FLAGS_MAX)]
+
+
+#: For inputs by name, the least and the greatest number with which a form was proven, or judged, to be right.
+Bounds = Annotated[dict[str, tuple[float, float]], Field(max_length=INPUTS_MAX)]
+#: No axis of an input of such a form has more elements: sizes are integers that its library computes with, too.
+DIMENSION_MAX = 1 << 20
+
+
+class Narrowing(NamedTuple):
+    """What a library does to wide types.
+
+    Args:
+        carried: integers up to this magnitude stay what they are where they are moved, or cast.
+        computed: those up to this magnitude stay exact in arithmetic.
+        doubles: whether it computes FP64 as such.
+    """
+
+    carried: int
+    computed: int
+    doubles: bool = False
 
 
 class Subject(BaseModel):
@@ -77,6 +98,7 @@ class Compiled(BaseModel):
         options: given to Backend.load.
         runtime: name and version of the library.
         notes: for the report.
+        bounds: of inputs; others are no business of the form.
         rows_independent: rows of a run do not influence each other. If not, a version that batches may run only single
             rows with it.
     """
@@ -88,6 +110,7 @@ class Compiled(BaseModel):
     options: Flags = {}
     runtime: str
     notes: tuple[str, ...] = ()
+    bounds: Bounds = {}
     rows_independent: bool = True
 
 

@@ -16,7 +16,7 @@ import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing
+from millstream.services.compiler.candidate import Bounds, Candidate, Compiled, Missing, Subject
 from millstream.services.compiler.compile_task import SCRATCH, CompileOutcome, CompileTask
 from millstream.services.compiler.targets import get_target
 from millstream.services.compiler.targets.base import Target
@@ -106,12 +106,26 @@ def _compile(task: CompileTask, target: Target) -> Compiled:
         raise invalid(f"{task.candidate.key} is not a candidate for this version")
     if not task.subject.path.is_file():
         raise invalid(f"{task.subject.path.name}: there is no such file")
+    bounds = _proven_bounds(target, task.subject)
     compiled = target.compile(task.subject, task.candidate, task.folder, task.samples)
+    compiled = compiled.model_copy(update={"bounds": bounds})
     if compiled.files[:1] and compiled.files[0].endswith(".onnx") and task.subject.signature.batching:
         from millstream.services.compiler.row_independence import check_rows  # imports onnx
 
         return check_rows(compiled, task.subject, task.folder)
     return compiled
+
+
+def _proven_bounds(target: Target, subject: Subject) -> Bounds:
+    """Return within which inputs the types of the target's library suffice. Raises Failure(INVALID): unproven."""
+    if target.narrows is None or subject.source_format != "onnx":
+        return {}
+    from millstream.services.compiler.narrowing import prove_file  # imports onnx
+
+    proof = prove_file(subject.path, target.narrows)
+    if proof.why:
+        raise invalid(f"{target.name} would compute it with narrower types than its own: {proof.why}")
+    return proof.bounds
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from millstream.services.compiler.candidate import Subject
@@ -41,6 +42,27 @@ def test_it_is_available_or_says_why_not(target: Target, device: str) -> None:
 @each_here
 def test_it_compiles_to_something_that_answers_as_the_version_does(target: Target, tmp_path: Path) -> None:
     check_compiles(target, tmp_path)
+
+
+@pytest.mark.parametrize("target", [one for one in HERE if one.narrows is not None], ids=lambda target: target.name)
+def test_a_version_that_may_compute_beyond_its_librarys_types_is_refused(target: Target, tmp_path: Path) -> None:
+    of = subject(tmp_path)
+    version = onnx.load(of.path)
+    text = "g (int64[N] t) => (int64[N] ms) { ms = Mul(t, k) }"
+    milliseconds = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]>' + text).graph
+    for part in ("input", "output", "node"):
+        getattr(version.graph, part).extend(getattr(milliseconds, part))
+    version.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1000), "k"))
+    onnx.save(version, of.path)
+    seconds = TensorSpec(name="t", datatype="INT64", shape=(-1,))
+    signature = of.signature.model_copy(update={"inputs": (*of.signature.inputs, seconds)})
+    of = of.model_copy(update={"signature": signature})
+    given = tmp_path / "samples.npz"
+    arrays: dict[str, Any] = {"input/image": compile_targets.images(8), "input/t": np.arange(8)}
+    np.savez(given, **arrays)
+    outcome = compile_candidate(task(of, target.candidates(of)[0], tmp_path / "out", given))
+    assert outcome.compiled is None
+    assert "narrower types than its own: integers of 't' at Mul (which computes 'ms')" in outcome.error
 
 
 @each_writing

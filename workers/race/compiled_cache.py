@@ -37,6 +37,7 @@ DOCUMENT_BYTES_MAX = 1 << 20
 NEW = ".new-"
 LOCK = "lock"
 DIGITS = 16
+PROOF = "proof 1"  # of what a compiled form had to prove; another number compiles all again
 #: Packages whose version may change what a compilation writes.
 LIBRARIES = (
     "onnxruntime", "onnxruntime-gpu", "onnx", "openvino", "nncf", "torch", "jax", "jaxlib", "iree-base-compiler",
@@ -64,7 +65,7 @@ class CompiledCache:
     def __init__(self, task: RaceTask, samples: str) -> None:
         self.root = task.cache
         self._samples = samples
-        self._of_all = [content_digest(task.manifest), task.device, find_device(task.device).fingerprint]
+        self._of_all = [PROOF, content_digest(task.manifest), task.device, find_device(task.device).fingerprint]
         self._of_all += [f"{name} {version}" for name, version in libraries().items()]
 
     def name(self, candidate: Candidate) -> str:

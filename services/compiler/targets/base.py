@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
+from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Narrowing, Subject
 
 
 class Target(Protocol):
@@ -21,6 +21,7 @@ class Target(Protocol):
         lossy: all its candidates are.
         experimental: it takes part in a race only if it is named.
         deterministic: compiling the same again writes the same bytes.
+        narrows: what its library does to wide types of an ONNX file; None: it computes with those that the file has.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Target(Protocol):
     lossy: bool = False
     experimental: bool = False
     deterministic: bool = True
+    narrows: Narrowing | None = None
 
     def available(self, device: str) -> Missing | None:
         """Return what is missing to compile for `device` on this machine; None: nothing. Imports no library."""

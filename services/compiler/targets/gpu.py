@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
+from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Narrowing, Subject
 from millstream.services.compiler.samples import can_be_sampled, read_feeds
 from millstream.services.compiler.targets.base import Target
 from millstream.services.compiler.targets.installed import first_missing, missing_module, runtime_version
@@ -22,6 +22,7 @@ FP16, INT8 = "fp16.onnx", "int8.onnx"
 INSTALL_DRIVER = "a GPU with NVIDIA's driver, then pip install 'millstream[gpu]'"
 INSTALL = "pip install 'millstream[gpu]' in place of millstream[cpu]"
 INSTALL_TENSORRT = "install TensorRT 10, which ONNX Runtime is linked to: pip install 'tensorrt-cu13<11'"
+SIGNED_MAX = (1 << 31) - 1
 _TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-lean")
 
 
@@ -38,6 +39,8 @@ class GpuPrecision(Target):
     def __init__(self, provider: str, precision: str) -> None:
         self.name = provider if precision == "fp32" else f"{provider}-{precision}"
         self.lossy = precision != "fp32"
+        # TensorRT casts INT64 down to INT32 where it can, and FP64 to FP32 (onnx-tensorrt, "Supported ONNX Operators").
+        self.narrows = Narrowing(SIGNED_MAX, SIGNED_MAX) if provider == "tensorrt" else None
         self._provider = provider
         self._precision = precision
 

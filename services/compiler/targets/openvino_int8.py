@@ -17,7 +17,7 @@ from millstream.services.compiler.candidate import Candidate, Compiled, Flags, M
 from millstream.services.compiler.samples import Feed, can_be_sampled, read_feeds
 from millstream.services.compiler.targets.base import Target
 from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, versions
-from millstream.services.compiler.targets.openvino import BF16_FEATURES, FORMATS, missing_feature
+from millstream.services.compiler.targets.openvino import BF16_FEATURES, FORMATS, NARROWS, missing_feature
 from millstream.services.compiler.vectors import cosine
 
 MODEL, WEIGHTS = "int8.xml", "int8.bin"
@@ -32,6 +32,7 @@ class OpenVinoInt8(Target):
 
     name = "openvino-int8"
     backend = "openvino"
+    narrows = NARROWS
     lossy = True
 
     def available(self, device: str) -> Missing | None:

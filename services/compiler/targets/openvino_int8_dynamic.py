@@ -14,7 +14,7 @@ from pathlib import Path
 from millstream.services.compiler.candidate import Candidate, Compiled, Flags, Missing, Subject
 from millstream.services.compiler.targets.base import Target
 from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, versions
-from millstream.services.compiler.targets.openvino import BF16_FEATURES, FORMATS, missing_feature
+from millstream.services.compiler.targets.openvino import BF16_FEATURES, FORMATS, NARROWS, missing_feature
 from millstream.services.compiler.targets.openvino_int8 import INSTALL, MODEL, WEIGHTS, read_model
 from millstream.services.errors import invalid
 
@@ -29,6 +29,7 @@ class OpenVinoInt8Dynamic(Target):
 
     name = "openvino-int8-dynamic"
     backend = "openvino"
+    narrows = NARROWS
     lossy = True
 
     def available(self, device: str) -> Missing | None:
