@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import socket
 import sys
 
@@ -69,6 +70,9 @@ def main() -> int:
         side_server=grpc,
         handshakes=gateway.handshakes,
     )
+    server.delay_s = settings.drain_delay_s
+    # The supervisor stops all processes that accept on this port, and waits before it does.
+    signal.signal(signal.SIGUSR1, lambda *_: server.leave_ready())
     server.life = SignOfLife(arguments.life_fd)
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
     server.run([socket.socket(fileno=arguments.fd)] if shared else None)

@@ -112,6 +112,13 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         30, gt=0, description="Seconds that a shutdown may take; accepted requests are answered first."
     )
+    drain_delay_s: float = Field(
+        5,
+        ge=0,
+        le=300,
+        description="Seconds after SIGTERM for which a server that is no longer ready accepts connections, until load "
+        "balancers know; then it drains. Not after SIGINT.",
+    )
 
     preload: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")
     preload_example: bool = Field(True, description="Load the digits example at start.")

@@ -27,6 +27,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A server that a test ends is not behind a load balancer.
+os.environ.setdefault("MILLSTREAM_DRAIN_DELAY_S", "0")
+
 # Hypothesis fails an example that takes 0.2 s, which any example may on a busy machine. With CI=true it does not.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -1,6 +1,8 @@
 """server: uvicorn's server, and the order in which a gateway drains.
 
 SIGTERM ─> stops accepting ─> not ready, replies say close ─> idle connections close ─> requests in flight are answered
+SIGUSR1 of a supervisor that stops all gateways of a port, or SIGTERM to the only one: not ready and say close first,
+and accept for `delay_s` more.
 A server of another protocol in the same event loop takes the same steps at the same time.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -100,6 +103,8 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._shared_port = shared_port
         self._ready_fd = ready_fd
+        self.delay_s = 0.0  # between not being ready and a drain, after SIGTERM
+        self._terminated = False  # by SIGTERM
         self.life = SignOfLife(None)  # shows the supervisor that the event loop turns
         self._signs: asyncio.Task[None] | None = None
         self._handshakes = Handshakes() if handshakes is None else handshakes
@@ -113,6 +118,7 @@ class Server(uvicorn.Server):
         """
         if self.should_exit and not self._supervised:
             end_at_once(sig)
+        self._terminated = sig == signal.SIGTERM
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -145,6 +151,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain without failing a request, within `drain_s`."""
         loop = asyncio.get_running_loop()
+        delay_s = self.delay_s if self._terminated and not self._shared_port else 0.0
+        if delay_s:
+            self.leave_ready()
+            await asyncio.sleep(delay_s)
         began = loop.time()
         log.info("draining: %d connections are open", len(self.server_state.connections))
         give_up = loop.time() + self._drain_s * GIVE_UP_SHARE
@@ -160,7 +170,10 @@ class Server(uvicorn.Server):
         side = None if self._side_server is None else asyncio.create_task(self._side_server.drain(give_up))
         # With a port of its own the server goes on accepting: load balancers have to see that it is not ready, and
         # send requests until they do.
-        await self._until(self._no_connections if self._shared_port else _never, loop.time() + notice_s)
+        if delay_s:
+            self._stop_accepting()
+        others = self._shared_port or delay_s
+        await self._until(self._no_connections if others else _never, loop.time() + notice_s)
         self._stop_accepting()
         self._handshakes.abort()
         for connection in list(self.server_state.connections):
@@ -184,6 +197,10 @@ class Server(uvicorn.Server):
         log.info("drained in %.3g s; %d connections were aborted", loop.time() - began, len(unread), extra=values)
         self.config.timeout_graceful_shutdown = TASKS_S
         await super().shutdown(sockets)
+
+    def leave_ready(self) -> None:
+        """Be not ready, and tell clients to connect anew, but go on accepting."""
+        self._gateway.drain.draining = True
 
     def _stop_accepting(self) -> None:
         for server in self.servers:

@@ -143,6 +143,7 @@ class Supervisor:
         self._end: asyncio.Future[None] = asyncio.Future()
         self._ready = False
         self._signals = 0
+        self._hurry = asyncio.Event()  # a second signal came
 
     async def run(self) -> int:
         """Start, serve until SIGINT or SIGTERM, stop; return the exit code.
@@ -378,8 +379,8 @@ class Supervisor:
 
     async def _shut_down(self) -> None:
         """Stop everything in order and in time; each step's comment gives the reason for its place."""
+        await self._announce_end()
         started = asyncio.get_running_loop().time()
-        self._manager.stopping(f"stopping: {self._stop_reason}")
         # Nothing new is started.
         await self._scaler.stop()
         await self._liveness.stop()
@@ -412,6 +413,18 @@ class Supervisor:
         await self._manager.close()
         log.info("drained in %.3g s", asyncio.get_running_loop().time() - started)
 
+    async def _announce_end(self) -> None:
+        """Let gateways be not ready, and serve until load balancers have noticed. Ctrl-C and a failure do not wait."""
+        self._manager.stopping(f"stopping: {self._stop_reason}")
+        if self._stop_reason != signal.SIGTERM.name or not self._ready or not self._settings.drain_delay_s:
+            return
+        for gateway in self._gateways:
+            if gateway.ready.is_set():
+                gateway.signal(signal.SIGUSR1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_delay_s):
+                await self._hurry.wait()
+
     async def _stop(self, children: Sequence[Child], until: float) -> None:
         if self._signals > 1:
             self._kill_all()
@@ -443,6 +456,7 @@ class Supervisor:
         self._signals += 1
         if self._signals > 1:
             self._show(f"{number.name} again: killing everything")
+            self._hurry.set()
             self._kill_all()
             return
         self._show(f"{number.name}: answering requests in flight, then stopping (again to stop at once)")

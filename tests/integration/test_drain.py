@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -197,6 +198,21 @@ async def test_with_a_port_of_its_own_it_goes_on_accepting_until_everybody_can_h
             assert closes(await wire.reply())
         assert not front.served.running.done()
         seen = True
+        await asyncio.wait_for(front.served.running, 120)
+        with pytest.raises(OSError):
+            await Wire.connect(front.port)
+
+
+async def test_after_sigterm_to_the_only_process_of_a_port_it_accepts_until_the_delay_is_over(tmp_path: Path) -> None:
+    async with leaving(tmp_path, shared=False) as (front, leaver):
+        server = front.served.server
+        assert isinstance(server, Server)
+        server.delay_s = 3.0
+        server.handle_exit(signal.SIGTERM, None)
+        await until(lambda: leaver.drain.draining)
+        async with await Wire.connect(front.port) as wire:
+            await wire.send(LIVE)
+            assert closes(await wire.reply())
         await asyncio.wait_for(front.served.running, 120)
         with pytest.raises(OSError):
             await Wire.connect(front.port)

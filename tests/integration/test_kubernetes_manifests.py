@@ -343,20 +343,16 @@ def test_every_selector_finds_pods_and_their_ports(overlay: str) -> None:
         assert item["spec"]["endpoints"][0]["port"] in {port["name"] for port in services[0]["spec"]["ports"]}
 
 
-def seconds(command: list[str]) -> float:
-    assert command[0] == "sleep"
-    return float(command[1])
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_was_accepted_is_answered_before_a_pod_is_killed(overlay: str) -> None:
     for name, one in of_product(overlay).items():
-        stop = one.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
-        before = seconds(stop) if stop else 0
-        drain_s = float(variables(built(overlay), one).get("MILLSTREAM_DRAIN_S", 0))
+        settings = variables(built(overlay), one)
+        before = float(settings.get("MILLSTREAM_DRAIN_DELAY_S", 0))
+        drain_s = float(settings.get("MILLSTREAM_DRAIN_S", 0))
         assert (drain_s > 0) == (one["name"] != "controller")
         assert pods(overlay)[name]["spec"]["terminationGracePeriodSeconds"] >= before + drain_s + END_S
-        assert (stop is not None) == (one["name"] == "gateway"), "only a gateway has connections to wait for"
+        assert (before > 0) == (one["name"] == "gateway"), "only a gateway has connections to wait for"
+        assert "lifecycle" not in one
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

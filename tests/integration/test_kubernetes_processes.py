@@ -154,7 +154,7 @@ def serves(url: str, version: str) -> bool:
 
 
 def test_pods_drain_and_end(pods: Pods) -> None:
-    """Last: SIGTERM, as a node sends it after `preStop`. test_kubernetes_manifests.py compares the times."""
+    """Last: SIGTERM, as a node sends it. test_kubernetes_manifests.py compares the times."""
     for name in ("millstream-worker-cpu", "millstream-gateway", "millstream-controller"):
         assert pods.host.running[name].stop() == 0, pods.output()
     assert any("drained" in line for line in pods.host.running["millstream-worker-cpu"].output)
