@@ -21,7 +21,7 @@ from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.protocols.http import operation
 from millstream.gateway.protocols.http.access_middleware import AccessMiddleware
 from millstream.gateway.protocols.http.adapter import Adapter, Place
-from millstream.gateway.protocols.http.auth import authorize, sagemaker_manages
+from millstream.gateway.protocols.http.auth import authorize, bearer, sagemaker_manages
 from millstream.gateway.protocols.http.browser_middleware import BrowserMiddleware
 from millstream.gateway.protocols.http.count_replies import CountReplies
 from millstream.gateway.protocols.http.deps import Deps
@@ -75,10 +75,7 @@ def build_app(deps: Deps) -> FastAPI:
             await deps.stop()
 
     settings = deps.settings
-    access = Access(
-        key=settings.admin_key is not None,
-        open_paths=("/models",) if settings.management_api == "sagemaker" else (),
-    )
+    access = Access(open_paths=("/models",) if settings.management_api == "sagemaker" else ())
     formats = _error_formats()
     app = _App(
         formats,
@@ -159,8 +156,8 @@ class _App(FastAPI):
             self.include_router(
                 routes.router,
                 tags=None if routes.tag is None else [routes.tag.name],
-                dependencies=[Depends(authorize), *(() if routes.authorize is None else (Depends(routes.authorize),))],
-                responses=None if routes.authorize is None else documented(401, 403),
+                dependencies=[Depends(authorize), *((Depends(bearer),) if routes.keyed else ())],
+                responses=documented(401, 403) if routes.keyed else None,
             )
         self.openapi_tags = [
             {"name": tag.name, "description": tag.description, OPEN: tag.place is Place.OPEN}

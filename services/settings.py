@@ -55,7 +55,14 @@ class Settings(BaseSettings):
         None, description="URL of a Redis or of its Sentinels. Unset: an embedded Redis."
     )
     admin_key: SecretStr | None = Field(
-        None, description="Bearer key of the admin API. Unset: the admin API accepts calls from this machine only."
+        None,
+        description="Bearer key with all rights. Beside it there are API keys, and on this machine the token in "
+        "`run/token` of `home`.",
+    )
+    open_control: bool = Field(
+        False,
+        description="Whether callers may change things without a key while there is no API key, over the protocols of "
+        "other servers: Triton's load, unload, shared memory and settings, TorchServe's /models. Never the admin API.",
     )
     metrics_key: SecretStr | None = Field(
         None,
@@ -151,7 +158,7 @@ class Settings(BaseSettings):
     )
     grpc_reflection: bool = Field(
         True,
-        description="Answer gRPC reflection, which grpcurl uses; with an admin key, only for callers that send it.",
+        description="Answer gRPC reflection, which grpcurl uses; for callers with any key as soon as there is one.",
     )
     grpc_age_grace_s: float = Field(
         3600,

@@ -11,6 +11,7 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
+from millstream.services.local_token import keep_token
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import MetricsRegistry
@@ -47,5 +48,9 @@ def _gate(settings: Settings, registry: MetricsRegistry) -> Gate:
     key = None if settings.admin_key is None else settings.admin_key.get_secret_value()
     of_metrics = None if settings.metrics_key is None else settings.metrics_key.get_secret_value()
     return Gate(
-        key, lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome), metrics_key=of_metrics
+        key,
+        lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome),
+        metrics_key=of_metrics,
+        local_token=keep_token(settings.home),
+        open_control=settings.open_control,
     )

@@ -35,9 +35,13 @@ MEMO_MAX = 8192  # headers that are recognised by their bytes; beyond, all are f
 CREDENTIAL_BYTES_MAX = 512  # longer headers are verified each time, which bounds the memo in bytes, too
 NO_KEY = "none"  # label value of calls without a right key
 ADMIN = "admin"  # label value of MILLSTREAM_ADMIN_KEY
+LOCAL = "local"  # label value of the token in the home
 METRICS = "metrics"  # label value of MILLSTREAM_METRICS_KEY
 _NO_HASH = keys.hash_secret("")
-_HOW = "send a key: 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+_HOW = (
+    "send a key: 'Authorization: Bearer KEY' or 'X-API-Key: KEY'; operators on the server's machine: curl -H "
+    "@HOME/run/token"
+)
 
 
 class Pass(NamedTuple):
@@ -68,6 +72,9 @@ class Gate:
         wall: returns seconds since the epoch.
         monotonic: returns seconds of a clock for rates.
         metrics_key: MILLSTREAM_METRICS_KEY; None: there is none.
+        local_token: of the operator on this machine; None: there is none.
+        open_control: whether calls of other protocols than the admin API change things without a key while no API key
+            exists.
     """
 
     def __init__(
@@ -77,17 +84,20 @@ class Gate:
         wall: Callable[[], float] = time.time,  # noqa: TID251 - expiries are instants for people
         monotonic: Callable[[], float] = time.monotonic,
         metrics_key: str | None = None,
+        local_token: str | None = None,
+        *,
+        open_control: bool = False,
     ) -> None:
         #: whether calls need a key: there is one, also if it was revoked or has expired
         self.enforced = False
-        #: whether callers on this machine need a key, too, for what only operators may do
-        self.has_admin = admin_key is not None
         #: whether a key has a limit on the time of runs
         self.meters_compute = False
         #: id of the key, salt -> its secret, for requests that are signed; None: of another access secret
         self.secret_of: Callable[[str, str], str] = lambda _id, _salt: ""
         self._admin_key = admin_key
         self._metrics_key = metrics_key
+        self._local_token = local_token
+        self._open_control = open_control
         self._counter = counter
         self._wall = wall
         self._monotonic = monotonic
@@ -97,6 +107,7 @@ class Gate:
         self._metrics = Principal(
             "metrics key", "", grants_of(("metrics",)), math.inf, None, 0, self._counter_of(METRICS)
         )
+        self._local = Principal("local caller", "", ALL, math.inf, None, 0, self._counter_of(LOCAL))
         #: SageMaker, which sends no key to its containers
         self.sagemaker = Principal("SageMaker", "", ALL, math.inf, None, 0, lambda _outcome: _uncounted())
 
@@ -110,8 +121,6 @@ class Gate:
                 _end(known.principals.values())
         self._memo.clear()
         self.enforced = others or bool(documents)
-        # A document that cannot be read may be that of an operator's key.
-        self.has_admin = self._admin_key is not None or others or any(document.is_admin for document in documents)
         self.meters_compute = any(
             known.account is not None and known.account.meters_compute and not known.document.ended(now)
             for known in self._known.values()
@@ -149,6 +158,12 @@ class Gate:
     def _counter_of(self, name: str) -> CounterOf:
         return lambda outcome: self._counter(name, outcome)
 
+    def is_open(self, row: Row) -> bool:
+        """Whether anybody may make a call."""
+        if row.need is Need.OPEN:
+            return True
+        return not (self.enforced or row.admin or (row.controls and not self._open_control))
+
     def accounts(self) -> dict[str, Account]:
         """Return the accounts of the keys that have limits, by the keys' ids."""
         return {key_id: known.account for key_id, known in self._known.items() if known.account is not None}
@@ -185,6 +200,8 @@ class Gate:
         text = keys.bearer_of(credential)
         if self._admin_key is not None and keys.same_text(text, self._admin_key):
             return self._admin
+        if self._local_token is not None and keys.same_text(text, self._local_token):
+            return self._local
         if self._metrics_key is not None and keys.same_text(text, self._metrics_key):
             return self._metrics
         key = keys.parse_key(text)

@@ -17,20 +17,23 @@ from millstream.gateway.admin import (
     schemas_races,
 )
 from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.protocols.http.auth import admin
 
 _MODELS = Tag("admin: models", "Models and their versions: upload, activate, delete.", Place.OPEN)
 
 ADAPTER = Adapter(
     routes=(
-        Routes(routes_models.router, _MODELS, admin),
-        Routes(routes_uploads.router, _MODELS, admin),
-        Routes(routes_races.router, Tag("admin: races", "Compiled forms of a version, measured.", Place.OPEN), admin),
-        Routes(routes_placement.router, Tag("admin: placement", "Which worker holds what.", Place.OPEN), admin),
-        Routes(routes_scale.router, Tag("admin: scale", "How many workers each pool should have.", Place.OPEN), admin),
-        Routes(routes_keys.router, Tag("admin: keys", "API keys, and the audit log.", Place.OPEN), admin),
-        Routes(routes_pools.router, Tag("admin: pools", "Worker pools and workers.", Place.OPEN), admin),
-        Routes(routes_logs.router, Tag("admin: logs", "How much processes log.", Place.OPEN), admin),
+        Routes(routes_models.router, _MODELS, keyed=True),
+        Routes(routes_uploads.router, _MODELS, keyed=True),
+        Routes(
+            routes_races.router, Tag("admin: races", "Compiled forms of a version, measured.", Place.OPEN), keyed=True
+        ),
+        Routes(routes_placement.router, Tag("admin: placement", "Which worker holds what.", Place.OPEN), keyed=True),
+        Routes(
+            routes_scale.router, Tag("admin: scale", "How many workers each pool should have.", Place.OPEN), keyed=True
+        ),
+        Routes(routes_keys.router, Tag("admin: keys", "API keys, and the audit log.", Place.OPEN), keyed=True),
+        Routes(routes_pools.router, Tag("admin: pools", "Worker pools and workers.", Place.OPEN), keyed=True),
+        Routes(routes_logs.router, Tag("admin: logs", "How much processes log.", Place.OPEN), keyed=True),
     ),
     schemas=(
         schemas_keys.NewKey,

@@ -5,18 +5,16 @@ MILLSTREAM_ACCESS_SECRET ─> else the file access.key of the home ─> else a r
 
 from __future__ import annotations
 
-import os
 import secrets
-from contextlib import suppress
 
 from millstream.services.errors import Code, Failure
+from millstream.services.process.private_files import create_private_file
 from millstream.services.repository.disk import fsync, storage_errors
 from millstream.services.settings import Settings
 
 FILE = "access.key"
 BYTES = 32
 _BYTES_MAX = 1024  # of the file that are read
-_OWNER_ONLY = 0o600
 
 
 def access_secret(settings: Settings) -> bytes:
@@ -30,17 +28,7 @@ def access_secret(settings: Settings) -> bytes:
     with storage_errors(path.parent):
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}")
-            try:
-                descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
-                with open(descriptor, "wb") as file:
-                    file.write(secrets.token_hex(BYTES).encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-                with suppress(FileExistsError):  # another process was first, and its secret counts
-                    os.link(new, path)
-            finally:
-                new.unlink(missing_ok=True)
+            create_private_file(path, secrets.token_hex(BYTES).encode())
             fsync(path.parent)
         with path.open("rb") as file:
             content = file.read(_BYTES_MAX).strip()

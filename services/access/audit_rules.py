@@ -19,7 +19,7 @@ class Who(NamedTuple):
     """Who made a call.
 
     Args:
-        label: of the key; "": a caller on this machine without a key.
+        label: of the key; "": there was none, and none was needed.
         key_id: of the key; "": there was none, or the admin key.
         address: from where.
     """
@@ -104,7 +104,7 @@ def audit_entry(
     return {
         "at": round(now, 3),
         "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
-        "by": who.label[:TEXT_CHARACTERS_MAX] or "local caller",
+        "by": who.label[:TEXT_CHARACTERS_MAX] or "without a key",
         "key": who.key_id,
         "address": who.address[:TEXT_CHARACTERS_MAX],
         "what": what[:TEXT_CHARACTERS_MAX],

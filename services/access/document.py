@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from millstream.services.access.scopes import check_scope, grants_of
+from millstream.services.access.scopes import check_scope
 from millstream.services.errors import Code, Failure
 
 SCOPES_MAX = 64
@@ -82,11 +82,6 @@ class KeyDocument(BaseModel):
         if self.revoked_at is None and not self.secrets:
             raise ValueError("a key that was not revoked has a secret")
         return self
-
-    @property
-    def is_admin(self) -> bool:
-        """Whether it has the scope admin."""
-        return grants_of(self.scopes).admin
 
     def ended(self, now: float) -> str | None:
         """Return how the key ended: revoked or expired; None while it is live."""

@@ -5,8 +5,8 @@ A route or method without a row is refused. tests/unit/test_access_table.py walk
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from millstream.services.access.scopes import Need
 
@@ -19,11 +19,27 @@ class Row(NamedTuple):
         model: the path parameter, or the field of the gRPC message (`a.b`: b of a), that names the model; None: the
             call names none there. Calls that run a model check its name again when they find it.
         changes: whether the call changes something, so that the audit log has it.
+        admin: whether it is one of the admin API, which is never open.
+        of_message: returns what a gRPC message needs, where that depends on its fields.
     """
 
     need: Need
     model: str | None = None
     changes: bool = False
+    admin: bool = False
+    of_message: Callable[[Any], Need] | None = None
+
+    @property
+    def controls(self) -> bool:
+        """Whether it changes the server or touches its memory: open without keys only where a setting says so."""
+        return self.changes or self.need is Need.MEMORY
+
+    def for_message(self, message: Any) -> Row:
+        """Return the row of a call whose gRPC message has been read."""
+        if self.of_message is None:
+            return self
+        need = self.of_message(message)
+        return self._replace(need=need, changes=need in {Need.WRITE, Need.ADMIN}, of_message=None)
 
 
 _VERSIONED = ("", "/versions/{version}")
@@ -100,6 +116,11 @@ def _others() -> Iterator[tuple[str, str, Row]]:
 
 
 def _admin() -> Iterator[tuple[str, str, Row]]:
+    for method, path, row in _admin_rows():
+        yield method, path, row._replace(admin=True)
+
+
+def _admin_rows() -> Iterator[tuple[str, str, Row]]:
     read, write = Row(Need.READ), Row(Need.WRITE, "name", changes=True)
     one = "/admin/v1/models/{name}"
     version = f"{one}/versions/{{version}}"
@@ -150,6 +171,11 @@ HTTP: dict[tuple[str, str], Row] = {
 NAMED: dict[str, Row] = {"vertex_health": Row(Need.OPEN), "vertex_predict": Row(Need.INFER)}
 
 
+def _of_settings(message: Any) -> Need:
+    """Return the need of TraceSetting and LogSettings, which read if they name no setting."""
+    return Need.ADMIN if message.settings else Need.READ
+
+
 _INFERENCE = "/inference.GRPCInferenceService/"
 _REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 _GRPC_INFERENCE: dict[str, Row] = {
@@ -171,8 +197,8 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "CudaSharedMemoryStatus": Row(Need.MEMORY),
     "CudaSharedMemoryRegister": Row(Need.MEMORY, changes=True),
     "CudaSharedMemoryUnregister": Row(Need.MEMORY, changes=True),
-    "TraceSetting": Row(Need.ADMIN, changes=True),
-    "LogSettings": Row(Need.ADMIN, changes=True),
+    "TraceSetting": Row(Need.READ, changes=True, of_message=_of_settings),
+    "LogSettings": Row(Need.READ, changes=True, of_message=_of_settings),
 }
 _GRPC_TFSERVING: dict[str, Row] = {
     "PredictionService/Predict": Row(Need.INFER, "model_spec.name"),

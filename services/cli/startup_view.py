@@ -23,6 +23,7 @@ from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.async_client import AsyncClient
+from millstream.services.local_token import read_token
 from millstream.services.process.logs import about
 from millstream.services.supervisor.own_log import LOGGER
 from millstream.services.supervisor.plan import Running
@@ -58,7 +59,8 @@ class StartupView:
                     self.show_line(_NOT_READY)
 
     def _client(self, running: Running) -> AsyncClient:
-        return AsyncClient(ServerAddress(running.local_url, self._key, running.trust), retries=0)
+        key = self._key or read_token(running.home)
+        return AsyncClient(ServerAddress(running.local_url, key, running.trust), retries=0)
 
     def show_line(self, line: str) -> None:
         """Show an event, which the supervisor has logged."""

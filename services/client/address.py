@@ -1,7 +1,7 @@
 """Which server a client calls, and with which key.
 
 endpoint: argument ─> MILLSTREAM_ENDPOINT ─> the installation of this folder ─> `default` of config.toml ─> URL_DEFAULT
-key: argument ─> that of the named endpoint ─> MILLSTREAM_ADMIN_KEY
+key: argument ─> that of the named endpoint ─> MILLSTREAM_ADMIN_KEY ─> the token of the installation of this folder
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from millstream.services.client.trust import SYSTEM_TRUST, Trust
 from millstream.services.errors import invalid
+from millstream.services.local_token import read_token
 
 #: link in the folder `run` of a home to the certificate of its installation
 CERTIFICATE = "certificate.pem"
@@ -52,15 +53,23 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
         pinned = certificate_of_home(settings.home)
     secret = settings.admin_key.get_secret_value() if settings.admin_key else None
     if endpoint and "://" in endpoint:
-        return ServerAddress(
-            checked_url(endpoint, source), _checked_key(key or secret), Trust.of(settings, pinned=pinned)
-        )
+        url, token = _with_token(checked_url(endpoint, source), settings.home)
+        return ServerAddress(url, _checked_key(key or secret or token), Trust.of(settings, pinned=pinned))
     config = read_user_config()
     named = config.find(endpoint, source) if endpoint or config.default else None
     if named is None:
         return ServerAddress(URL_DEFAULT, _checked_key(key or secret), Trust.of(settings))
     trust = Trust.of(settings, named.ca_file)
-    return ServerAddress(named.url, _checked_key(key or named.api_key or secret), trust, named.warnings)
+    url, token = _with_token(named.url, settings.home)
+    return ServerAddress(url, _checked_key(key or named.api_key or secret or token), trust, named.warnings)
+
+
+def _with_token(url: str, home: Path) -> tuple[str, str | None]:
+    """Return the URL to call, and the token of the home if its installation is there: no other server gets it."""
+    known = url_of_home(home)
+    if known is None or url.replace("//localhost:", "//127.0.0.1:") != known:
+        return url, None
+    return known if known.startswith("http:") else url, read_token(home)  # another user may listen on [::1]
 
 
 def checked_url(url: str, source: str) -> str:

@@ -25,14 +25,6 @@ def resolve(host: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def binds_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a socket bound to `host`.
-
-    Raises Failure(INVALID) for a name that does not resolve.
-    """
-    return ipaddress.ip_address(resolve(host)[1].partition("%")[0]).is_loopback
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket; port 0 picks a free one. Raises Failure, which says what to do."""
     family, address = resolve(host)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from millstream.services.errors import invalid
 from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.settings import Settings
-from millstream.services.supervisor import listener
 from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
 from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity
@@ -13,7 +12,6 @@ from millstream.services.tls.identity import load_identity
 
 def check_start(settings: Settings) -> None:
     """Raise Failure(INVALID) if an installation with these settings cannot start, or must not."""
-    check_exposure(settings)
     check_tls(settings)
     check_device_memory(settings.pools, settings.worker_device)
     memory = memory_of_pools(settings.pools, settings.worker_memory)
@@ -30,13 +28,4 @@ def check_tls(settings: Settings) -> None:
         raise invalid(
             "MILLSTREAM_TLS_CLIENT_CA_FILE: `millstream up` calls its own gateways, too: set "
             "MILLSTREAM_CLIENT_CERT_FILE and MILLSTREAM_CLIENT_KEY_FILE to a certificate of these authorities"
-        )
-
-
-def check_exposure(settings: Settings) -> None:
-    """Raise Failure(INVALID) if other machines could reach the admin API without a key."""
-    if settings.admin_key is None and not listener.binds_loopback(settings.host):
-        raise invalid(
-            f"--host {settings.host} is reachable from other machines and there is no admin key: set "
-            "MILLSTREAM_ADMIN_KEY to a secret of your choice, or listen on 127.0.0.1"
         )

@@ -21,6 +21,7 @@ from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.local_token import keep_token
 from millstream.services.process.cpu_share import cores, cpus
 from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
@@ -154,6 +155,7 @@ class Supervisor:
         check_start(self._settings)
         make_home(self._settings.home)
         self._lock.take()
+        keep_token(self._settings.home)
         own_log = OwnLog(self._settings.home / "logs" / f"{NAME}.log", self._settings.log_format, self._forward)
         own_log.open()
         try:

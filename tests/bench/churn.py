@@ -41,7 +41,7 @@ def measure_churn(folder: Path, say: Say) -> Churned:
             except LoadError:  # all of them were killed, and are being started
                 return []
 
-        churn = Churn(server.url, folder, MODELS, MODEL_BYTES, workers, SEED)
+        churn = Churn(server.url, servers.ADMIN, folder, MODELS, MODEL_BYTES, workers, SEED)
         churn.upload()
         say(f"churn: {OPERATIONS} loads, deletes, swaps and deaths")
         churn.start(CALLERS)

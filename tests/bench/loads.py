@@ -24,7 +24,7 @@ from tests.bench.errors import LoadError
 from tests.bench.load import Payload, json_payload
 from tests.bench.open_loop import Arrivals, send
 from tests.bench.processes import WORKER, memory, running_module
-from tests.bench.servers import Server
+from tests.bench.servers import ADMIN, Server
 from tests.kit import models
 
 RATE = 100.0
@@ -62,7 +62,7 @@ class Loads(NamedTuple):
 
 
 def _post(server: Server, path: str, body: bytes = b"") -> None:
-    request = Request(f"{server.url}{path}", body, {"Content-Type": "application/octet-stream"}, method="POST")
+    request = Request(f"{server.url}{path}", body, {"Content-Type": "application/octet-stream", **ADMIN}, method="POST")
     try:
         with urlopen(request) as reply:
             reply.read()
@@ -83,7 +83,7 @@ def _unload(server: Server, name: str) -> None:
 def _wait_unloaded(server: Server, name: str) -> None:
     """Wait until no worker has an instance of the model."""
     while True:
-        with urlopen(f"{server.url}/admin/v1/models/{name}") as reply:
+        with urlopen(Request(f"{server.url}/admin/v1/models/{name}", headers=ADMIN)) as reply:
             versions = json.load(reply)["versions"]
         if not any(version["instances"] for version in versions):
             return

@@ -25,7 +25,7 @@ from rich.table import Table
 from millstream.services.queue.server import socket_path
 from tests.bench.errors import LoadError
 from tests.bench.processes import GATEWAY, WORKER, cpu_s, memory, running_module
-from tests.bench.servers import Server, millstream_up
+from tests.bench.servers import ADMIN, Server, millstream_up
 from tests.kit.many_models import many_heavy, many_mlps, many_scales, write_repository
 from tests.kit.metrics import Page
 
@@ -72,7 +72,7 @@ class Calls:
 
 
 def _get(connection: HTTPConnection, method: str, path: str, body: bytes | None = None) -> bytes:
-    connection.request(method, path, body)
+    connection.request(method, path, body, ADMIN)
     reply = connection.getresponse()
     content = reply.read()
     if reply.status >= 300:

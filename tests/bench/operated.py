@@ -18,7 +18,7 @@ from tests.bench import grpc_load, servers
 from tests.bench.load import Load, Payload, json_payload, measure
 from tests.bench.result import Figure, Result
 from tests.bench.rounds import Say, Turn, measured, medians, ratio, turns_of
-from tests.bench.servers import ROOT, Server
+from tests.bench.servers import ADMIN, ROOT, Server
 from tests.kit import models
 
 CONNECTIONS = 64
@@ -34,7 +34,7 @@ FAST = {"MILLSTREAM_GRPC": "fast"}
 def _create_key(server: Server) -> str:
     """Create the first key of an installation: from then on each call needs one."""
     body = json.dumps({"name": "bench", "scopes": [f"infer:{MODEL}"]}).encode()
-    request = Request(f"{server.url}/admin/v1/keys", body, {"Content-Type": "application/json"})
+    request = Request(f"{server.url}/admin/v1/keys", body, {"Content-Type": "application/json", **ADMIN})
     with urlopen(request) as reply:
         return str(json.load(reply)["key"])
 

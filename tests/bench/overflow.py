@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tests.bench.errors import LoadError
 from tests.bench.load import json_payload
 from tests.bench.open_loop import Answer, Arrivals, send
 from tests.bench.processes import PROC, WORKER, running_module
-from tests.bench.servers import Server
+from tests.bench.servers import ADMIN, Server
 from tests.kit import models
 
 KILLS = 5
@@ -55,7 +55,7 @@ def _wait_ready(server: Server, pools: int) -> None:
     """Wait until so many pools have the model ready."""
     until = time.monotonic() + READY_S_MAX
     while time.monotonic() < until:
-        with urlopen(f"{server.url}/admin/v1/models/m/versions/1") as reply:
+        with urlopen(Request(f"{server.url}/admin/v1/models/m/versions/1", headers=ADMIN)) as reply:
             instances = json.load(reply)["instances"]
         if sum(instance["state"] == "ready" for instance in instances) == pools:
             return

@@ -17,7 +17,7 @@ from tests.bench import servers
 from tests.bench.errors import LoadError
 from tests.bench.load import Payload, json_payload
 from tests.bench.open_loop import Arrivals, send
-from tests.bench.servers import Server
+from tests.bench.servers import ADMIN, Server
 from tests.kit import models
 
 RATE = 100.0
@@ -49,7 +49,7 @@ class Neighbour(NamedTuple):
 
 
 def _call(server: Server, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
-    request = Request(f"{server.url}{path}", body or None, {"Content-Type": "application/json"}, method=method)
+    request = Request(f"{server.url}{path}", body or None, {"Content-Type": "application/json", **ADMIN}, method=method)
     try:
         with urlopen(request) as reply:
             found: dict[str, Any] = json.load(reply)

@@ -19,6 +19,9 @@ from typing import IO
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 600.0  # with 1,000 models on a busy machine
 STOP_S_MAX = 40.0
+_KEY = "bench"
+#: headers of calls that administer a server
+ADMIN = {"Authorization": f"Bearer {_KEY}"}
 
 
 class StartError(Exception):
@@ -66,7 +69,7 @@ def _running(
     """
     ready: queue.SimpleQueue[str] = queue.SimpleQueue()
     command = [python, *arguments]
-    variables = {**os.environ, **(environment or {})}
+    variables = {**os.environ, "MILLSTREAM_ADMIN_KEY": _KEY, **(environment or {})}
     with (
         log.open("w") as errors,
         subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process,

@@ -19,7 +19,7 @@ from tests.bench import servers
 from tests.bench.load import Payload, json_payload, measure
 from tests.bench.open_loop import Answer, Arrivals, send
 from tests.bench.processes import GATEWAY, memory, running_module
-from tests.bench.servers import Server
+from tests.bench.servers import ADMIN, Server
 from tests.kit import models
 
 LOAD_FACTOR = 5.0  # of the capacity
@@ -61,7 +61,7 @@ def _with_timeout(payload: Payload, folder: Path, timeout_s: float) -> Payload:
 
 def _full_run_s(server: Server) -> float:
     """Return the seconds of a run of the flooded model with its largest number of rows."""
-    with urlopen(f"{server.url}/admin/v1/models/flooded") as reply:
+    with urlopen(Request(f"{server.url}/admin/v1/models/flooded", headers=ADMIN)) as reply:
         document = json.load(reply)
     return float(max(document["versions"][0]["instances"][0]["profile"].values()))
 
@@ -121,7 +121,7 @@ class _Bench:
 def _upload(server: Server, name: str, model: bytes) -> None:
     config = quote(json.dumps({"rows_max": ROWS_MAX}))
     url = f"{server.url}/admin/v1/models/{name}/versions?wait=60&config={config}"
-    with urlopen(Request(url, model, {"Content-Type": "application/octet-stream"}, method="POST")):
+    with urlopen(Request(url, model, {"Content-Type": "application/octet-stream", **ADMIN}, method="POST")):
         pass
 
 

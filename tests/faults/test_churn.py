@@ -111,7 +111,7 @@ def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path
             faults.pause_controllers,
             faults.fill_disk,
         ]
-        churn = Churn(stack.url, tmp_path, MODELS, MODEL_BYTES, faults.workers, seed=13, faults=kinds)
+        churn = Churn(stack.url, stack.headers, tmp_path, MODELS, MODEL_BYTES, faults.workers, seed=13, faults=kinds)
         churn.upload()
         churn.start(callers=6, pause_s=PAUSE_S)
         try:

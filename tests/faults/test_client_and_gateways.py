@@ -29,7 +29,7 @@ UNPROBED_COLUMNS = PROBE_BYTES_MAX // 4 + 1
 def test_no_prediction_fails_while_gateways_are_replaced(tmp_path: Path) -> None:
     with (
         running_stack(tmp_path, models={"m": models.scale(tmp_path / "m.onnx")}) as stack,
-        Client(stack.url, timeout=TIMEOUT_S) as client,
+        Client(stack.url, key=stack.key, timeout=TIMEOUT_S) as client,
     ):
         done, count = threading.Event(), 0
         restart = [sys.executable, "-P", "-m", "millstream.services.cli", "restart", "gateways", "--home"]
@@ -53,7 +53,7 @@ def test_no_prediction_fails_while_gateways_are_replaced(tmp_path: Path) -> None
 def test_a_killed_gateway_is_waited_for(tmp_path: Path) -> None:
     """The only gateway is killed: its port refuses or resets until the next one listens."""
     with running_stack(tmp_path, models={"m": models.scale(tmp_path / "m.onnx")}) as stack:
-        with Client(stack.url, retries=RETRIES, timeout=TIMEOUT_S) as client:
+        with Client(stack.url, key=stack.key, retries=RETRIES, timeout=TIMEOUT_S) as client:
             assert client.predict("m", X)["y"].tolist() == [[2, 4]]
             os.kill(stack.pids()["gateway-0"], signal.SIGKILL)
             assert client.predict("m", X)["y"].tolist() == [[2, 4]]
@@ -67,8 +67,8 @@ def test_a_full_gateway_is_asked_again_as_it_says(tmp_path: Path) -> None:
     one = np.ones((1, UNPROBED_COLUMNS), np.float32)
     with (
         running_stack(tmp_path, settings=settings, models={"m": wide}) as stack,
-        Client(stack.url, retries=RETRIES, timeout=TIMEOUT_S) as client,
-        Client(stack.url, retries=0, timeout=TIMEOUT_S) as impatient,
+        Client(stack.url, key=stack.key, retries=RETRIES, timeout=TIMEOUT_S) as client,
+        Client(stack.url, key=stack.key, retries=0, timeout=TIMEOUT_S) as impatient,
         ThreadPoolExecutor(2) as pool,
     ):
         np.testing.assert_array_equal(client.predict("m", one)["y"], one)
@@ -91,7 +91,7 @@ def refusals(client: Client) -> float:
 
 
 def test_a_stopped_product_is_a_refused_connection(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack, Client(stack.url, retries=1) as client:
+    with running_stack(tmp_path) as stack, Client(stack.url, key=stack.key, retries=1) as client:
         assert client.models() == []
         assert stack.stop() == 0
         with pytest.raises(ConnectionFailed, match="is `millstream up` running"):

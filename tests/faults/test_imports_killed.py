@@ -73,7 +73,7 @@ def an_upload(stack: Stack) -> Iterator[None]:
     def send() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=240)
         with suppress(OSError, http.client.HTTPException):
-            connection.request("POST", VERSIONS + QUERY, content())
+            connection.request("POST", VERSIONS + QUERY, content(), stack.headers)
             connection.getresponse().read()
         connection.close()
 
@@ -125,6 +125,7 @@ def test_an_upload_that_is_half_received_leaves_nothing_of_a_gateway_that_is_kil
     connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=240)
     connection.putrequest("POST", VERSIONS + QUERY)
     connection.putheader("Content-Length", str(64 << 20))
+    connection.putheader("Authorization", stack.headers["Authorization"])
     connection.endheaders()
     connection.send(content() + bytes(8 << 20))
     wait_until(lambda: list((stack.home / "repository" / ".staging").iterdir()), what="it is received")

@@ -55,6 +55,7 @@ VERTEX = "/v1/endpoints/1/deployedModels/2:predict"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("demand")
     settings = {"vertex_predict_route": VERTEX, "vertex_health_route": f"{VERTEX}-health", "sagemaker_model": "scale"}
+    settings |= {"open_control": "true"}
     with running_stack(folder, gateways=2, settings=settings) as stack:
         stack.push("scale", models.scale(folder / "scale.onnx"))
         stack.push("tokens", models.embeddings(folder / "tokens.onnx"))
@@ -419,7 +420,7 @@ def test_the_command_and_the_client_wait_for_a_load_longer_than_a_request(
         assert "model 'patient' is loading, about" in done.stderr
         assert "sent again in" in done.stderr
         put_on_standby(stack, "patient", "patient")
-        with Client(stack.url) as client, caplog.at_level("INFO", "millstream.client"):
+        with Client(stack.url, key=stack.key) as client, caplog.at_level("INFO", "millstream.client"):
             client.predict("patient", np.ones((1, 4), np.float32))
             client.predict("patient", np.ones((1, 4), np.float32))
         assert caplog.messages[0].startswith("patient is loading, predicted ")  # by the first of the two calls

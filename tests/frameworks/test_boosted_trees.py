@@ -27,7 +27,7 @@ PRICES = (Y * 1.5 + 10).astype(np.float32)
 
 
 def pushed(stack: Stack, path: Path, rows: Any) -> dict[str, Any]:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         version = client.push(path.stem, path, wait_s=300)
         assert version["imported"] is not None
         name = version["inputs"][0]["name"]
@@ -148,7 +148,7 @@ def test_what_cannot_be_converted_is_one_line(stack: Stack, tmp_path: Path) -> N
         cat: "CatBoost",
         tmp_path / "categories.cbm": "categorical",
     }
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         for path, words in says.items():
             with pytest.raises(Failure, match=words) as caught:
                 client.push("refused", path)

@@ -177,7 +177,7 @@ def test_expressions_that_do_not_end_block_their_version_alone(stack: Stack, fol
     """A tokenizer whose time explodes on some text: that request is refused after a while, others are answered."""
     split = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolated", "invert": False}
     (folder / "tokenizer.json").write_text(tokenizer(pre_tokenizer=split, normalizer=None))
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("endless", folder, wait_s=300)
         shutil.copyfile(TOKENIZER, folder / "tokenizer.json")
         client.push("neighbour", folder, wait_s=300)

@@ -26,7 +26,7 @@ def test_a_race_measures_iree_and_settings_of_xla(tmp_path: Path) -> None:
     path = jax_models.cnn(tmp_path / "cnn.jax")
     x = np.random.default_rng(5).standard_normal((3, 16, 16, 3)).astype(np.float32)
     wanted = np.asarray(export.deserialize(bytearray(path.read_bytes())).call(x))
-    with running_stack(tmp_path, pools="jax=1,backend=jax") as stack, Client(stack.url) as client:
+    with running_stack(tmp_path, pools="jax=1,backend=jax") as stack, Client(stack.url, key=stack.key) as client:
         command = Millstream(stack.home)
         command.ok("push", "cnn", path, "--config", '{"batching": true}')
         command.ok("race", "cnn", "--targets", "iree", "--race-seconds", "800", "--accept-random-samples", "--json")

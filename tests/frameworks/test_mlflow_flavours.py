@@ -45,7 +45,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "i
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[Client]:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         yield client
 
 

@@ -70,7 +70,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[Client]:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         yield client
 
 
@@ -118,7 +118,10 @@ def test_what_onnx_lacks_is_refused_where_no_pool_has_pytorch(client: Client, tm
 def test_what_onnx_lacks_is_served_by_pytorch(tmp_path: Path) -> None:
     model = SingularValues().eval()
     path = program(tmp_path / "m.pt2", model, torch.randn(2, 3, 3), {0: DYNAMIC})
-    with running_stack(tmp_path / "stack", pools="cpu=1,torch=1,backend=torch") as stack, Client(stack.url) as client:
+    with (
+        running_stack(tmp_path / "stack", pools="cpu=1,torch=1,backend=torch") as stack,
+        Client(stack.url, key=stack.key) as client,
+    ):
         version = client.push("values", path, wait_s=300)
         assert any("aten._linalg_svd" in note for note in version["notes"])
         x = np.random.default_rng(1).standard_normal((1, 3, 3)).astype(np.float32)

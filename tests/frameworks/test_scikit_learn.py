@@ -30,7 +30,7 @@ ROWS = X[::10].astype(np.float32)
 
 
 def answers(stack: Stack, model: str, rows: Any) -> dict[str, np.ndarray[Any, Any]]:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         return client.predict(model, {"input": rows})
 
 
@@ -52,7 +52,7 @@ ESTIMATORS = {
 def test_a_classifier_answers_as_scikit_learn_does(stack: Stack, tmp_path: Path, name: str, write: Any) -> None:
     model = ESTIMATORS[name]
     write(model, tmp_path / "file")
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         version = client.push(name, tmp_path / "file", allow_pickle=write is not skops.io.dump, wait_s=300)
     assert version["imported"] is not None
     answered = answers(stack, name, ROWS)
@@ -69,7 +69,7 @@ def test_a_table_with_text_has_an_input_for_each_column(stack: Stack, tmp_path: 
     columns = ColumnTransformer([("text", OneHotEncoder(), ["sex"]), ("numbers", StandardScaler(), ["age", "fare"])])
     model = make_pipeline(columns, LogisticRegression()).fit(table, [0, 1, 0, 0] * 10)
     joblib.dump(model, tmp_path / "table")
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("table", tmp_path / "table", allow_pickle=True, wait_s=300)
         rows = table[:6]
         inputs = {
@@ -88,7 +88,7 @@ def test_columns_keep_names_that_are_no_identifiers(stack: Stack, tmp_path: Path
     model = make_pipeline(columns, LogisticRegression()).fit(table, [0, 1] * 20)
     joblib.dump(model, tmp_path / "named")
     rows = table[:5].astype(np.float32)
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("named", tmp_path / "named", allow_pickle=True, wait_s=300)
         answered = client.predict("named", {name: rows[name].to_numpy().reshape(-1, 1) for name in names})
     assert np.allclose(answered["probabilities"], model.predict_proba(rows), rtol=1e-3, atol=1e-5)

@@ -33,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check_answers(stack: Stack, model: str, saved: Path) -> None:
     wanted = tensorflow_models.answer(saved, image=IMAGES)
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         found = client.predict(model, {"image": IMAGES})
     np.testing.assert_allclose(found["scores"], wanted["scores"], rtol=1e-3, atol=1e-5)
     assert found["label"].tolist() == wanted["label"].tolist()
@@ -50,14 +50,14 @@ def test_a_folder_that_tensorflow_saved_is_served_in_one_command(stack: Stack, s
 @pytest.mark.parametrize("archive", ["zip", "gztar"])
 def test_an_archive_of_the_folder_is_served(stack: Stack, saved: Path, tmp_path: Path, archive: str) -> None:
     file = Path(shutil.make_archive(str(tmp_path / "model"), archive, saved))
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push(f"archive-{archive}", file, wait_s=300)
     check_answers(stack, f"archive-{archive}", saved)
 
 
 def test_a_tensorflow_lite_file_is_served(stack: Stack, saved: Path, tmp_path: Path) -> None:
     path = tensorflow_models.lite(saved, tmp_path / "cnn.tflite")
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         version = client.push("lite", path, wait_s=300)
     assert version["imported"] is not None
     check_answers(stack, "lite", saved)
@@ -66,7 +66,7 @@ def test_a_tensorflow_lite_file_is_served(stack: Stack, saved: Path, tmp_path: P
 def test_a_damaged_model_leaves_nothing_and_the_version_before_serves(
     stack: Stack, saved: Path, tmp_path: Path
 ) -> None:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("kept", saved, wait_s=300)
         broken = tmp_path / "broken"
         shutil.copytree(saved, broken)
@@ -80,7 +80,7 @@ def test_a_damaged_model_leaves_nothing_and_the_version_before_serves(
 
 def test_a_folder_of_tensorflow_serving_is_served(stack: Stack, saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "base" / "7")
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("serving", tmp_path / "base", wait_s=300)
     check_answers(stack, "serving", saved)
 
@@ -91,7 +91,7 @@ def test_what_onnx_cannot_say_is_served_by_openvino(tmp_path: Path) -> None:
     folder = tensorflow_models.one_function(
         tmp_path / "m", lambda x: {"y": tf.math.xlog1py(x, tf.abs(x))}, "float32", [None, 2], "serving_default"
     )
-    with running_stack(tmp_path, pools="ov=1,backend=openvino") as stack, Client(stack.url) as client:
+    with running_stack(tmp_path, pools="ov=1,backend=openvino") as stack, Client(stack.url, key=stack.key) as client:
         version = client.push("model", folder, wait_s=300)
         assert version["imported"] is not None
         x = np.array([[1, 2], [3, 0]], np.float32)

@@ -26,7 +26,7 @@ def test_a_race_that_names_tvm_comes_to_a_verdict(tmp_path: Path) -> None:
     x = np.random.default_rng(5).standard_normal((3, 64)).astype(np.float32)
     with (
         running_stack(tmp_path, models={"mlp": models.mlp(tmp_path / "mlp.onnx")}) as stack,
-        Client(stack.url) as client,
+        Client(stack.url, key=stack.key) as client,
     ):
         command = Millstream(stack.home)
         wanted = client.predict("mlp", {"input": x})["output"]

@@ -29,6 +29,7 @@ from openai import AuthenticationError, OpenAI, PermissionDeniedError
 from tritonclient.utils import InferenceServerException
 
 from millstream.gateway.access.key_watch import AGREE_S_MAX
+from millstream.services.local_token import token_file
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models
 from tests.kit.command_line import Millstream
@@ -491,23 +492,29 @@ def test_a_damaged_document_is_named_and_removed_on_request(stack: Stack) -> Non
     assert not damaged.exists()
 
 
-def test_local_operators_need_no_key_until_there_is_an_admin_key(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
+def test_the_token_of_the_home_administers_and_nothing_else_without_a_key(tmp_path: Path) -> None:
+    with running_stack(tmp_path, gateways=2) as stack, httpx2.Client(base_url=stack.url, trust_env=False) as bare:
         path = models.scale(tmp_path / "one.onnx", 2.0, 4)
         stack.push("one", path)
-        assert infer(stack.http, None).status_code == 200
-        first = create(stack, "team", ["infer:one"])
-        wait_until(lambda: infer(stack.http, None).status_code == 401, what="calls need a key")
-        assert infer(stack.http, first["key"]).status_code == 200
-        assert stack.http.get("/admin/v1/models").status_code == 200
-        proxied = stack.http.get("/admin/v1/models", headers={"X-Forwarded-For": "192.0.2.1"})
-        assert proxied.status_code == 401
-        admin = create(stack, "root", ["admin"])
-        wait_until(lambda: stack.http.get("/admin/v1/models").status_code == 401, what="the admin API needs a key")
-        headers = {"Authorization": f"Bearer {admin['key']}"}
-        assert stack.http.get("/admin/v1/models", headers=headers).status_code == 200
-        stack.headers |= headers
-        stack.reconnect()
+        token = token_file(stack.home)
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert infer(bare, None).status_code == 200
+        assert bare.get("/admin/v1/models").status_code == 401
+        sent = subprocess.run(
+            ["curl", "-s", "-H", f"@{token}", f"{stack.url}/admin/v1/models"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(sent.stdout)["models"][0]["name"] == "one"
+        cli = Millstream(stack.named_home)
+        assert [one["name"] for one in cli.json("models")] == ["one"]
+        first = create(stack, "team", ["infer:one"])  # from now on every call needs a key
+        assert infer(bare, None).status_code == 401
+        assert infer(bare, first["key"]).status_code == 200
+        create(stack, "root", ["admin"])
+        assert [one["name"] for one in cli.json("models")] == ["one"]
+        assert any(entry["by"] == "local caller" for entry in stack.http.get("/admin/v1/audit").json()["entries"])
 
 
 def test_the_command_line(stack: Stack, bare: httpx2.Client) -> None:

@@ -16,7 +16,7 @@ import pytest
 from millstream.gateway.catalog.upload_slots import AT_ONCE_MAX
 from millstream.services.wire.records import State
 from tests.kit import models
-from tests.kit.application import Application, Exchange
+from tests.kit.application import OPERATOR, Application, Exchange
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 
@@ -315,7 +315,7 @@ async def test_an_upload_over_a_real_connection(application: Application, onnx: 
         for at in range(0, len(onnx), 1000):
             yield onnx[at : at + 1000]
 
-    async with application.served() as url, httpx2.AsyncClient(base_url=url, timeout=120) as client:
+    async with application.served() as url, httpx2.AsyncClient(base_url=url, timeout=120, headers=OPERATOR) as client:
         assert (await client.post(M, content=chunks())).json()["version"] == 1
         assert (await client.post(M, files={"model": ("m.onnx", onnx)})).json()["version"] == 2
         assert (await client.put(f"{M}/2", content=onnx)).status_code == 409

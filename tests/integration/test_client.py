@@ -33,11 +33,11 @@ X = np.array([[1, 2], [3, 4]], np.float32)
 def client(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Any]:
     """Both clients, behind the interface of the blocking one."""
     if request.param == "blocking":
-        with Client(stack.url, timeout=CALL_S_MAX) as one:
+        with Client(stack.url, key=stack.key, timeout=CALL_S_MAX) as one:
             yield one
         return
     with asyncio.Runner() as runner:
-        other = AsyncClient(stack.url, timeout=CALL_S_MAX)
+        other = AsyncClient(stack.url, key=stack.key, timeout=CALL_S_MAX)
         yield Blocking(other, runner)
         runner.run(other.close())
 
@@ -193,12 +193,12 @@ def test_the_command_uploads_a_folder(stack, tmp_path):
     folder = tmp_path / "model ü"
     folder.mkdir()
     onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
-    command = [sys.executable, "-m", "millstream.services.cli", "--endpoint", stack.url]
+    command = [sys.executable, "-m", "millstream.services.cli", "--endpoint", stack.url, "--key", stack.key]
     done = subprocess.run([*command, "push", "by-command", folder, "--json"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     document = json.loads(done.stdout)
     assert (document["state"], document["version"]) == ("ready", 1)
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         assert client.version("by-command", 1)["digest"] == document["digest"]
         settle(stack, client, "by-command")
         client.remove("by-command")
@@ -293,7 +293,7 @@ def test_tls_to_a_gateway_without_it_is_recognised(stack):
 
 
 def test_threads_share_a_client(stack, tmp_path):
-    with Client(stack.url, timeout=CALL_S_MAX) as client:
+    with Client(stack.url, key=stack.key, timeout=CALL_S_MAX) as client:
         client.push("threads", models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
 
         def ask(number: int) -> bool:
@@ -307,7 +307,7 @@ def test_threads_share_a_client(stack, tmp_path):
 
 def test_tasks_share_a_client(stack, tmp_path):
     async def main() -> None:
-        async with AsyncClient(stack.url, timeout=CALL_S_MAX) as client:
+        async with AsyncClient(stack.url, key=stack.key, timeout=CALL_S_MAX) as client:
             await client.push("tasks", models.scale(tmp_path / "m.onnx"), wait_s=WAIT_S)
             answers = await asyncio.gather(*(client.predict("tasks", X * number) for number in range(300)))
             assert all(answer["y"].tolist() == (2 * number * X).tolist() for number, answer in enumerate(answers))
@@ -324,7 +324,7 @@ def test_tasks_share_a_client(stack, tmp_path):
 
 
 def test_a_closed_client_leaves_nothing_open(stack):
-    client = Client(stack.url)
+    client = Client(stack.url, key=stack.key)
     assert client.live()
     client.close()
     client.close()
@@ -357,7 +357,7 @@ def test_keys_and_named_endpoints(tmp_path, monkeypatch):
 
 def test_wait_names_the_reason_of_a_failure(tmp_path, monkeypatch):
     """The file of the version is damaged between its upload and its load."""
-    with running_stack(tmp_path) as stack, Client(stack.url) as client:
+    with running_stack(tmp_path) as stack, Client(stack.url, key=stack.key) as client:
         worker = stack.pids()["cpu-0"]
         with sigstopped(worker):
             pushed = client.push("damaged", models.scale(tmp_path / "m.onnx"))

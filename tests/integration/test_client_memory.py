@@ -29,7 +29,7 @@ KEY = f"/test-client-memory-{os.getpid()}"  # names of shared memory are those o
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("memory")
-    with running_stack(folder, gateways=2, settings={"shm_allow_clients": True}) as stack:
+    with running_stack(folder, gateways=2, settings={"shm_allow_clients": True, "open_control": True}) as stack:
         path = folder / "m.onnx"
         stack.push("add", models.add_sub(path))
         stack.push("text", models.identity(path, datatype="BYTES"))
@@ -169,8 +169,8 @@ def test_gpu_memory_is_refused_as_without_a_gpu(client: Any) -> None:
 def test_it_is_off_unless_allowed(stack: Stack) -> None:
     with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
         with pytest.raises(InferenceServerException, match="Client shared memory is disabled"):
-            client.register_system_shared_memory("r", f"{KEY}-off", 8)
-        assert client.get_system_shared_memory_status() == []
+            client.register_system_shared_memory("r", f"{KEY}-off", 8, headers=dict(stack.headers))
+        assert client.get_system_shared_memory_status(headers=dict(stack.headers)) == []
     register = f"{stack.url}/v2/systemsharedmemory/region/r/register"
     assert httpx2.post(register, json={"key": "/x", "byte_size": 8}, headers=stack.headers).status_code == 501
     assert httpx2.post(register, json={"byte_size": 8}, headers=stack.headers).status_code == 400

@@ -45,6 +45,7 @@ MESSAGE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("grpc")
     settings = {
+        "open_control": True,
         "grpc": request.param,
         "request_bytes_max": LARGE + 4096,
         "shm_bytes_max": 1 << 29,

@@ -44,7 +44,7 @@ async def test_a_refusal_is_in_the_log_before_its_reply(
         append(log, entry)
 
     monkeypatch.setattr(AuditLog, "append", append_slowly)
-    application = Application(tmp_path, grpc_port=0)
+    application = Application(tmp_path, grpc_port=0, open_control=True)
     async with application.grpc_channel(server) as channel:
         code = await load_nothing(channel)
         written = application.audit_text()
@@ -53,7 +53,7 @@ async def test_a_refusal_is_in_the_log_before_its_reply(
 
 
 async def test_a_server_that_stops_says_how_many_calls_have_no_entry(tmp_path: Path, server: Any) -> None:
-    application = Application(tmp_path, grpc_port=0)
+    application = Application(tmp_path, grpc_port=0, open_control=True)
     async with application.grpc_channel(server) as channel:
         for _ in range(REFUSALS_A_MINUTE + 3):
             await load_nothing(channel)

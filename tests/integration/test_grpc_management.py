@@ -18,13 +18,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from millstream.services.errors import Code, Failure, invalid, not_found
-from millstream.services.settings import Settings
-from tests.kit.application import Application
+from tests.kit.application import OPERATOR, Application
 
 KEY = {"authorization": "Bearer secret"}
 
@@ -167,6 +165,7 @@ async def refused(call: Awaitable[Any], status: str, text: str) -> None:
 
 def with_client(tmp_path: Path, use: Callable[[Any, dict[str, Any]], Awaitable[None]], **settings: object) -> None:
     parts = extensions()
+    settings = settings or {"open_control": True}
 
     async def run() -> None:
         async with serving(tmp_path, parts, **settings) as target, triton.InferenceServerClient(target) as client:
@@ -292,14 +291,15 @@ def changes(client: Any, headers: Any) -> list[Awaitable[Any]]:
     ]
 
 
-def test_changes_need_the_admin_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{"admin_key": "secret"}, {"http_port": 8000}], ids=["admin key", "without a key"])
+def test_changes_need_a_key_or_the_token(tmp_path: Path, settings: dict[str, object]) -> None:
     async def use(client: Any, parts: dict[str, Any]) -> None:
         for call in changes(client, None):
-            await refused(call, "UNAUTHENTICATED", "send the admin key")
+            await refused(call, "UNAUTHENTICATED", "send a key")
         for call in changes(client, {"authorization": "Bearer other"}):
-            await refused(call, "UNAUTHENTICATED", "this is not the admin key")
+            await refused(call, "UNAUTHENTICATED", "this is not a key")
         assert parts["control"].asked == []
-        for call in changes(client, KEY):
+        for call in changes(client, KEY if "admin_key" in settings else OPERATOR):
             await call
         assert len(parts["control"].asked) == 2
         # what only looks needs none
@@ -307,55 +307,7 @@ def test_changes_need_the_admin_key(tmp_path: Path) -> None:
         await client.get_trace_settings()
         await client.get_log_settings()
 
-    with_client(tmp_path, use, admin_key="secret")
-
-
-class Caller:
-    """A call from `peer`."""
-
-    def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        self._peer = peer
-        self._metadata = metadata
-        self.status: Any = None
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
-
-    def peer(self) -> str:
-        return self._peer
-
-    async def abort(self, status: Any, _: str) -> None:
-        self.status = status
-        raise grpc.aio.AbortError
-
-
-@pytest.mark.parametrize(
-    ("peer", "local"),
-    [
-        ("ipv4:127.0.0.1:5000", True),
-        ("ipv6:%5B::1%5D:5000", True),
-        ("ipv6:[::ffff:127.0.0.1]:5000", True),
-        ("unix:/tmp/s", True),
-        ("ipv4:192.0.2.7:5000", False),
-        ("ipv6:%5B2001:db8::1%5D:5000", False),
-        ("", False),
-    ],
-)
-def test_without_a_key_only_this_machine_may(peer: str, local: bool) -> None:
-    caller = Caller(peer)
-    if local:
-        asyncio.run(auth.check(Settings(), caller))
-        return
-    with pytest.raises(grpc.aio.AbortError):
-        asyncio.run(auth.check(Settings(), caller))
-    assert caller.status is grpc.StatusCode.PERMISSION_DENIED
-
-
-def test_without_a_key_a_proxy_on_this_machine_may_not() -> None:
-    caller = Caller("ipv4:127.0.0.1:5000", (("user-agent", "grpc"), ("x-forwarded-for", "192.0.2.7")))
-    with pytest.raises(grpc.aio.AbortError):
-        asyncio.run(auth.check(Settings(), caller))
-    assert caller.status is grpc.StatusCode.PERMISSION_DENIED
+    with_client(tmp_path, use, **settings)
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:

@@ -89,21 +89,10 @@ def test_odd_questions_have_answers(stack: Stack) -> None:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def services(channel: grpc.aio.Channel, key: str | None = None) -> list[str]:
-    metadata = [] if key is None else [("authorization", f"Bearer {key}")]
+async def services(channel: grpc.aio.Channel) -> list[str]:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    answers = stub.ServerReflectionInfo(iter([ASK(list_services="")]), metadata=metadata)
+    answers = stub.ServerReflectionInfo(iter([ASK(list_services="")]))
     return [service.name async for answer in answers for service in answer.list_services_response.service]
-
-
-@pytest.mark.anyio
-async def test_with_an_admin_key_the_caller_needs_it(tmp_path: Path) -> None:
-    async with Application(tmp_path, grpc_port=0, admin_key="secret").grpc_channel() as channel:
-        assert await services(channel, "secret") == SERVICES
-        for key in (None, "wrong"):
-            with pytest.raises(grpc.RpcError) as refused:
-                await services(channel, key)
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.anyio

@@ -152,7 +152,9 @@ SPAM = [1, 0, 1, 0, 1, 0]
 def test_texts_are_classified_as_scikit_learn_does(stack: Stack, tmp_path: Path) -> None:
     model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(TEXTS, SPAM)
     (tmp_path / "spam.joblib").write_bytes(pickles.dumped(model))
-    Millstream(tmp_path).ok("push", "spam", tmp_path / "spam.joblib", "--endpoint", stack.url, "--allow-pickle")
+    Millstream(tmp_path, key=stack.key).ok(
+        "push", "spam", tmp_path / "spam.joblib", "--endpoint", stack.url, "--allow-pickle"
+    )
     stack.settled("spam", 1)
     described = stack.http.get("/v2/models/spam").json()["inputs"]
     assert [(one["name"], one["datatype"]) for one in described] == [("input", "BYTES")]
@@ -297,7 +299,7 @@ def test_several_imports_at_once_do_not_mix(stack: Stack, tmp_path: Path) -> Non
 def test_push_imports_in_one_command(stack: Stack, tmp_path: Path) -> None:
     model = iris()
     (tmp_path / "iris.joblib").write_bytes(pickles.dumped(model))
-    command = Millstream(tmp_path)
+    command = Millstream(tmp_path, key=stack.key)
     push = ("push", "iris-pushed", tmp_path / "iris.joblib", "--endpoint", stack.url)
     assert "--allow-pickle" in command.fails(*push)
     assert "from scikit-learn" in command.ok(*push, "--allow-pickle")

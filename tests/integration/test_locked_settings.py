@@ -69,7 +69,7 @@ async def waits_for(lock: Path, call: Callable[[], Awaitable[Any]], other: Calla
 
 def application_of(home: Path) -> Application:
     (home / "mine").write_bytes(bytes(10))
-    return Application(home, grpc_port=0, shm_allow_clients=True)
+    return Application(home, grpc_port=0, shm_allow_clients=True, open_control=True)
 
 
 @pytest.mark.parametrize(("lock", "method", "path", "body"), HTTP)

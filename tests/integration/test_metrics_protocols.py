@@ -33,7 +33,7 @@ REPLIES = "millstream_http_requests_total"
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("protocols")
     vertex = {"vertex_predict_route": "/vertex:predict", "sagemaker_model": "m"}
-    settings = {"request_bytes_max": BODY_BYTES_MAX, "queue_lease_s": 2, **vertex}
+    settings = {"request_bytes_max": BODY_BYTES_MAX, "queue_lease_s": 2, "open_control": True, **vertex}
     with running_stack(folder, pools="cpu=1", settings=settings) as stack:
         stack.push("m", models.mlp(folder / "m.onnx"))
         stack.push("e", models.embeddings(folder / "e.onnx"))

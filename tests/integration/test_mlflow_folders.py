@@ -39,7 +39,7 @@ def invoke(stack: Stack, body: Any, model: str) -> Any:
 
 
 def test_a_model_of_scikit_learn_answers_the_four_bodies_by_name(stack: Stack, tmp_path: Path) -> None:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         with pytest.raises(Failure, match="--allow-pickle"):
             client.push("mlflow-iris", sklearn_folder(tmp_path / "model"))
         version = client.push("mlflow-iris", tmp_path / "model", allow_pickle=True, wait_s=300)
@@ -68,7 +68,7 @@ def test_a_folder_may_come_as_an_archive(stack: Stack, tmp_path: Path, form: str
     root = folder if top == "." else tmp_path
     archive = shutil.make_archive(str(tmp_path / "packed"), form, root, top)
     name = f"mlflow-{form}-{'below' if top != '.' else 'top'}"
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         version = client.push(name, archive, allow_pickle=True, wait_s=300)
     assert version["imported"] is not None
     assert version["imported"]["producer"].startswith("MLflow 3.5.0 (sklearn)")
@@ -77,7 +77,7 @@ def test_a_folder_may_come_as_an_archive(stack: Stack, tmp_path: Path, form: str
 
 
 def test_a_column_that_the_model_does_not_have_is_named(stack: Stack, tmp_path: Path) -> None:
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("mlflow-columns", sklearn_folder(tmp_path / "model"), allow_pickle=True, wait_s=300)
     wrong = {"columns": [*COLUMNS[:3], "width"], "data": ROWS.tolist()}
     assert "column 'width' is unknown" in invoke(stack, {"dataframe_split": wrong}, "mlflow-columns")
@@ -90,7 +90,7 @@ def test_the_flavour_onnx_is_served_with_its_signature(stack: Stack, tmp_path: P
     content = skl2onnx.to_onnx(model, X[:1], target_opset={"": 18, "ai.onnx.ml": 3}).SerializeToString()
     flavours = {"onnx": {"onnx_version": "1.20.0", "data": "model.onnx"}}
     folder = mlflow_folder(tmp_path / "model", flavours, {"model.onnx": content}, column_signature(COLUMNS))
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("mlflow-onnx", folder, wait_s=300)
     body = {"dataframe_split": {"columns": COLUMNS[::-1], "data": ROWS[:, ::-1].tolist()}}
     predictions = np.array(invoke(stack, body, "mlflow-onnx")["predictions"])
@@ -102,7 +102,7 @@ def test_null_is_refused_in_columns_of_integers_and_nan_in_others(stack: Stack, 
     model = HistGradientBoostingClassifier(max_iter=3).fit(X, Y)
     signature = column_signature(COLUMNS, integers=COLUMNS[1:2])
     folder = mlflow_folder(tmp_path / "model", SKLEARN, {"model.pkl": pickles.dumped(model)}, signature)
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         client.push("mlflow-null", folder, allow_pickle=True, wait_s=300)
     row = ROWS[0].tolist()
     missing = [None, *row[1:]]
@@ -135,7 +135,7 @@ BAD: dict[str, tuple[Mapping[str, Any], Mapping[str, bytes], list[str], str]] = 
 def test_a_folder_that_cannot_be_served_is_refused(stack: Stack, tmp_path: Path, name: str) -> None:
     flavours, files, columns, says = BAD[name]
     folder = mlflow_folder(tmp_path / "model", flavours, files, column_signature(columns))
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         with pytest.raises(Failure) as caught:
             client.push("mlflow-bad", folder, allow_pickle=True)
         assert says in str(caught.value)
@@ -146,5 +146,5 @@ def test_a_folder_that_cannot_be_served_is_refused(stack: Stack, tmp_path: Path,
 def test_a_broken_document_is_one_line(stack: Stack, tmp_path: Path, text: str) -> None:
     folder = sklearn_folder(tmp_path / "model")
     (folder / "MLmodel").write_text(text)
-    with Client(stack.url) as client, pytest.raises(Failure, match="MLflow model's MLmodel"):
+    with Client(stack.url, key=stack.key) as client, pytest.raises(Failure, match="MLflow model's MLmodel"):
         client.push("mlflow-bad", folder, allow_pickle=True)

@@ -93,7 +93,7 @@ def test_a_plan_is_made_from_the_running_server_or_its_repository(stack, tmp_pat
     server = ("plan", "--models", "server", "--endpoint", stack.url, "--trace", trace)
     wait_until(lambda: all(one["size_bytes"] for one in loaded(stack, 2)), what="both are loaded and measured")
     configure(stack, "first", instances_min=1)
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         counts = [one["inference_stats"]["success"]["count"] for one in client.statistics()]
     assert len(counts) == 2
     found, worker = wait_until(lambda: planned(stack, command, server), what="a plan of what is still measured")
@@ -222,7 +222,7 @@ def test_settings_of_an_unknown_model(stack):
 
 def test_the_client_reads_all_pages_and_changes_settings(stack, monkeypatch):
     monkeypatch.setattr("millstream.services.client.models.PLACEMENT_MODELS_MAX", 1)
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         found = client.placement()
         assert [one["model"] for one in found["models"]] == ["first", "second"]
         assert [[one["model"] for one in worker["instances"]] for worker in found["workers"]] == [["first", "second"]]
@@ -230,7 +230,7 @@ def test_the_client_reads_all_pages_and_changes_settings(stack, monkeypatch):
         assert client.configure("first", pools=[], idle_s=0)["settings"] == client.settings("first")["settings"]
 
     async def again() -> list[str]:
-        async with AsyncClient(stack.url) as client:
+        async with AsyncClient(stack.url, key=stack.key) as client:
             return [one["model"] for one in (await client.placement("second"))["models"]]
 
     assert asyncio.run(again()) == ["second"]

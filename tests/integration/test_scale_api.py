@@ -71,7 +71,7 @@ def test_the_metrics_are_on_the_gateways_page(stack):
 
 
 def test_the_client_reads_it(stack):
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         assert [one["pool"] for one in client.scale()] == ["cpu"]
         assert client.pool_scale("cpu")["workers_max"] == 3
 
@@ -100,7 +100,7 @@ def test_compose_is_printed_or_run(stack, tmp_path, monkeypatch):
 
 
 def test_compose_is_not_told_the_size_of_pools_without_limits(stack):
-    with Client(stack.url) as client:
+    with Client(stack.url, key=stack.key) as client:
         (one,) = client.scale()
     assert wanted_of([one, {**one, "pool": "gpu", "reason": Reason.UNBOUNDED.value}]) == {"cpu": 1}
 

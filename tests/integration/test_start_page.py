@@ -163,6 +163,7 @@ def test_the_commands_of_the_page_work_as_they_are(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["model_name"] == "digits"
         upload = next(command for command in commands if "-T model.onnx" in command)
         models.mlp(tmp_path / "model.onnx")
+        (tmp_path / ".millstream").symlink_to(stack.home)
         done = subprocess.run(
             ["sh", "-c", upload], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
         )

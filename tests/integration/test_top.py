@@ -35,7 +35,7 @@ ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b
 @pytest.fixture
 def line(stack: Stack, tmp_path: Path) -> Millstream:
     stack.push("top", models.scale(tmp_path / "scale.onnx"))
-    return Millstream(tmp_path)
+    return Millstream(tmp_path, key=stack.key)
 
 
 @contextmanager

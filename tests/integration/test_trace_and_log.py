@@ -43,7 +43,9 @@ LOGS = {
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("trace")
-    with running_stack(home, gateways=2, settings={"trace_file": home / "traces" / "t.json"}) as stack:
+    with running_stack(
+        home, gateways=2, settings={"trace_file": home / "traces" / "t.json", "open_control": True}
+    ) as stack:
         stack.push("m", models.add_sub(home / "m.onnx"))
         stack.push("n", models.add_sub(home / "m.onnx"))
         yield stack
@@ -188,7 +190,7 @@ def test_a_models_own_value_can_be_cleared_and_mistakes_are_told(stack: Stack) -
         assert stack.http.post(path, json={}).status_code == 400
     assert stack.http.post("/v2/trace/setting", content=b"[").status_code == 400
     assert stack.http.post("/v2/trace/setting", content=b" " * 100_000).status_code == 413
-    abroad = {"Origin": "http://elsewhere.example"}
+    abroad = {"Origin": "http://elsewhere.example", "Authorization": ""}  # a right key would pass
     for path in ("/v2/trace/setting", "/v2/logging", "/v2/models/m/trace/setting"):
         assert stack.http.post(path, json={}, headers=abroad).status_code == 403
 
@@ -233,7 +235,9 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
 
 def test_settings_of_the_start_are_in_force_from_the_first_request_on(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
-    with running_stack(tmp_path, settings={"trace_file": file, "trace_config": "level=TIMESTAMPS,rate=1"}) as stack:
+    with running_stack(
+        tmp_path, settings={"trace_file": file, "trace_config": "level=TIMESTAMPS,rate=1", "open_control": True}
+    ) as stack:
         stack.push("m", models.add_sub(tmp_path / "m.onnx"))
         shown = stack.http.get("/v2/trace/setting").json()
         assert (shown["trace_level"], shown["trace_rate"]) == (["TIMESTAMPS"], "1")

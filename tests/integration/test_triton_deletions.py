@@ -24,7 +24,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = {"triton_repositories": repository}
+    settings = {"triton_repositories": repository, "open_control": True}
     with running_stack(tmp_path_factory.mktemp("stack"), settings=settings) as stack:
         yield stack
 

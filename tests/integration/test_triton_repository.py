@@ -104,7 +104,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = {"triton_repositories": repository}
+    settings = {"triton_repositories": repository, "open_control": True}
     with running_stack(tmp_path_factory.mktemp("stack"), gateways=2, pools="cpu=2", settings=settings) as stack:
         yield stack
 
@@ -515,7 +515,7 @@ def test_what_survives_a_restart(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     for name in ("stays", "sleeps", "goes", "changes"):
         times(repository / name / "1" / "model.onnx", 2)
-    settings = {"triton_repositories": f"{repository},{tmp_path / 'more'}"}
+    settings = {"triton_repositories": f"{repository},{tmp_path / 'more'}", "open_control": True}
     times(tmp_path / "more" / "other" / "1" / "model.onnx", 3)
     with running_stack(tmp_path, settings=settings) as stack, connected(stack) as client:
         assert scaled(client, "other") == 3
@@ -526,7 +526,10 @@ def test_what_survives_a_restart(tmp_path: Path) -> None:
         before = kept.read_bytes()
     times(repository / "changes" / "1" / "model.onnx", 5)
     (repository / "goes").rename(tmp_path / "gone")
-    with running_stack(tmp_path, settings={"triton_repositories": repository}) as stack, connected(stack) as client:
+    with (
+        running_stack(tmp_path, settings={"triton_repositories": repository, "open_control": True}) as stack,
+        connected(stack) as client,
+    ):
         wanted = {"stays": "READY", "changes": "READY", "sleeps": "UNAVAILABLE", "sent": "UNAVAILABLE"}
         wait_until(lambda: {name: state for (name, _), (state, _) in index(client).items()} == wanted)
         assert (scaled(client, "stays"), scaled(client, "changes")) == (2, 5)

@@ -122,7 +122,7 @@ async def test_infer_hands_on_the_request_and_writes_the_reply(
     posted = asyncio.create_task(client.post(path, content=b"abcdef", headers=headers))
     submission = await application.inbox.next()
     assert (submission.model, submission.version, submission.body) == ("a b", version, b"abcdef")
-    assert submission.headers == InferHeaders(b"gzip", b"deflate", b"3")
+    assert submission.headers == InferHeaders(b"gzip", b"deflate", b"3", credential=submission.headers.credential)
     submission.done(REPLY)
     reply = await posted
     assert (reply.status_code, reply.content) == (200, REPLY.body)
@@ -135,7 +135,7 @@ async def test_infer_without_the_optional_headers(application: Application) -> N
     exchange = Exchange(application.app, "POST", "/v2/models/m/infer", "test_1=1&test_2=2")
     exchange.feed(b"{}")
     submission = await application.inbox.next()
-    assert submission.headers == InferHeaders(None, None, None)
+    assert submission.headers == InferHeaders(None, None, None, credential=submission.headers.credential)
     submission.done(HttpReply(503, reply_headers(), b""))
     assert await exchange.status() == 503
 
@@ -259,4 +259,4 @@ async def test_the_openapi_document_says_what_is_answered(client: httpx2.AsyncCl
     assert {"400", "403", "409", "413", "503"} <= set(
         paths["/admin/v1/models/{name}/versions/{version}"]["put"]["responses"]
     )
-    assert "security" not in paths["/admin/v1/pools"]["get"]  # no key is set
+    assert paths["/admin/v1/pools"]["get"]["security"] == [{"key": []}]

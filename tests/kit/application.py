@@ -58,6 +58,8 @@ from millstream.services.tracing.traceparent import Trace
 from tests.kit.catalog import RepositoryCatalog
 
 LOCAL = "http://127.0.0.1"
+TOKEN = "mt_the-token-of-this-test"
+OPERATOR = {"authorization": f"Bearer {TOKEN}"}
 
 
 class Exchange:
@@ -66,7 +68,7 @@ class Exchange:
     def __init__(
         self, app: FastAPI, method: str, path: str, query: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        names = {"host": "127.0.0.1", **(headers or {})}
+        names = {"host": "127.0.0.1", **OPERATOR, **(headers or {})}
         scope: Scope = {
             "type": "http",
             "method": method,
@@ -164,7 +166,11 @@ class Application:
         self.accepts: list[str | None] = []
         self.events: list[str] = []
         key = self.settings.admin_key
-        self.gate = gate or Gate(None if key is None else key.get_secret_value())
+        self.gate = gate or Gate(
+            None if key is None else key.get_secret_value(),
+            local_token=TOKEN,
+            open_control=self.settings.open_control,
+        )
         self.browser_guard = BrowserGuard(self.settings.cors_origin_list, AllowedHosts(self.settings.allowed_host_list))
         no_redis = RedisAddress.unix(str(home / "no-redis"))
         cluster_state = ClusterState(no_redis, InstallationKeys("test"))
@@ -235,9 +241,10 @@ class Application:
         folder = self.settings.repository_dir / "audit"
         return "".join(path.read_text() for path in sorted(folder.glob("*.jsonl")))
 
-    def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL) -> httpx2.AsyncClient:
-        """Return an in-process client whose calls seem to come from `address`."""
-        return httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app, client=(address, 5000)), base_url=base_url)
+    def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL, operator: bool = True) -> httpx2.AsyncClient:
+        """Return an in-process client whose calls seem to come from `address`, with the operator's token or none."""
+        transport = httpx2.ASGITransport(self.app, client=(address, 5000))
+        return httpx2.AsyncClient(transport=transport, base_url=base_url, headers=OPERATOR if operator else None)
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Churn:
     def __init__(
         self,
         url: str,
+        headers: Mapping[str, str],
         folder: Path,
         number: int,
         size_bytes: int,
@@ -63,6 +64,7 @@ class Churn:
         self.operations: Counter[str] = Counter()
         self.lost: list[str] = []
         self._url = url
+        self._headers = headers
         self._folder = folder
         self._workers = workers
         self._random = random.Random(seed)
@@ -75,7 +77,7 @@ class Churn:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._http = httpx2.Client(base_url=url, timeout=ANSWER_S_MAX, trust_env=False)
+        self._http = httpx2.Client(base_url=url, headers=headers, timeout=ANSWER_S_MAX, trust_env=False)
         self._kinds: list[Callable[[str], None]] = [
             self._replace,
             self._delete,
@@ -124,7 +126,7 @@ class Churn:
         yield
         self._cut_until = time.monotonic()
         self._http.close()
-        self._http = httpx2.Client(base_url=self._url, timeout=ANSWER_S_MAX, trust_env=False)
+        self._http = httpx2.Client(base_url=self._url, headers=self._headers, timeout=ANSWER_S_MAX, trust_env=False)
 
     def push_without_room(self) -> None:
         """Upload a new version that cannot be stored; the versions before it still answer."""

@@ -19,6 +19,7 @@ import httpx2
 
 from millstream.services.queue.url import RedisAddress
 from millstream.services.settings import Settings
+from tests.kit.stack import token_of
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,8 @@ class Fleet:
         http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S_MAX, trust_env=False)
         self._clients.append(http)
         assert http.get("/v2/health/live").status_code == 200
+        if tree is None and self._tree == SOURCE:  # earlier releases know no token
+            http.headers["Authorization"] = f"Bearer {token_of(self.folder / 'home')}"
         return http
 
     def worker(

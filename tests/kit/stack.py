@@ -25,6 +25,7 @@ import redis
 from millstream.services.client.trust import Trust
 from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.local_token import token_file
 from millstream.services.queue.keys import PROTOCOL
 from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.reply_socket import SUFFIX
@@ -84,10 +85,10 @@ class Stack:
             self.kill()
             raise
         self.redis: redis.Redis = client(RedisAddress.unix(str(self.socket)))
-        key = settings.get("admin_key")
+        self.key = str(settings.get("admin_key") or token_of(self.home))
         certificates = Settings.model_validate({name: settings[name] for name in _CERTIFICATES if name in settings})
         self.tls = Trust.of(certificates).context() if self.url.startswith("https://") else None
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.headers = {"Authorization": f"Bearer {self.key}"}
         self._thread = threading.local()
         self._clients: list[httpx2.Client] = []
 
@@ -278,6 +279,11 @@ class Stack:
             assert self.process.stdout is not None
             self.process.stdout.close()
         return self.exit_code
+
+
+def token_of(home: Path) -> str:
+    """Return the token of the operator on this machine."""
+    return token_file(home).read_text().split()[-1]
 
 
 @contextmanager

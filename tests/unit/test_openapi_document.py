@@ -136,7 +136,7 @@ def test_who_wrote_it_under_which_licence_and_where_it_is() -> None:
     assert DOCUMENT["info"]["license"]["identifier"] == "Apache-2.0"
     assert DOCUMENT["info"]["contact"]["name"]
     assert [server["url"] for server in DOCUMENT["servers"]] == ["/"]
-    assert DOCUMENT["components"]["securitySchemes"].keys() == {"admin_key"}
+    assert DOCUMENT["components"]["securitySchemes"].keys() == {"key"}
 
 
 def test_rare_sections_are_folded_and_last() -> None:
@@ -162,17 +162,12 @@ def _secured(document: dict[str, Any]) -> set[str]:
 
 @pytest.mark.anyio
 async def test_keys_are_described_as_they_are_in_force(tmp_path: Path) -> None:
-    async with Application(tmp_path / "a").client() as client:
-        no_key = (await client.get("/openapi.json")).json()
-    assert _secured(no_key) == set()
-    assert "securitySchemes" not in no_key["components"]
-    async with Application(tmp_path / "b", admin_key="k", management_api="sagemaker").client() as client:
-        key = (await client.get("/openapi.json")).json()
-    assert "/admin/v1/models" in _secured(key)
-    assert not {path for path in _secured(key) if path.startswith("/models")}
+    async with Application(tmp_path, management_api="sagemaker").client() as client:
+        document = (await client.get("/openapi.json")).json()
+    assert "/admin/v1/models" in _secured(document)
+    assert not {path for path in _secured(document) if path.startswith("/models")}
     assert {path for path in _secured(DOCUMENT) if path.startswith("/models")}
-    for document in (no_key, key):
-        check(document)
+    check(document)
 
 
 def test_a_difference_names_the_operation_and_shows_its_lines() -> None:

@@ -12,7 +12,7 @@ from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan
 from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
-from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
+from millstream.services.supervisor.listener import local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.plan import EntryCommands
 from millstream.services.supervisor.pool_specs import (
@@ -24,7 +24,6 @@ from millstream.services.supervisor.pool_specs import (
     worker_counts,
 )
 from millstream.services.supervisor.shm_cleanup import remove_segments
-from millstream.services.supervisor.start_checks import check_exposure
 
 
 def test_pools_that_nothing_sizes_are_warned_of():
@@ -202,23 +201,11 @@ def test_warnings_and_whole_tracebacks_are_shown():
     assert [alerts.line_to_show(line, 0.0) for line, _ in lines] == [line if worth else None for line, worth in lines]
 
 
-def test_listening_beyond_loopback_needs_a_key():
-    check_exposure(Settings(host="127.0.0.1"))
-    check_exposure(Settings(host="localhost"))
-    check_exposure(Settings(host="::1"))
-    check_exposure(Settings(host="0.0.0.0", admin_key="secret"))
-    for host in ("0.0.0.0", "::", "192.0.2.1"):
-        with pytest.raises(Failure, match="MILLSTREAM_ADMIN_KEY"):
-            check_exposure(Settings(host=host, admin_key=None))
-
-
 def test_urls():
     assert url_of("::1", 1) == "http://[::1]:1"
     assert local_url_of("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert local_url_of("::", 1) == "http://[::1]:1"
     assert local_url_of("localhost", 1) == "http://localhost:1"
-    assert binds_loopback("127.0.0.2")
-    assert not binds_loopback("192.0.2.1")
 
 
 def test_exit_descriptions():

@@ -69,7 +69,7 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
             **_tfserving(deps, messages),
         }
         if deps.settings.grpc_reflection:
-            info = grpc.stream_stream_rpc_method_handler(Reflection(deps.settings, messages).info)
+            info = grpc.stream_stream_rpc_method_handler(Reflection(messages).info)
             services |= {service: {"ServerReflectionInfo": info} for service in SERVICES}
         observe = _unobserved if observed is None else observed.observed
         self._handlers = {
@@ -110,9 +110,9 @@ def _unobserved(_service: str, _name: str, handler: Any) -> Any:
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
     metadata = MetadataCalls(deps, drain)
     statistics = StatisticsCalls(deps.statistics, deps.configurations)
-    repository = RepositoryCalls(deps.settings, deps.control)
-    memory = SharedMemoryCalls(deps.settings, deps.client_memory)
-    trace_and_log = TraceAndLogCalls(deps.settings, deps.traces, deps.logs)
+    repository = RepositoryCalls(deps.control)
+    memory = SharedMemoryCalls(deps.client_memory)
+    trace_and_log = TraceAndLogCalls(deps.traces, deps.logs)
     return {
         "ServerLive": metadata.server_live,
         "ServerReady": metadata.server_ready,
@@ -197,7 +197,7 @@ def _unary(service: str, name: str, read: _Read, call: _Call, messages: Messages
     row = GRPC.get(f"/{service}/{name}")
 
     async def allowed(request: Any, context: Any) -> Any:
-        check_message(gate, row, request)
+        check_message(gate, row, request, context)
         return await call(request, context)
 
     return grpc.stream_unary_rpc_method_handler(_handler(name, read, allowed, messages))

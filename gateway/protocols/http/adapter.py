@@ -1,12 +1,11 @@
 """adapter: the record of what one protocol adds to the HTTP application.
 
 gateway/app.py lists the adapters; each protocol's folder has its own in adapter.py, next to its routes and its codec:
-routes, their authorisation and their section of the OpenAPI page; paths and the format of their errors
+routes and their section of the OpenAPI page; paths and the format of their errors
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -33,11 +32,11 @@ class Tag(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """Routes that share a section of the OpenAPI page and the rule for who may call them."""
+    """Routes that share a section of the OpenAPI page. `keyed`: they need a key, also while no API key exists."""
 
     router: APIRouter
     tag: Tag | None = None  # None: not on the OpenAPI page
-    authorize: Callable[..., Awaitable[None]] | None = None  # a dependency that raises for callers that may not call
+    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

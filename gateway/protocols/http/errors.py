@@ -142,7 +142,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 _MEANINGS = {
     400: "The request is wrong: the message names the field.",
     401: "No key, or a wrong one.",
-    403: "Without a key, the admin API answers local callers only.",
+    403: "The key lacks the scope that the operation needs.",
     404: "No such model, version or path.",
     405: "The path exists, the method does not.",
     406: "The reply has none of the accepted forms.",

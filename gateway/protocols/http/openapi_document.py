@@ -65,11 +65,9 @@ class Access(NamedTuple):
     """Who may call the operations that need a key.
 
     Args:
-        key: whether a key is set. Without one, these operations answer callers on this machine only.
         open_paths: prefixes of paths that need no key in this configuration.
     """
 
-    key: bool = True
     open_paths: tuple[str, ...] = ()
 
 
@@ -111,8 +109,6 @@ def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, 
     components["schemas"] = dict(sorted(made.items()))
     components["responses"] = dict(sorted(responses.items()))
     components["headers"] = HEADERS
-    if not access.key:
-        components.pop("securitySchemes", None)
     tidied: Document = _without_defaults(_only_references(document))
     _drop_unused(tidied)
     return tidied
@@ -122,7 +118,7 @@ def _secure(operation: dict[str, Any], path: str, access: Access) -> None:
     """Remove what is not in force: the key, and the errors of callers without it."""
     if "security" not in operation:
         return
-    if not access.key or any(path.startswith(prefix) for prefix in access.open_paths):
+    if any(path.startswith(prefix) for prefix in access.open_paths):
         operation["responses"].pop("401", None)
         del operation["security"]
 

@@ -112,7 +112,7 @@ def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, k
         snapshot: the models.
         address: scheme, host and port, for commands.
         ready: whether requests are answered.
-        key: whether the admin API needs a key.
+        key: whether operators have a key; else the token of the home is shown.
         closed: whether calls need a key, so that the models are not shown.
     """
     state = "Ready: requests are answered." if ready else "Not ready: no recent inference came back."
@@ -178,8 +178,8 @@ def _commands(snapshot: Snapshot, address: str, *, key: bool) -> list[tuple[str,
             commands.append((f"Send a request to {example.model}:", f"curl -s {url}/infer -d {shlex.quote(body)}"))
         else:
             commands.append((f"Inputs and outputs of {example.model}:", f"curl -s {url}"))
-    header = '-H "Authorization: Bearer $MILLSTREAM_ADMIN_KEY" ' if key else ""
-    upload = f"curl -T model.onnx {header}{shlex.quote(f'{address}/admin/v1/models/mine/versions/1?wait=60')}"
+    header = '"Authorization: Bearer $MILLSTREAM_ADMIN_KEY"' if key else "@.millstream/run/token"
+    upload = f"curl -H {header} -T model.onnx {shlex.quote(f'{address}/admin/v1/models/mine/versions/1?wait=60')}"
     commands.append(("Upload a model, and wait until it answers:", upload))
     commands.append(("The same, and more, with the command:", "millstream push mine model.onnx\nmillstream models"))
     return commands

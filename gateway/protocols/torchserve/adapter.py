@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
-from millstream.gateway.protocols.http.auth import management_api
 from millstream.gateway.protocols.torchserve import errors, routes, routes_management, schemas
 
 _TAG = Tag("TorchServe", "Predictions, and the management of models from files of this machine.")
@@ -11,7 +10,7 @@ _TAG = Tag("TorchServe", "Predictions, and the management of models from files o
 ADAPTER = Adapter(
     routes=(
         Routes(routes.router, _TAG),
-        Routes(routes_management.router, _TAG, management_api),
+        Routes(routes_management.router, _TAG, keyed=True),
     ),
     error_format=errors.FORMAT,
     error_paths=("/predictions/", "/explanations/", "/models", "/ping", "/api-description"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.protocols.http.auth import admin
 from millstream.gateway.protocols.v2 import (
     routes_config,
     routes_generate,
@@ -31,12 +30,12 @@ ADAPTER = Adapter(
         Routes(routes_health.router, _INFERENCE),
         Routes(routes_statistics.router, _EXTENSIONS),  # before models: "stats" is no model there
         Routes(routes_trace.router, _EXTENSIONS),
-        Routes(routes_trace.protected, _EXTENSIONS, admin),
+        Routes(routes_trace.protected, _EXTENSIONS, keyed=True),
         Routes(routes_models.router, _INFERENCE),
-        Routes(routes_shared_memory.router, _SHARED_MEMORY, admin),
+        Routes(routes_shared_memory.router, _SHARED_MEMORY, keyed=True),
         Routes(routes_config.router, _REPOSITORY),
         Routes(routes_repository.router, _REPOSITORY),
-        Routes(routes_repository.protected, _REPOSITORY, admin),
+        Routes(routes_repository.protected, _REPOSITORY, keyed=True),
     ),
     schemas=(*schemas.SCHEMAS, routes_shared_memory.SystemRegistration),
 )

@@ -6,7 +6,6 @@ Serves the models of one folder, listening on all addresses.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,18 +53,11 @@ def serve(
     grpc_port: GrpcPort = None,
     json_output: Json = False,
 ) -> None:
-    """Serve the models of one folder from a container, listening on all addresses.
-
-    Without MILLSTREAM_ADMIN_KEY a random key locks the admin API.
-    """
+    """Serve the models of one folder from a container, listening on all addresses."""
     settings = load_settings()
-    passed_on: dict[str, str] = {}
-    if settings.admin_key is None:
-        passed_on["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)
     if "allowed_hosts" not in settings.model_fields_set:
         # The platform routes by name to the container, and does not document which names it passes on.
-        passed_on["MILLSTREAM_ALLOWED_HOSTS"] = ANY
-    os.environ.update(passed_on)  # noqa: TID251 - for `up`, which reads it
+        os.environ["MILLSTREAM_ALLOWED_HOSTS"] = ANY  # noqa: TID251 - for `up`, which reads it
     if folder == MODEL_DIR and settings.vertex_storage_uri:
         folder = storage_folder(settings.vertex_storage_uri)
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")

@@ -25,7 +25,7 @@ from millstream.gateway.protocols.vertex.adapter import vertex_adapter
 from millstream.services.access.scopes import Grants, Need, grants_of
 from millstream.services.access.table import GRPC, HTTP, NAMED, Row, http_row
 from millstream.services.settings import Settings
-from tests.kit.application import Application
+from tests.kit.application import OPERATOR, Application
 
 pytestmark = pytest.mark.anyio
 
@@ -120,13 +120,9 @@ async def _keys(application: Application) -> dict[str, str]:
 async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None:
     application = Application(tmp_path)
     keys = await _keys(application)
-    async with application.client(address="192.0.2.1") as client:
+    async with application.client(operator=False) as client:
         for ((method, path), row), scope in product(HTTP.items(), (*SCOPES, "")):
-            url = path
-            for parameter in ("model", "name", "endpoint"):
-                url = url.replace(f"{{{parameter}}}", "m")
-            for parameter in ("version", "label", "region", "repository", "key", "pool"):
-                url = url.replace(f"{{{parameter}}}", "1")
+            url = _about(path, "m")
             if (method, url) == ("POST", "/v2/models/m/infer") or url.startswith("/v2/models/m/versions/1/infer"):
                 continue  # waits for the test to answer: tests/integration/test_access.py
             headers = {"Authorization": f"Bearer {keys[scope]}"} if scope else {}
@@ -137,6 +133,41 @@ async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None
             allowed = row.need is Need.OPEN or (bool(scope) and _allowed(row, path, scope))
             assert refused is not allowed, (method, url, scope, reply.status_code, reply.text)
     assert not any(key in str(application.audit_text()) for key in keys.values())
+
+
+def _about(path: str, model: str) -> str:
+    """Return the URL of a route for a model."""
+    for parameter in ("model", "name", "endpoint"):
+        path = path.replace(f"{{{parameter}}}", model)
+    for parameter in ("version", "label", "region", "repository", "key", "pool"):
+        path = path.replace(f"{{{parameter}}}", "1")
+    return path
+
+
+@pytest.mark.parametrize("open_control", [False, True])
+async def test_without_keys_every_change_needs_the_token(tmp_path: Path, open_control: bool) -> None:
+    application = Application(tmp_path, grpc_port=0, open_control=open_control)
+    async with application.client(operator=False) as client:
+        for (method, path), row in HTTP.items():
+            if path.endswith("/infer"):
+                continue  # waits for the test to answer
+            closed = path.startswith("/admin/") or (row.controls and not open_control)
+            for headers, refused in ((None, closed), ({"X-API-Key": "mt_wrong"}, closed), (OPERATOR, False)):
+                reply = await client.request(method, _about(path, "m"), headers=headers, content=b"{")
+                if reply.status_code == 404 and reply.text == '{"error":"Not Found"}':
+                    continue  # a row for a route to come
+                assert (reply.status_code in {401, 403}) is refused, (method, path, headers, reply.text)
+    async with application.grpc_channel() as channel:
+        for method, row in GRPC.items():
+            closed = row.controls and row.of_message is None and not open_control
+            for metadata, refused in (((), closed), (tuple(OPERATOR.items()), False)):
+                assert await _refused(channel, method, metadata) is refused, (method, metadata)
+        for method, kind in (("TraceSetting", pb.TraceSettingRequest), ("LogSettings", pb.LogSettingsRequest)):
+            message = kind()
+            message.settings["no_such_setting"].SetInParent()
+            name = f"/inference.GRPCInferenceService/{method}"
+            assert await _refused(channel, name, (), message) is not open_control
+            assert not await _refused(channel, name, tuple(OPERATOR.items()), message)
 
 
 @pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])
@@ -152,9 +183,12 @@ async def test_every_method_answers_every_scope_over_grpc(
             assert await _refused(channel, method, metadata) is not allowed, (method, scope)
 
 
-async def _refused(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...]) -> bool:
+async def _refused(
+    channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...], message: Any = None
+) -> bool:
     """Call a method about the model "m"; return whether the key was refused. On the wire each call is a stream."""
-    call = channel.unary_stream(method)(_about_m(method), metadata=metadata, timeout=WAIT_S)
+    body = _about_m(method) if message is None else message.SerializeToString()
+    call = channel.unary_stream(method)(body, metadata=metadata, timeout=WAIT_S)
     try:
         reply = await call.read()
     except grpc.aio.AioRpcError as error:

@@ -13,7 +13,7 @@ import pytest
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import KEYS_MAX, MINUTE_S, REFUSALS_A_MINUTE, Refusals, Who
-from tests.kit.application import Application
+from tests.kit.application import OPERATOR, Application
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +136,7 @@ async def test_wrong_calls_of_one_who_may_write_are_bounded(tmp_path: Path) -> N
 
 async def test_a_gateway_that_stops_says_how_many_calls_over_http_have_no_entry(tmp_path: Path) -> None:
     application = Application(tmp_path)
-    async with application.served() as url, httpx2.AsyncClient(base_url=url) as client:
+    async with application.served() as url, httpx2.AsyncClient(base_url=url, headers=OPERATOR) as client:
         for _ in range(REFUSALS_A_MINUTE + 3):
             assert (await client.delete("/admin/v1/models/none")).status_code == 404
         assert "left_out" not in application.audit_text()

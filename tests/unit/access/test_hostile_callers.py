@@ -67,14 +67,6 @@ def test_an_end_in_the_past_is_an_end(end: float) -> None:
             gate.identify(BEARER)
 
 
-def test_a_document_that_cannot_be_read_closes_the_admin_api_on_this_machine() -> None:
-    gate = Gate()
-    gate.load([document()])
-    assert not gate.has_admin
-    gate.load([document()], others=True)
-    assert gate.has_admin
-
-
 def test_a_document_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     keys = AccessKeys(tmp_path)
     keys.add(document(), 1.0)

@@ -15,7 +15,6 @@ import grpc
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Gate, Pass, forbidden
 from millstream.gateway.access.principal import CALLER, FORBIDDEN, Principal
-from millstream.gateway.protocols.grpc.access.auth import is_local_call
 from millstream.gateway.protocols.grpc.codec.messages import BEFORE_REFUSAL, Messages
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import Who
@@ -25,11 +24,7 @@ from millstream.services.errors import GRPC_STATUS, Code, Failure
 from millstream.services.process.audit import CHANGES, acting
 
 _Handle = Callable[[Any, Any], Awaitable[Any]]
-#: what callers on this machine may do without a key, while there is no key with the scope admin
-_OPERATORS = frozenset({Need.READ, Need.WRITE, Need.MEMORY, Need.ADMIN, Need.DESCRIBE})
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
-#: calls that change something only if their message says so
-_READ_TOO = frozenset({"TraceSetting", "LogSettings"})
 
 
 class Guard:
@@ -75,9 +70,10 @@ class Guard:
     def _checked(self, method: str, row: Row, handle: _Handle, *, counted: bool) -> _Handle:
         """Return a handler that checks each call before `handle`. `counted`: whether the call is one request."""
         gate = self._gate
+        unread = row if row.of_message is None else row._replace(changes=False)  # `check_message` checks the rest
 
         async def call(requests: Any, context: Any) -> Any:
-            if not gate.enforced:
+            if gate.is_open(unread):
                 if row.changes:
                     return await self._audited(method, handle, requests, context)
                 return await handle(requests, context)
@@ -100,28 +96,11 @@ class Guard:
 
     def _let_in(self, context: Any, row: Row, *, counted: bool) -> Pass | None:
         """Check a call; None: nothing counts its end. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
-        principal = self._caller(context, row)
-        if principal is None:
-            return None
-        CALLER.set(principal)
-        acting(unquote(context.peer()), principal.label)
+        principal = _identify(self._gate, context)
         if not principal.grants.may(row.need):
             principal.count(FORBIDDEN)
             raise forbidden(principal, row.need, None)
         return self._gate.let_in(principal) if counted else None
-
-    def _caller(self, context: Any, row: Row) -> Principal | None:
-        """Return who calls; None: an operator on this machine. Raises Failure(UNAUTHENTICATED)."""
-        authorization = api_key = None
-        for name, value in context.invocation_metadata() or ():
-            if name == "authorization":
-                authorization = value
-            elif name == "x-api-key":
-                api_key = value
-        sent = api_key if authorization is None else authorization
-        if sent is None and row.need in _OPERATORS and not self._gate.has_admin and is_local_call(context):
-            return None
-        return self._gate.identify(None if sent is None else sent.encode() if isinstance(sent, str) else sent)
 
     async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
         """Handle a call and write its entry: before its reply, unless something else than the handler ends the call."""
@@ -153,8 +132,8 @@ class Guard:
         self, method: str, context: Any, principal: Principal | None, code: str, changes: list[str]
     ) -> None:
         what = method.rpartition("/")[2]
-        if what in _READ_TOO and code == "OK" and not changes:
-            return
+        if GRPC[method].of_message is not None and code == "OK" and not changes:
+            return  # it only read
         if code in _REFUSED and principal is None:
             return  # anybody can make such calls
         label, key_id = ("", "") if principal is None else (principal.label, principal.key_id)
@@ -162,12 +141,35 @@ class Guard:
         await self._audit.write(who, what, method, code, changes, refused=code != "OK")
 
 
-def check_message(gate: Gate, row: Row | None, request: Any) -> None:
-    """Check that the caller of the current task may name the model of a message. Raises Failure(FORBIDDEN)."""
-    principal = CALLER.get() if gate.enforced else None
-    if principal is None or row is None or row.model is None:
+def _identify(gate: Gate, context: Any) -> Principal:
+    """Return who calls, and make it the caller of the current task. Raises Failure(UNAUTHENTICATED)."""
+    authorization = api_key = None
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            authorization = value
+        elif name == "x-api-key":
+            api_key = value
+    sent = api_key if authorization is None else authorization
+    principal = gate.identify(None if sent is None else sent.encode() if isinstance(sent, str) else sent)
+    CALLER.set(principal)
+    acting(unquote(context.peer()), principal.label)
+    return principal
+
+
+def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> None:
+    """Check that the caller of the current task may make a call whose message has been read.
+
+    Raises Failure: UNAUTHENTICATED, FORBIDDEN.
+    """
+    if row is None:
         return
-    model = attrgetter(row.model)(request)
+    row = row.for_message(request)
+    principal = CALLER.get()
+    if principal is None:
+        if gate.is_open(row):
+            return
+        principal = _identify(gate, context)
+    model = None if row.model is None else attrgetter(row.model)(request)
     if not principal.grants.allows(row.need, model or None):
         principal.count(FORBIDDEN)
         raise forbidden(principal, row.need, model)

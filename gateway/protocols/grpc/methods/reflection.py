@@ -15,11 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio
 from tritonclient.grpc import service_pb2
 
-from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.protocols.grpc.codec.messages import Messages, parse
 from millstream.gateway.protocols.grpc.tfserving import schema
 from millstream.services.errors import Failure
-from millstream.services.settings import Settings
 
 #: the service, in both versions of the protocol
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -33,12 +31,10 @@ class Reflection:
     """Answers what clients ask about the services of this port.
 
     Args:
-        settings: if they have an admin key, callers need it.
         messages: reads requests and sends replies.
     """
 
-    def __init__(self, settings: Settings, messages: Messages) -> None:
-        self._settings = settings
+    def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._servicer = aio.ReflectionServicer(_services(), pool=_pool())
 
@@ -47,8 +43,6 @@ class Reflection:
         messages = self._messages
         messages.call(context)
         try:
-            if self._settings.admin_key is not None:
-                await auth.check(self._settings, context)
             async for response in self._servicer.ServerReflectionInfo(self._requests(context), context):
                 await messages.write(context, response.SerializeToString())
         except Failure as failure:

@@ -6,18 +6,15 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import ModelLoader
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.settings import Settings
 
 
 class RepositoryCalls:
     """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
-    def __init__(self, settings: Settings, control: ModelLoader) -> None:
-        self._settings = settings
+    def __init__(self, control: ModelLoader) -> None:
         self._control = control
 
     def _loader_for(self, request: Any) -> ModelLoader:
@@ -32,8 +29,7 @@ class RepositoryCalls:
             response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
         return response
 
-    async def load(self, request: Any, context: Any) -> Any:
-        await auth.check(self._settings, context)
+    async def load(self, request: Any, _: Any) -> Any:
         control = self._loader_for(request)
         config: str | None = None
         files: dict[str, bytes] = {}
@@ -55,8 +51,7 @@ class RepositoryCalls:
             raise
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: Any, context: Any) -> Any:
-        await auth.check(self._settings, context)
+    async def unload(self, request: Any, _: Any) -> Any:
         control = self._loader_for(request)
         for name, parameter in request.parameters.items():
             if name != "unload_dependents":

@@ -7,24 +7,19 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog.shared_settings import when_unlocked
-from millstream.gateway.protocols.grpc.access import auth
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import LogSettings, TraceSettings
 from millstream.services.errors import invalid
-from millstream.services.settings import Settings
 
 
 class TraceAndLogCalls:
     """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
-    def __init__(self, settings: Settings, trace: TraceSettings, log: LogSettings) -> None:
-        self._settings = settings
+    def __init__(self, trace: TraceSettings, log: LogSettings) -> None:
         self._trace = trace
         self._log = log
 
-    async def trace_setting(self, request: Any, context: Any) -> Any:
-        if request.settings:
-            await auth.check(self._settings, context)
+    async def trace_setting(self, request: Any, _: Any) -> Any:
         model = request.model_name or None
         if request.settings:
             changes = {name: _trace_value(value) for name, value in request.settings.items()}
@@ -36,9 +31,7 @@ class TraceAndLogCalls:
             response.settings[name].value.extend([value] if isinstance(value, str) else value)
         return response
 
-    async def log_settings(self, request: Any, context: Any) -> Any:
-        if request.settings:
-            await auth.check(self._settings, context)
+    async def log_settings(self, request: Any, _: Any) -> Any:
         if request.settings:
             changes = {name: _log_value(name, value) for name, value in request.settings.items()}
             values = await when_unlocked(lambda: self._log.update(changes))
