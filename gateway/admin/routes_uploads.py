@@ -63,7 +63,7 @@ def _import_options(
         ),
     ],
     allow_pickle: Annotated[
-        bool, Query(description="Load a pickle, which can execute code: after a scan, in the sandbox.")
+        bool, Query(description="Load a pickle, which can execute code: classes of a list alone, in the sandbox.")
     ] = False,
     allow_code: Annotated[
         bool, Query(description="Run code that a model's folder brings with it, in the sandbox.")

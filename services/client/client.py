@@ -169,7 +169,7 @@ class Client:
             config: of the version, such as {"rows_max": 32, "pools": ["cpu"]}.
             activate: whether it serves in place of the current version when it is ready.
             wait_s: longest wait until it is ready, in seconds; the document's `state` says whether it is.
-            allow_pickle: load a pickle, which can execute code: after a scan, in the server's sandbox.
+            allow_pickle: load a pickle, which can execute code: classes of a list alone, in the server's sandbox.
             allow_code: run code that a model's folder brings with it, in the server's sandbox.
             inputs: that the file does not describe, as TorchScript does not: "x:FP32:-1,3,224,224".
             progress: called with the bytes sent so far and the bytes of the upload.

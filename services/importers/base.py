@@ -42,7 +42,7 @@ class ImportOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    allow_pickle: bool = Field(False, description="Load pickles, in the sandbox and after a scan.")
+    allow_pickle: bool = Field(False, description="Load pickles, in the sandbox, and classes of a list alone.")
     allow_code: bool = Field(False, description="Run code that a model folder brings with it, in the sandbox.")
     inputs: tuple[str, ...] = Field(
         (), max_length=INPUTS_MAX, description='Inputs that a file does not describe, such as "x:FP32:-1,3,224,224".'

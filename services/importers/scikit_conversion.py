@@ -30,15 +30,15 @@ _TIE = 1e-3
 _BOOSTED = {"XGBModel": "XGBoost", "LGBMModel": "LightGBM", "CatBoost": "CatBoost"}
 
 
-def check_version(written_by: str) -> None:
-    """Raise Failure(INVALID) for a model of a newer scikit-learn than is here; `written_by` may be empty."""
+def check_state(state: Any) -> None:
+    """Raise Failure(INVALID) for the state of an estimator that a newer scikit-learn than is here saved."""
     import sklearn
 
-    theirs, ours = _release(written_by), _release(sklearn.__version__)
-    if theirs > ours:
+    written_by = state.get("_sklearn_version") if isinstance(state, dict) else None
+    if isinstance(written_by, str) and _release(written_by) > _release(sklearn.__version__):
         raise invalid(
-            f"the model was saved by scikit-learn {written_by}, and the gateway has {sklearn.__version__}, which "
-            f"cannot be trusted to read it: pip install 'scikit-learn>={written_by}' where the gateway runs"
+            f"the model was saved by scikit-learn {written_by[:40]}, and the gateway has {sklearn.__version__}, which "
+            f"cannot be trusted to read it: pip install 'scikit-learn>={written_by[:40]}' where the gateway runs"
         )
 
 

@@ -103,8 +103,8 @@ _SCRIPT = "export the model to ONNX and push that file"
 #: to an upload of a pickle that may not be loaded
 PICKLE_REFUSAL = (
     "this is a pickle, which can execute code when it is loaded: if you trust where it is from, push it with "
-    "--allow-pickle (allow_pickle=true), and it is scanned and then loaded in a sandbox; or save the model in a format "
-    "without code: skops for scikit-learn, save_model for XGBoost, LightGBM and CatBoost"
+    "--allow-pickle (allow_pickle=true), and it is loaded in a sandbox, by a list of classes; or save the model in a "
+    "format without code: skops for scikit-learn, save_model for XGBoost, LightGBM and CatBoost"
 )
 
 #: first bytes that belong to one format alone

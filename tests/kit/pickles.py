@@ -68,6 +68,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         _HEAD + b"]\x94" + b"".join(b"(h\x00" + b"h\x00" * 9 + b"l\x94" for _ in range(200)) + b".",
         "save the estimator itself",
     ),
+    "a constructor": (estimator_with(LogisticRegression), "calls LogisticRegression"),
+    "a file as a second pickle": (
+        estimator_with(np.lib.npyio.NpzFile, "/proc/self/fd/3", False, True),
+        "needs numpy.lib.npyio.NpzFile",
+    ),
     "a persistent id": (_HEAD + b"\x8c\x01xQ.", "outside of it"),
     "an extension": (_HEAD + b"\x82\x01.", "extensions"),
     "zeros, compressed": (zlib.compress(_HEAD + b"\x00" * 50_000_000), "broken or cut short"),

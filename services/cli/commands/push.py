@@ -41,7 +41,7 @@ def push(
     activate: Annotated[bool, typer.Option(help="Serve the new version in place of the current one.")] = True,
     allow_pickle: Annotated[
         bool,
-        typer.Option("--allow-pickle", help="Load a pickle, which can execute code: after a scan, in a sandbox."),
+        typer.Option("--allow-pickle", help="Load a pickle, which can execute code: classes of a list, in a sandbox."),
     ] = False,
     allow_code: Annotated[
         bool,
