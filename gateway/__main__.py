@@ -23,6 +23,7 @@ from millstream.gateway.gateway import Gateway
 from millstream.gateway.listeners import grpc_server, http_config, http_protocol
 from millstream.gateway.scheduling.preloads import Preloads
 from millstream.services.errors import Failure
+from millstream.services.process.descriptors import keep_from_children
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.sign_of_life import SignOfLife
@@ -46,6 +47,7 @@ def main() -> int:
     name = f"gateway-{arguments.index}"
     configure_logs("text", name)
     create_files_private()
+    keep_from_children()
     try:
         settings = read_settings()
         configure_logs(settings.log_format, name)

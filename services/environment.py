@@ -13,6 +13,20 @@ ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
 #: the variable in which platforms with twelve-factor conventions pass the port
 PORT = "PORT"
+#: What libraries need of the environment, by name or by what it begins with: where programs and libraries are, how to
+#: compute, and the language. Nothing that holds a secret: addresses of others and their keys are not among it.
+_LIBRARY_VARIABLES = frozenset(
+    {
+        "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "HOME",
+        "GLIBC_TUNABLES", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "XLA_FLAGS",
+        "NPROC", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", PINNED_FROM,
+    }
+)  # fmt: skip
+_LIBRARY_PREFIXES = (
+    "LC_", "PYTHON", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ORT_", "OV_", "TVM_",
+    "IREE_", "TORCHINDUCTOR_", "CUDA_", "NVIDIA_", "ROCR_", "HSA_", "HIP_", "OCL_", "OPENCL_", "COVERAGE_", "COV_CORE_",
+    "NIX_",
+)  # fmt: skip
 #: variables by which a service manager speaks with this process, and not with its children (sd_notify(3))
 MANAGER_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 
@@ -68,6 +82,16 @@ def pinned_from() -> str:
 def set_xla_threads(threads: int) -> None:
     """Set the size of XLA's thread pool in this process, unless it is set. Effective before JAX is first used."""
     ENVIRONMENT.setdefault("NPROC", str(max(1, threads)))
+
+
+def library_environment(overrides: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process that reads or runs an upload: what libraries need, and `overrides`."""
+    needed = {
+        name: value
+        for name, value in ENVIRONMENT.items()
+        if name in _LIBRARY_VARIABLES or name.startswith(_LIBRARY_PREFIXES)
+    }
+    return {ORT_DISABLE_TELEMETRY: "1", **needed, **overrides}
 
 
 def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:

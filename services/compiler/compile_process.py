@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 import tempfile
 import time
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from contextlib import nullcontext
+from typing import NoReturn
 
 from millstream.services.compiler.candidate import Bounds, Candidate, Compiled, Missing, Subject
 from millstream.services.compiler.compile_task import SCRATCH, CompileOutcome, CompileTask
@@ -24,25 +23,17 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.gpus import close_driver
 from millstream.services.process.group_guard import group_guard
 from millstream.services.process.low_priority import lower_process
-from millstream.services.process.parent_death import die_with_parent
-from millstream.services.sandbox.confine import confine
+from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
 
 ERROR_CHARACTERS_MAX = 600
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Compile one candidate. Exits with 0 if it printed an outcome."""
     parser = argparse.ArgumentParser(prog="python -m millstream.services.compiler.compile_process")
     parser.add_argument("--parent", type=int, required=True, help="process id of what started this one")
-    die_with_parent(parser.parse_args().parent)
-    task = CompileTask.model_validate_json(sys.stdin.buffer.read())
-    output = os.dup(1)
-    os.dup2(2, 1)  # standard output is for the outcome: libraries that print write to standard error
-    outcome = _outcome(task).model_dump_json().encode()
-    with os.fdopen(output, "wb") as file:
-        file.write(outcome)
-    sys.stderr.flush()
-    os._exit(0)  # skips destructors of the libraries, which may crash
+    begin(parser.parse_args().parent)
+    serve_task(lambda task: _outcome(CompileTask.model_validate_json(task)).model_dump_json().encode())
 
 
 def _outcome(task: CompileTask) -> CompileOutcome:
@@ -70,18 +61,6 @@ def _confine(task: CompileTask, target: Target) -> None:
     if task.low_priority:
         lower_process(idle=True)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for limit, value in (
-        (resource.RLIMIT_DATA, task.memory_bytes),  # not RLIMIT_AS: compilers reserve far more than they use
-        (resource.RLIMIT_CPU, int(task.seconds_max * cores) + 1),
-        (resource.RLIMIT_FSIZE, task.written_bytes),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
-    if sys.platform == "linux":
-        with suppress(OSError):  # makes the OOM killer choose this process first
-            Path("/proc/self/oom_score_adj").write_text("1000")
     folder = task.folder.resolve()
     scratch = folder / SCRATCH
     scratch.mkdir(exist_ok=True)
@@ -89,7 +68,9 @@ def _confine(task: CompileTask, target: Target) -> None:
     model = task.subject.path
     # The served file may be a link to another folder; its weights are beside it.
     reads = [model.parent, model.parent.resolve(), model.resolve(), *([task.samples] if task.samples else [])]
-    confine(reads, [folder], target.programs())
+    cpu_s = int(task.seconds_max * cores) + 1
+    limits = Limits(task.memory_bytes, cpu_s, task.written_bytes, reserved_free=True)
+    confine(reads, [folder], target.programs(), limits=limits)
 
 
 def _check_available(target: Target, device: str) -> None:

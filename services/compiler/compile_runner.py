@@ -32,7 +32,7 @@ from millstream.services.compiler.compile_task import (
 )
 from millstream.services.compiler.targets import get_target
 from millstream.services.crashes.exit_status import describe_exit
-from millstream.services.environment import ORT_DISABLE_TELEMETRY, child_environment
+from millstream.services.environment import library_environment
 from millstream.services.errors import Failure, invalid
 from millstream.services.sandbox.folder_watch import WATCH_S, FolderWatch
 from millstream.services.sandbox.group_watch import GroupWatch
@@ -222,10 +222,8 @@ def _read_end(stream: IO[bytes], kept: dict[str, bytes]) -> None:
 
 
 def _environment(task: CompileTask) -> dict[str, str]:
-    """Return this process's environment without its settings; libraries cache in the folder for temporary files."""
+    """Return what libraries need; they cache in the folder for temporary files."""
     scratch = str(task.folder / SCRATCH)
-    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
-    inherited.setdefault(ORT_DISABLE_TELEMETRY, "1")
     folders = dict.fromkeys(("TMPDIR", "HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"), scratch)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(max(1, task.subject.threads)))
-    return {**inherited, **folders, **threads, "MALLOC_ARENA_MAX": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return library_environment({**folders, **threads, "MALLOC_ARENA_MAX": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"})

@@ -15,19 +15,19 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, Imported, Importer, Source
 from millstream.services.importers.registry import importer_named
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.importers.samples import write_samples
-from millstream.services.ingest.limits import limit_process, one_line
-from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection
+from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection, one_line
 from millstream.services.model.manifest import COLUMNS_MAX
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.low_priority import NICE
 from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import is_full, storage_failure
-from millstream.services.sandbox.confine import confine
+from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
 
 _CAUSE_CHARACTERS_MAX = 400
 #: what the sandbox answers to calls that it forbids
@@ -36,17 +36,11 @@ _SANDBOX = frozenset({errno.EACCES, errno.EPERM})
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Convert one model. Exits with 0 if it printed a report."""
-    die_with_parent(int(sys.argv[2]))
+    begin(int(sys.argv[2]))
     unpin()
-    task = ImportTask.model_validate_json(sys.stdin.buffer.read())
-    output = os.dup(1)
-    os.dup2(2, 1)  # standard output is for the report: frameworks that print write to standard error
-    report = _report(task).model_dump_json().encode()
-    with os.fdopen(output, "wb") as file:
-        file.write(report)
-    os._exit(0)  # skips destructors, which may crash after a broken model
+    serve_task(lambda task: _report(ImportTask.model_validate_json(task)).model_dump_json().encode())
 
 
 def _report(task: ImportTask) -> ImportReport:
@@ -94,12 +88,13 @@ def _of_model(error: OSError, importer: Importer) -> Failure:
 
 
 def _confine(task: ImportTask) -> None:
-    limit_process(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
+    os.nice(NICE)
     (task.folder / SCRATCH).mkdir(exist_ok=True)
     (task.folder / IMPORTED).mkdir(exist_ok=True)
     tempfile.tempdir = str(task.folder / SCRATCH)
     folder = task.folder.resolve()
-    confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED))
+    limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
+    confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)
 
 
 def _convert(task: ImportTask, importer: Importer) -> Converted:

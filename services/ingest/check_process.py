@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_slots import check_slot
-from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, run_process
+from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, printed, run_process
 from millstream.services.ingest.forked_check import Ended, Forker
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import (
@@ -170,9 +170,9 @@ def _outcome(
     try:
         outcome = CheckReport.model_validate_json(report).outcome
     except ValidationError:
-        lines = errors.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "no error output")
-        raise Failure(Code.INTERNAL, f"the model check ended with status {status}: {last[:300]}") from None
+        log.warning("the model check ended with status %d and printed: %s", status, printed(errors))
+        message = f"the model check ended with status {status}; the log has what it printed"
+        raise Failure(Code.INTERNAL, message) from None
     if isinstance(outcome, Rejection):
         raise Failure(outcome.code, outcome.message)
     return outcome
@@ -194,4 +194,4 @@ def _signal_name(number: int) -> str:
 
 def _environment() -> dict[str, str]:
     # PyTorch makes a folder for its compiler, which the sandbox forbids, unless it is there.
-    return {**confined_environment(), "TORCHINDUCTOR_CACHE_DIR": "/"}
+    return confined_environment(TORCHINDUCTOR_CACHE_DIR="/")

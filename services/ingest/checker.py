@@ -14,12 +14,12 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import SOURCE, Source
 from millstream.services.importers.registry import find_importer
 from millstream.services.ingest.archive import check_kind, unpack
-from millstream.services.ingest.limits import limit_process, one_line
 from millstream.services.ingest.report import (
     UPLOAD,
     CheckedModel,
@@ -27,46 +27,47 @@ from millstream.services.ingest.report import (
     CheckTask,
     Recognised,
     Rejection,
+    one_line,
 )
 from millstream.services.jax_export.document import is_export_file
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.low_priority import NICE
 from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import storage_failure
-from millstream.services.sandbox.confine import confine
+from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
 from millstream.services.torch_export.archive import is_program_file
 
 #: how much larger than the upload limit a rewritten model may be
 _REWRITE_BYTES = 64 << 20
 
 
-def main(set_title: Callable[..., None] | None = None) -> None:
+def main(set_title: Callable[..., None] | None = None) -> NoReturn:
     """Check one model. Exits with 0 if it printed a report.
 
     `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it checks. Such a
     process ends with its parent already.
     """
     if set_title is None:
-        die_with_parent(int(sys.argv[2]))
+        begin(int(sys.argv[2]))
         unpin()
-    task = CheckTask.model_validate_json(sys.stdin.buffer.read())
-    if set_title is not None:
-        set_title(sys.executable, "-m", __name__, str(task.folder))
-    output = os.dup(1)
-    os.dup2(2, 1)  # standard output is for the report: libraries that print write to standard error
-    report = _report(task).model_dump_json().encode()
-    with os.fdopen(output, "wb") as file:
-        file.write(report)
-    os._exit(0)  # skips destructors, which may crash after a broken model
+
+    def answer(document: bytes) -> bytes:
+        task = CheckTask.model_validate_json(document)
+        if set_title is not None:
+            set_title(sys.executable, "-m", __name__, str(task.folder))
+        return _report(task).model_dump_json().encode()
+
+    serve_task(answer)
 
 
 def _confine(task: CheckTask) -> None:
     """Limit the memory, CPU time and files of this process, since a model may take it over. Raises OSError."""
-    limit_process(task.memory_bytes_max, task.cpu_s_max, task.unpacked_bytes_max + _REWRITE_BYTES)
+    os.nice(NICE)
+    limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.unpacked_bytes_max + _REWRITE_BYTES)
     folder = task.folder.resolve()
     if task.served is None:
-        confine(reads=(), writes=(folder,))
+        confine(reads=(), writes=(folder,), limits=limits)
     else:  # served in place: the operator's folder, in which the model file may be a link to another folder
-        confine(reads=(folder, (folder / task.served).resolve()), writes=())
+        confine(reads=(folder, (folder / task.served).resolve()), writes=(), limits=limits)
 
 
 def _report(task: CheckTask) -> CheckReport:

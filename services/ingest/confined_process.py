@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from millstream.services.environment import ORT_DISABLE_TELEMETRY, child_environment
+from millstream.services.environment import library_environment
 from millstream.services.ingest.forked_check import Ended
-from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
+from millstream.services.ingest.report import ERRORS_BYTES_KEPT, MESSAGE_CHARACTERS_MAX, REPORT_BYTES_MAX, one_line
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.sandbox.folder_watch import FolderWatch
 
@@ -45,11 +45,15 @@ async def run_process(
         await uninterrupted(_end(starting))
 
 
-def confined_environment() -> dict[str, str]:
-    """Return this process's environment without secrets; libraries get one thread, since threads reserve memory."""
-    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
-    inherited.setdefault(ORT_DISABLE_TELEMETRY, "1")
-    return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+def confined_environment(**overrides: str) -> dict[str, str]:
+    """Return the environment of a check or import; libraries get one thread, since threads reserve memory."""
+    few = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    return library_environment({**few, **overrides})
+
+
+def printed(errors: bytes) -> str:
+    """Return the end of what a process wrote to its standard error, for the log: on one line, printable, bounded."""
+    return one_line(errors.decode(errors="replace")[-MESSAGE_CHARACTERS_MAX:])
 
 
 async def _start(module: str, folder: Path, environment: Mapping[str, str]) -> asyncio.subprocess.Process:

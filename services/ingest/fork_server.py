@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from millstream.services.ingest import checker
+from millstream.services.process.descriptors import close_all_but
 from millstream.services.process.parent_death import die_with_parent
 from millstream.services.process.pinning import unpin
 from millstream.services.sandbox.confine import prepare
@@ -154,11 +155,11 @@ def kill_group(pid: int) -> None:
 def _run_checker(task: int, report: int, errors: int, server: int) -> NoReturn:
     """Run the checker in this forked child, with the three descriptors as its standard ones and no others."""
     try:
-        os.setsid()
-        die_with_parent(server)
         for standard, descriptor in enumerate((task, report, errors)):
             os.dup2(descriptor, standard)
-        os.closerange(3, 1 + max(int(one.name) for one in Path("/proc/self/fd").iterdir()))
+        close_all_but(0, 1, 2)
+        os.setsid()
+        die_with_parent(server)
         checker.main(set_title)
     except BaseException:  # also SystemExit: the child must not return into the server's loop
         traceback.print_exc()

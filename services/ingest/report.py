@@ -191,3 +191,9 @@ class CheckReport(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     outcome: CheckedModel | Recognised | Rejection
+
+
+def one_line(text: str) -> str:
+    """Return `text` on one line, printable and bounded: messages quote untrusted names, and are logged."""
+    line = " ".join(text.split())[:MESSAGE_CHARACTERS_MAX]
+    return "".join(character if character.isprintable() else "?" for character in line)

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from millstream.services.process.descriptors import close_all_but
+
 
 @contextmanager
 def group_guard() -> Iterator[None]:
@@ -25,8 +27,7 @@ def group_guard() -> Iterator[None]:
     guard = os.fork()
     if guard == 0:
         try:
-            os.close(writing)
-            _close_all_but(reading)
+            close_all_but(reading)
             if not os.read(reading, 1):
                 os.killpg(0, signal.SIGKILL)
         finally:
@@ -38,9 +39,3 @@ def group_guard() -> Iterator[None]:
         os.write(writing, b".")
         os.close(writing)
         os.waitpid(guard, 0)
-
-
-def _close_all_but(kept: int) -> None:
-    """Close what this process inherited, so that a reader of its parent's output sees the end."""
-    os.closerange(0, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,6 +1,7 @@
-"""The sandbox of a process that reads untrusted files: Landlock for files, seccomp for calls, no root privileges.
+"""The sandbox of every process that reads or runs an upload: what it inherits, may take, and may reach.
 
-confine(reads, writes) ─> drop capabilities ─> Landlock ─> seccomp ─> the active Layers
+begin ─> no descriptors but the standard ones, ends with its parent
+confine(limits, reads, writes) ─> fewer capabilities ─> Landlock: files ─> seccomp: calls ─> the active Layers
 A layer that the kernel lacks is skipped; `millstream doctor` reports it.
 """
 
@@ -8,18 +9,25 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
+import resource
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from millstream.services.process.c_library import c_library
+from millstream.services.process.descriptors import close_all_but
+from millstream.services.process.parent_death import die_with_parent
 from millstream.services.sandbox import landlock, seccomp
 
+#: open files and pipes; a pipe may hold 64 KiB of the kernel's memory, and libraries open hundreds of files at most
+DESCRIPTORS_MAX = 1024
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPSET: dict[str, int] = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
@@ -42,6 +50,22 @@ _LOADERS = tuple(
 )  # fmt: skip
 
 
+class Limits(NamedTuple):
+    """What a confined process may take.
+
+    Args:
+        memory_bytes: of its address space.
+        cpu_s: seconds of processor time.
+        file_bytes: of each file that it writes.
+        reserved_free: count only the memory that it may write to: compilers reserve far more than they use.
+    """
+
+    memory_bytes: int
+    cpu_s: int
+    file_bytes: int
+    reserved_free: bool = False
+
+
 class Layers(NamedTuple):
     """The active layers. `landlock` is the kernel's ABI version; 0 if it has none."""
 
@@ -49,7 +73,30 @@ class Layers(NamedTuple):
     seccomp: bool
 
 
-def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = ()) -> Layers:
+def begin(parent: int) -> None:
+    """Close what this process inherited but its standard descriptors, and have it end with `parent`.
+
+    To be called first of all: nothing that came from somebody else was read yet.
+    """
+    close_all_but(0, 1, 2)
+    die_with_parent(parent)
+
+
+def serve_task(answer: Callable[[bytes], bytes]) -> NoReturn:
+    """Answer the task on standard input, print the answer, and exit with 0. What libraries print is standard error."""
+    task = sys.stdin.buffer.read()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    answered = answer(task)
+    with os.fdopen(output, "wb") as file:
+        file.write(answered)
+    sys.stderr.flush()
+    os._exit(0)  # skips destructors of libraries, which may crash after a broken model
+
+
+def confine(
+    reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = (), *, limits: Limits | None = None
+) -> Layers:
     """Restrict this process for good: no network, only the given files, no new processes but of `programs`.
 
     Call it from the main thread before other threads start.
@@ -59,6 +106,7 @@ def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Pa
         writes: files and folders to allow reading and writing.
         programs: files and folders of programs that it may start, which inherit the restrictions; none: it may start
             no process.
+        limits: what it may take; None: what this process may.
 
     Returns:
         The layers that are active now.
@@ -66,6 +114,8 @@ def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Pa
     Raises:
         OSError: a layer that the kernel has cannot be applied.
     """
+    if limits is not None:
+        _limit(limits)
     if not sys.platform.startswith("linux"):
         return Layers(0, False)
     libc = c_library()
@@ -76,6 +126,23 @@ def confine(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Pa
     started = [*programs, *_LOADERS] if programs else []
     abi = landlock.restrict([*_library_paths([*reads, *writes]), *reads], [*writes, Path("/dev/null")], started)
     return Layers(abi, seccomp.install(programs=bool(programs)))
+
+
+def _limit(limits: Limits) -> None:
+    """Limit the memory, processor time and files of this process. Raises OSError."""
+    for limit, value in (
+        (resource.RLIMIT_DATA if limits.reserved_free else resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, DESCRIPTORS_MAX),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    if sys.platform == "linux":
+        with suppress(OSError):  # makes the OOM killer choose this process first
+            Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def prepare() -> None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from millstream.services.compiler.race.report import OVERDUE, RaceEvent, RaceTask
 from millstream.services.errors import Failure
 from millstream.services.process.low_priority import lower_process
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.sandbox.confine import begin
 from millstream.workers.race.driver import run_race
 from millstream.workers.race.track import UnfinishedError
 
@@ -28,7 +28,7 @@ OVERTIME = 0.1  # of the budget, after which the race is ended from outside itse
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m millstream.workers.race", description="Race one version.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
-    die_with_parent(parser.parse_args().parent)
+    begin(parser.parse_args().parent)
     lower_process(idle=True)
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -18,7 +18,7 @@ from millstream.services.compiler.race.samples import rows_of
 from millstream.services.errors import Failure
 from millstream.services.model.samples import read_inputs
 from millstream.services.process.memory_use import memory_use
-from millstream.services.process.parent_death import die_with_parent
+from millstream.services.sandbox.confine import begin
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
 from millstream.workers.instances.reshape import Reshaped
@@ -90,7 +90,7 @@ def main() -> None:
         prog="python -m millstream.workers.race.measure", description="Run one candidate of a race on command."
     )
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
-    die_with_parent(parser.parse_args().parent)
+    begin(parser.parse_args().parent)
     prefer_for_oom_kill()
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print write to standard error

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX
 from millstream.services.crashes.exit_status import describe_exit
-from millstream.services.environment import child_environment
+from millstream.services.environment import library_environment
 from millstream.workers.race.messages import LINE_BYTES_MAX, Answer, Command, Opening, Said, TimeRuns
 
 _CHUNK_BYTES = 1 << 16
@@ -48,7 +48,7 @@ class Measuring:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=child_environment({}),
+            env=library_environment({}),
             process_group=0,
             bufsize=0,
         )

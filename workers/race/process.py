@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from millstream.services.compiler.race.report import OVERDUE, RaceEvent, RaceTask
 from millstream.services.crashes.exit_status import describe_exit
-from millstream.services.environment import child_environment
+from millstream.services.environment import library_environment
 
 log = logging.getLogger("millstream.races")
 
@@ -73,7 +73,7 @@ class RaceProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=child_environment({}),
+                env=library_environment({}),
             )
         limit = threading.Timer(1.1 * self._task.seconds + GRACE_S, self._end_late)
         limit.daemon = True

@@ -11,8 +11,8 @@ import typer
 from millstream.services.cli.failures import usage_of
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.extras import require
+from millstream.services.process.descriptors import open_standard_descriptors
 from millstream.services.process.printable import printable
-from millstream.services.process.standard_descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings
