@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DashboardLink, QueryVariable, Row
+from grafana_foundation_sdk.builders.dashboard import Dashboard, DashboardLink, DatasourceVariable, QueryVariable, Row
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
@@ -13,8 +13,19 @@ from grafana_foundation_sdk.models.common import BigValueGraphMode, LegendDispla
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from deploy.grafana.chart import PREFIX, Chart, Page, Shape, Variable
+from deploy.grafana.queries import of_installation
 
-SOURCE = models.DataSourceRef(type_val="prometheus", uid=f"{PREFIX}-prometheus")
+#: chosen by the reader: a Grafana may have several Prometheus
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="${source}")
+_SOURCES = DatasourceVariable("source").label("Data source").type("prometheus")
+_INSTALLATIONS = (
+    QueryVariable("installation")
+    .label("Installation")
+    .datasource(SOURCE)
+    .query("label_values(millstream_gateway_ready, installation)")
+    .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    .sort(models.VariableSort.ALPHABETICAL_ASC)
+)
 #: histograms whose buckets have the trace ids of exported traces
 WITH_EXEMPLARS = ("millstream_request_duration_seconds_bucket", "millstream_queue_wait_seconds_bucket")
 
@@ -41,6 +52,7 @@ def draw(page: Page) -> str:
             .keep_time(True)
         )
     )
+    board.with_variable(_SOURCES).with_variable(_INSTALLATIONS)
     for variable in page.variables:
         board.with_variable(_variable(variable))
     number = 1
@@ -59,7 +71,7 @@ def _variable(variable: Variable) -> QueryVariable:
         QueryVariable(variable.label)
         .label(variable.label.capitalize())
         .datasource(SOURCE)
-        .query(f"label_values({variable.metric}, {variable.label})")
+        .query(f"label_values({of_installation(variable.metric)}, {variable.label})")
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(models.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
@@ -74,7 +86,7 @@ def _targets(chart: Chart) -> list[prometheus.Dataquery]:
         prometheus.Dataquery()
         .datasource(SOURCE)
         .ref_id(chr(ord("A") + index))
-        .expr(expr)
+        .expr(of_installation(expr))
         .legend_format(legend)
         .exemplar(chart.shape is Shape.LINES and any(metric in expr for metric in WITH_EXEMPLARS))
         for index, (expr, legend) in enumerate(chart.queries)

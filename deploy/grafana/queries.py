@@ -5,9 +5,14 @@ Gauges that several processes report of one fact are taken by maximum; gauges th
 
 from __future__ import annotations
 
+import re
+
 OF_MODEL = 'model=~"$model"'
 OF_POOL = 'pool=~"$pool"'
 FAILED = 'outcome=~"overloaded|unavailable|expired|memory|model|storage|internal"'
+#: every expression of a page is of the installation that its reader has chosen
+OF_INSTALLATION = 'installation=~"$installation"'
+_SELECTED = re.compile(r"\b(millstream[\w:]*|up)\b(\{)?")
 BY_PROCESS, OF_PROCESS = "instance, process", "{{instance}} {{process}}"  # machines have processes of the same name
 
 
@@ -34,3 +39,8 @@ def of_process(metric: str) -> str:
 def instances_ready(where: str) -> str:
     """Return the ready instances by model, version and pool."""
     return f"max by (model, version, pool) (millstream_instances_ready{{{where}}})"
+
+
+def of_installation(expression: str) -> str:
+    """Return an expression with its metrics limited to the chosen installation."""
+    return _SELECTED.sub(lambda found: f"{found[1]}{{{OF_INSTALLATION}{', ' if found[2] else '}'}", expression)

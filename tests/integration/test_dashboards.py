@@ -91,7 +91,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePrometheus]:
 
 
 def as_grafana_sends_it(expression: str) -> str:
-    return re.sub(r"\$(model|pool)\b", ".*", expression.replace("$__rate_interval", "1m"))
+    return re.sub(r"\$(installation|model|pool)\b", ".*", expression.replace("$__rate_interval", "1m"))
 
 
 @pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
@@ -107,14 +107,22 @@ def test_queries_of_the_metrics_page_are_read(live: LivePrometheus, question: st
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board["uid"])
 def test_dashboard_variables_offer_label_values(live: LivePrometheus, board: dict[str, Any]) -> None:
-    variables = board["templating"]["list"]
+    source, *variables = board["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("source", "datasource", "prometheus")
     for variable in variables:
-        asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"])
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
         assert asked is not None
         metric, label = asked.groups()
-        assert live.get(f"label/{label}/values", **{"match[]": metric}) == [f"a-{label}"]
+        values = live.get(f"label/{label}/values", **{"match[]": as_grafana_sends_it(metric)})
+        assert values == [f"a-{label}"]
     used = set(re.findall(r"\$([a-z]\w*)", json.dumps(board["panels"])))
     assert used == {variable["name"] for variable in variables}
+    assert {panel["datasource"]["uid"] for panel in board["panels"] if "datasource" in panel} == {"${source}"}
+
+
+def test_expressions_are_of_the_chosen_installation(live: LivePrometheus) -> None:
+    for title, expression in EXPRESSIONS:
+        assert not live.ask(expression.replace("$installation", "another").replace("$__rate_interval", "1m")), title
 
 
 def test_rules_are_healthy_in_a_live_server(live: LivePrometheus) -> None:

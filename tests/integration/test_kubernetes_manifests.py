@@ -28,7 +28,7 @@ from tests.kit.prometheus import rules
 
 SCHEMAS = Path(__file__).parent / "schemas"
 VERSIONS = ("1.31", "1.37")  # the oldest and the newest Kubernetes that the manifests are held against
-OF_OTHERS = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor"}
+OF_OTHERS = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
 OF_CLUSTER = {"Namespace", "PersistentVolume"}  # they are in no namespace
 IMAGES = {"millstream-gateway": "gateway", "millstream-worker-cpu": "worker-cpu", "millstream-worker-gpu": "worker-gpu"}
 #: seconds that a process takes to end after it has drained
@@ -198,10 +198,11 @@ def test_monitors_give_the_jobs_that_compose_gives_and_alerts_ask_for() -> None:
     scraped = {one["job_name"] for one in yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]}
     asked = {job for rule in rules() for job in re.findall(r'\bjob=~?"([^"]*)"', rule["expr"])}
     (service,) = of_kind(built("monitoring"), "ServiceMonitor")
-    ((gateway,),) = (endpoint["relabelings"] for endpoint in service["spec"]["endpoints"])
+    ((gateway, installation),) = (endpoint["relabelings"] for endpoint in service["spec"]["endpoints"])
     assert gateway == {"targetLabel": "job", "replacement": "millstream-gateway"}
     (pod,) = of_kind(built("monitoring"), "PodMonitor")
-    ((others,),) = (endpoint["relabelings"] for endpoint in pod["spec"]["podMetricsEndpoints"])
+    ((others, same),) = (endpoint["relabelings"] for endpoint in pod["spec"]["podMetricsEndpoints"])
+    assert installation == same == {"sourceLabels": ["__meta_kubernetes_namespace"], "targetLabel": "installation"}
     (components,) = (one["values"] for one in pod["spec"]["selector"]["matchExpressions"])
     assert others["sourceLabels"] == ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
     given = {gateway["replacement"], *(others["replacement"].replace("$1", one) for one in components)}

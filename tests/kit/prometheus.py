@@ -48,7 +48,10 @@ class LivePrometheus:
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
             "rule_files": [str(FOLDER / name) for name in rule_files()] if rules else [],
             "scrape_configs": [
-                {"job_name": job, "static_configs": [{"targets": list(addresses)}]}
+                {
+                    "job_name": job,
+                    "static_configs": [{"targets": list(addresses), "labels": {"installation": "a-installation"}}],
+                }
                 for job, addresses in targets.items()
             ]
             + [dict(scrape) for scrape in scrapes],

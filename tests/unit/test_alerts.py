@@ -40,8 +40,8 @@ _collect()
 def test_an_alert_has_a_severity_and_names_its_section(alert: str) -> None:
     rule: dict[str, Any] = ALERTS[alert]
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert rule["annotations"].keys() == {"summary", "description", "runbook"}
-    assert rule["annotations"]["runbook"] == f"docs/operations.md#{alert.lower()}"
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert rule["annotations"]["runbook_url"] == f"{{{{ $externalLabels.runbooks }}}}operations.md#{alert.lower()}"
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
