@@ -67,7 +67,7 @@ class ServedModel:
 
 
 def parse_preload(models: str, *, example: bool) -> list[Preload]:
-    """Parse `NAME=PATH,NAME=PATH` and add the example. Raises Failure(INVALID), also for a file that does not exist."""
+    """Parse `NAME=PATH,NAME=PATH` and add the example. Raises Failure(INVALID), also for a path that does not exist."""
     preloads = []
     for part in filter(None, (part.strip() for part in models.split(","))):
         name, equals, path = part.partition("=")
@@ -75,8 +75,8 @@ def parse_preload(models: str, *, example: bool) -> list[Preload]:
             raise invalid(f"--preload {part}: write NAME=PATH, like resnet=resnet18.onnx")
         check_name(name)
         file = Path(path).expanduser()
-        if not file.is_file():
-            raise invalid(f"--preload {part}: there is no file {path}")
+        if not file.is_file() and not file.is_dir():
+            raise invalid(f"--preload {part}: there is no file or folder {path}")
         preloads.append(Preload(name, file))
     if example and all(model.name != "digits" for model in preloads):
         preloads.append(Preload("digits", EXAMPLE / "digits.onnx", example=True))
@@ -102,9 +102,14 @@ async def wait_until_ready(client: AsyncClient) -> bool:
     return True
 
 
-async def load_models(client: AsyncClient, models: Sequence[Preload]) -> AsyncIterator[ServedModel | FailedModel]:
-    """Load models one after the other, and yield the outcome of each. A failure does not stop the others."""
-    deadline = time.monotonic() + MODELS_S_MAX
+async def load_models(
+    client: AsyncClient, models: Sequence[Preload], wait_s: float = MODELS_S_MAX
+) -> AsyncIterator[ServedModel | FailedModel]:
+    """Load models one after the other, and yield the outcome of each. A failure does not stop the others.
+
+    `wait_s`: longest wait for all of them.
+    """
+    deadline = time.monotonic() + wait_s
     for model in models:
         try:
             served = await load_model(client, model, deadline)
@@ -149,7 +154,7 @@ async def _wait_for_version(client: AsyncClient, name: str, version: int, deadli
         if document["state"] == "failed":
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
         if time.monotonic() > deadline:
-            state = f"is still {document['state']} after {MODELS_S_MAX:g} s"
+            state = f"is still {document['state']}"
             pools = " or ".join(document["pools"])
             raise Failure(Code.UNAVAILABLE, f"{name} version {version} {state}: has pool {pools} a worker?")
         await asyncio.sleep(with_jitter(PAUSE_S))

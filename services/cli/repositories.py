@@ -25,10 +25,11 @@ WAIT_S_MAX = 60.0  # further wait for a long load; then the start continues with
 
 @dataclass(frozen=True, slots=True)
 class PreloadPlan:
-    """The models and repositories that `millstream up` loads before it is ready."""
+    """The models and repositories that `millstream up` or `serve` loads before it is ready."""
 
     models: Sequence[Preload]
     repositories: Sequence[Path] = ()
+    required: bool = False  # whether the start fails if none of them can be served, and waits however long they load
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,12 @@ def check_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 async def load_repositories(
-    client: AsyncClient, folders: Sequence[Path], show: Callable[[RepositoryModel], None]
+    client: AsyncClient, folders: Sequence[Path], show: Callable[[RepositoryModel], None], wait_s: float = WAIT_S_MAX
 ) -> None:
     """Load every model of `folders` that was not unloaded by a user, and delete those that are no longer in them.
 
-    `show` is called with the outcome of each model. Raises Failure(INVALID) for a folder that cannot be listed.
+    `show` is called with the outcome of each model, at the latest after `wait_s` of a long load. Raises
+    Failure(INVALID) for a folder that cannot be listed.
     """
     known = {model["name"]: model for model in await client.models()}
     existing = [(folder, name) for folder in folders for name in await asyncio.to_thread(model_names, folder)]
@@ -68,12 +70,12 @@ async def load_repositories(
         async with slots:
             loading = asyncio.ensure_future(_load(client, folder, name, known.get(name)))
             await asyncio.wait({loading}, timeout=LONG_LOAD_S)
-        done, _ = await asyncio.wait({loading}, timeout=WAIT_S_MAX)
+        done, _ = await asyncio.wait({loading}, timeout=wait_s)
         if done:
             show(loading.result())
         else:  # the server continues the load
             await cancel_all([loading])
-            show(RepositoryModel(name, folder, failure=f"it is still loading after {WAIT_S_MAX + LONG_LOAD_S:g} s"))
+            show(RepositoryModel(name, folder, failure=f"it is still loading after {wait_s + LONG_LOAD_S:g} s"))
 
     await asyncio.gather(*(load(folder, name) for folder, name in existing))
 

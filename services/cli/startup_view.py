@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -23,10 +24,12 @@ from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.async_client import AsyncClient
+from millstream.services.errors import Code, Failure
 from millstream.services.local_token import read_token
 from millstream.services.process.logs import about
 from millstream.services.supervisor.own_log import LOGGER
 from millstream.services.supervisor.plan import Running
+from millstream.services.supervisor.preload_pipe import PRELOADS_S_MAX
 
 log = logging.getLogger(LOGGER)
 
@@ -39,16 +42,27 @@ class StartupView:
     def __init__(self, plan: PreloadPlan, key: str | None) -> None:
         self._plan = plan
         self._key = key
+        #: longest time for which models that load keep the installation from being ready
+        self.load_s_max = math.inf if plan.required else PRELOADS_S_MAX
+        self._failed: dict[str, str] = {}  # name -> reason
+        self._others = 0  # models that serve, or were unloaded by a user
 
     async def load_models(self, running: Running) -> None:
-        """Load the repositories and models of the plan. A model that cannot be served is shown and stops nothing."""
+        """Load the repositories and models of the plan. A model that cannot be served is shown and stops nothing.
+
+        Raises Failure if the plan requires models, and none can be served.
+        """
+        waits = {"wait_s": repositories.LOAD_S_MAX} if self._plan.required else {}
         self._show_started(running)
         with self._working("starting"):
             async with self._client(running) as client:
                 await preload.wait_until_live(client)
-                await repositories.load_repositories(client, self._plan.repositories, self._on_loaded)
-                async for model in preload.load_models(client, self._plan.models):
+                await repositories.load_repositories(client, self._plan.repositories, self._on_loaded, **waits)
+                async for model in preload.load_models(client, self._plan.models, **waits):
                     self._on_model(model)
+        if self._plan.required and not self._others:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._failed.items())
+            raise Failure(Code.MODEL, f"none of its models can be served: {reasons or 'there are none'}")
 
     async def wait_until_ready(self, running: Running) -> None:
         """Return when the server is ready, or has workers of which none answers yet."""
@@ -78,16 +92,20 @@ class StartupView:
         if isinstance(model, ServedModel):
             how = "uploaded" if model.pushed else "already uploaded"
             values = about(model.name, version=model.version)
+            self._others += 1
             log.info("model %s version %d: %s, answers", model.name, model.version, how, extra=values)
             self._show_model(model)
         else:
+            self._failed[model.name] = model.reason
             log.error("model %s is not served: %s", model.name, model.reason, extra=about(model.name))
             self._show_failed(model)
 
     def _on_loaded(self, loaded: RepositoryModel) -> None:
         if loaded.failure is not None:
+            self._failed[loaded.name] = loaded.failure
             log.error("model %s is not served: %s", loaded.name, loaded.failure, extra=about(loaded.name))
         else:
+            self._others += 1
             versions = ", ".join(map(str, loaded.versions)) or "stays unloaded"
             values = about(loaded.name, folder=loaded.folder)
             log.info("model %s of the repository %s: %s", loaded.name, loaded.folder, versions, extra=values)

@@ -24,7 +24,7 @@ class PreloadPipe:
     Gateways inherit `read_fd`, which does not block.
     """
 
-    def __init__(self, limit_s: float = PRELOADS_S_MAX) -> None:
+    def __init__(self, limit_s: float) -> None:
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self._limit_s = limit_s

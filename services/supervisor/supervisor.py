@@ -73,7 +73,12 @@ SETTLE_S_MIN = 0.5  # for announcing deaths, also when the workers took all the 
 
 
 class StatusView(Protocol):
-    """Shows the user what happens, and loads the models of the start."""
+    """Shows the user what happens, and loads the models of the start.
+
+    `load_s_max`: longest time for which gateways are not ready because of them.
+    """
+
+    load_s_max: float
 
     def show_line(self, line: str) -> None:
         """Show one line about an event."""
@@ -237,7 +242,7 @@ class Supervisor:
         )
         cores_of_workers = self._cores().workers
         self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers)
-        self._preload_pipe = PreloadPipe()
+        self._preload_pipe = PreloadPipe(self._view.load_s_max)
         self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers))
         self._gateways = self._start_all(
             plan.gateways(

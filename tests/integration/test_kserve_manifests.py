@@ -18,6 +18,7 @@ import yaml
 from millstream.services.cli.app import app
 from millstream.services.cli.commands.serve import discover
 from millstream.services.environment import child_environment
+from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from tests.kit import models
 from tests.kit.application import Application
@@ -142,8 +143,15 @@ def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     assert discover(folder, "m") == (None, None)
     (folder / "digits").mkdir()
-    assert discover(folder, "m") == (None, [folder])
+    assert discover(folder, "m") == (None, str(folder))
     (folder / "any.onnx").write_bytes(b"")
-    assert discover(folder, "m") == ([f"m={folder / 'any.onnx'}"], None)
+    assert discover(folder, "m") == (f"m={folder / 'any.onnx'}", None)
+    (folder / "other.onnx").write_bytes(b"")
+    with pytest.raises(Failure, match=r"holds 2 ONNX files \(any.onnx, other.onnx\)"):
+        discover(folder, "m")
+    for version in ("2", "10"):
+        (tmp_path / "versions" / version).mkdir(parents=True)
+        (tmp_path / "versions" / version / "model.onnx").write_bytes(b"")
+    assert discover(tmp_path / "versions", "m") == (f"m={tmp_path}/versions/10/model.onnx", None)
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "8123")
     assert Settings().sagemaker_port == 8123

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -129,7 +130,7 @@ def test_a_gateway_without_a_supervisor_waits_for_no_models() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_load_without_end_is_waited_for_within_a_limit() -> None:
-    unlimited, limited = PreloadPipe(), PreloadPipe(limit_s=0.01)
+    unlimited, limited = PreloadPipe(limit_s=math.inf), PreloadPipe(limit_s=0.01)
     waits = Preloads(os.dup(unlimited.read_fd))
     gives_up, restarted = Preloads(os.dup(limited.read_fd)), Preloads(os.dup(limited.read_fd))
     async with asyncio.timeout(120):

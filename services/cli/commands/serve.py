@@ -5,16 +5,18 @@ Serves the models of one folder, listening on all addresses.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.services.allowed_hosts import ANY
-from millstream.services.cli.commands.up import up
+from millstream.services.cli.commands.up import run
+from millstream.services.cli.failures import usage_of
 from millstream.services.cli.options import Json, load_settings
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.extras import require
+from millstream.services.process.descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings
@@ -23,7 +25,11 @@ MODEL_DIR = Path("/opt/ml/model")
 _HTTP_PORT = 8080
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Triton model repository, or a folder that contains one ONNX file.")
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="Triton model repository, or a folder with one ONNX file, perhaps in a folder named as its version.",
+    ),
 ]
 Called = Annotated[
     str | None,
@@ -53,25 +59,30 @@ def serve(
     grpc_port: GrpcPort = None,
     json_output: Json = False,
 ) -> None:
-    """Serve the models of one folder from a container, listening on all addresses."""
+    """Serve the models of one folder from a container, listening on all addresses.
+
+    It is ready when the models are loaded that can be; if none can be, it ends with exit code 1.
+    """
+    open_standard_descriptors()
+    require("gateway", "worker", "cpu")
     settings = load_settings()
-    if "allowed_hosts" not in settings.model_fields_set:
-        # The platform routes by name to the container, and does not document which names it passes on.
-        os.environ["MILLSTREAM_ALLOWED_HOSTS"] = ANY  # noqa: TID251 - for `up`, which reads it
     if folder == MODEL_DIR and settings.vertex_storage_uri:
         folder = storage_folder(settings.vertex_storage_uri)
-    models, repositories = discover(folder, name or settings.sagemaker_model or "model")
+    with usage_of():
+        models, repositories = discover(folder, name or settings.sagemaker_model or "model")
+    # The endpoints of a multi-model container load its models, from another folder.
+    multi_model = settings.management_api == "sagemaker"
+    if not (models or repositories or multi_model):
+        raise Failure(Code.NOT_FOUND, f"there is no model in {folder}: it is empty, or does not exist")
+    found: dict[str, Any] = {"preload": models, "triton_repositories": repositories}
+    if "allowed_hosts" not in settings.model_fields_set:
+        # The platform routes by name to the container, and does not document which names it passes on.
+        found["allowed_hosts"] = ANY
     if http_port is None:
         http_port = settings.sagemaker_port or settings.vertex_http_port or _platform_port(settings)
-    up(
-        host="0.0.0.0",  # noqa: S104 - in a container, whose platform controls access
-        http_port=http_port,
-        grpc_port=grpc_port,
-        preload=models,
-        triton_repository=repositories,
-        example=False,
-        json_output=json_output,
-    )
+    host = "0.0.0.0"  # noqa: S104 - in a container, whose platform controls access
+    serving = load_settings(host=host, http_port=http_port, grpc_port=grpc_port, preload_example=False, **found)
+    raise typer.Exit(run(serving, json_output=json_output, required=not multi_model))
 
 
 def _platform_port(settings: Settings) -> int:
@@ -96,9 +107,20 @@ def storage_folder(uri: str) -> Path:
     return Path(path)
 
 
-def discover(folder: Path, name: str) -> tuple[list[str] | None, list[Path] | None]:
-    """Return the models and the repositories in `folder`, in the form of `up`'s arguments; None for none."""
-    files = sorted(folder.glob("*.onnx"))
+def discover(folder: Path, name: str) -> tuple[str | None, str | None]:
+    """Return the models and the repositories in `folder`, in the form of the settings; None for none.
+
+    Raises Failure(INVALID) for a folder from which one of several files would have to be guessed.
+    """
+    versions = {int(one.name): one for one in folder.glob("[0-9]*/") if one.name.isdecimal()}
+    holder = folder
+    if versions and all(one in versions.values() for one in folder.iterdir()):
+        holder = versions[max(versions)]  # TensorFlow Serving's layout: the newest version
+    files = sorted(holder.glob("*.onnx"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise invalid(f"{holder} holds {len(files)} ONNX files ({names}): leave one, or make it a model repository")
     if files:
-        return [f"{name}={files[0]}"], None
-    return None, [folder] if folder.is_dir() and any(folder.iterdir()) else None
+        beside = [one for one in holder.iterdir() if one.is_file() and not one.name.startswith(".")]
+        return f"{name}={files[0] if len(beside) == 1 else holder}", None  # with its weights, if they are beside it
+    return None, str(folder) if folder.is_dir() and any(folder.iterdir()) else None

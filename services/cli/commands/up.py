@@ -82,8 +82,8 @@ Preload = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=PATH",
-        help="Model to upload at the start, can be repeated (MILLSTREAM_PRELOAD=a=a.onnx,b=b.onnx). Skipped if the "
-        "same file was already uploaded.",
+        help="Model (file or folder) to upload at the start, can be repeated (MILLSTREAM_PRELOAD=a=a.onnx,b=b.onnx). "
+        "Skipped if the same file was already uploaded.",
     ),
 ]
 TritonRepositories = Annotated[
@@ -203,11 +203,14 @@ def up(
 
     if http_port is None:
         check_platform_port()
-    raise typer.Exit(_run(settings, json_output=json_output))
+    raise typer.Exit(run(settings, json_output=json_output))
 
 
-def _run(settings: Settings, *, json_output: bool) -> int:
-    """Run the supervisor until it is stopped, and return the exit code."""
+def run(settings: Settings, *, json_output: bool, required: bool = False) -> int:
+    """Run the supervisor until it is stopped, and return the exit code.
+
+    `required`: its models are all that it is for. It is not ready while they load, and ends if none can be served.
+    """
     from millstream.services.cli.preload import parse_preload
     from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
@@ -222,7 +225,7 @@ def _run(settings: Settings, *, json_output: bool) -> int:
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     with usage_of():
         models = parse_preload(settings.preload, example=settings.preload_example)
-        plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
+        plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs), required)
     lines = LineWriter(descriptor_writer(1)) if settings.log_format == "json" and not json_output else None
     view = StartupView(plan, key) if lines is not None else (JsonView if json_output else TerminalView)(plan, key)
 

@@ -23,6 +23,7 @@ class Lines:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.load_s_max = 60.0
 
     def show_line(self, line: str) -> None:
         print(f"said {line}", flush=True)
