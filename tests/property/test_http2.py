@@ -13,7 +13,7 @@ from millstream.gateway.connection.http2.connection import Connection
 from millstream.gateway.connection.http2.events import DataReceived, Event
 from millstream.gateway.connection.http2.frames import frame
 from millstream.gateway.connection.http2.header_blocks import Headers
-from millstream.gateway.connection.http2.limits import Limits, Rate
+from millstream.gateway.connection.http2.limits import Limits
 from tests.kit.http2_peer import GREETING, REQUEST, interpret
 
 STEADY = settings(deadline=None, derandomize=True)
@@ -23,12 +23,8 @@ LIMITS = Limits(
     stream_window_bytes=300,
     connection_window_bytes=500,
     header_list_bytes_max=400,
-    resets=Rate(4, 1),
-    settings=Rate(5, 1),
-    pings=Rate(3, 1),
-    empty_frames=Rate(2, 1),
-    ignored_frames=Rate(4, 1),
-    window_updates=Rate(6, 1),
+    account=100,
+    account_per_s=1,
 )
 numbers = st.sampled_from([0, 1, 3, 5, 7, 9, 2])
 BLOCKS = [bytes(Encoder().encode(fields)) for fields in (REQUEST, [*REQUEST, ("te", "gzip")], [("x", "y" * 500)])]

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2 import account, frames
+from millstream.gateway.connection.http2.account import Account
 from millstream.gateway.connection.http2.closed_streams import ClosedStreams
 from millstream.gateway.connection.http2.events import (
     ConnectionEnded,
@@ -25,11 +26,11 @@ from millstream.gateway.connection.http2.events import (
 from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from millstream.gateway.connection.http2.frames import PREFACE, Frame, Setting
 from millstream.gateway.connection.http2.header_blocks import HeaderReader, Headers
-from millstream.gateway.connection.http2.limits import Allowance, Limits
+from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.connection.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
 from millstream.gateway.connection.http2.peer_settings import read_settings
 from millstream.gateway.connection.http2.received_frames import ReceivedFrames
-from millstream.gateway.connection.http2.request_headers import check_trailers, content_length
+from millstream.gateway.connection.http2.request_headers import check_trailers, content_length, without_blanks
 from millstream.gateway.connection.http2.sender import Sender
 from millstream.gateway.connection.http2.stream import Piece, Stream
 from millstream.gateway.connection.http2.windows import WINDOW_BYTES, ReceiveWindow
@@ -52,14 +53,13 @@ _PRIORITY_BYTES = 5
 class _Block:
     """A header block whose CONTINUATION frames have yet to arrive."""
 
-    __slots__ = ("continuations", "ended", "fragments", "size", "stream")
+    __slots__ = ("ended", "fragments", "size", "stream")
 
     def __init__(self, stream: int, fragment: bytes, *, ended: bool) -> None:
         self.stream = stream
         self.ended = ended
         self.fragments = [fragment]
         self.size = len(fragment)
-        self.continuations = 0
 
 
 class Connection(Generic[H]):
@@ -81,7 +81,8 @@ class Connection(Generic[H]):
         self._opened = False  # the first SETTINGS arrived
         self._headers = HeaderReader(_opening(interpret), limits.header_list_bytes_max, limits.header_bomb_bytes)
         self._closed = ClosedStreams()
-        self._sender = Sender(self.streams, self._closed, limits.stall_s_max)
+        self._account = Account(limits, now)
+        self._sender = Sender(self.streams, self._closed, self._account, limits.stall_s_max)
         self._window = ReceiveWindow(limits.connection_window_bytes)
         self._live = Liveness(limits, now)
         self._block: _Block | None = None
@@ -89,12 +90,6 @@ class Connection(Generic[H]):
         self._drain_step_by: float | None = None
         self._events: list[Event[H]] = []
         self._now = now
-        self._resets = Allowance(limits.resets, "resets of streams", now)
-        self._settings = Allowance(limits.settings, "SETTINGS frames", now)
-        self._pings = Allowance(limits.pings, "PING frames", now)
-        self._empty = Allowance(limits.empty_frames, "empty frames", now)
-        self._ignored = Allowance(limits.ignored_frames, "frames without effect", now)
-        self._updates = Allowance(limits.window_updates, "WINDOW_UPDATE frames", now)
         self._greet()
 
     def _greet(self) -> None:
@@ -147,9 +142,6 @@ class Connection(Generic[H]):
                 self._live.received(now, complete=complete and self._block is None, partial=self._is_partial())
         except ConnectionFault as fault:
             self._fail(fault)
-        if self._sender.data_frames:
-            self._updates.earn(2 * self._sender.data_frames)
-            self._sender.data_frames = 0
         return events
 
     def _read_frames(self) -> bool:
@@ -185,7 +177,7 @@ class Connection(Generic[H]):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._opened = True
         if kind >= len(_RECEIVERS):
-            self._ignored.take(self._now)
+            self._account.spend(account.FRAME, "frames of unknown types", self._now)
             return
         try:
             _RECEIVERS[kind](self, flags, number, payload)
@@ -201,7 +193,7 @@ class Connection(Generic[H]):
         if stream is None:
             self._must_have_been_open(number)
             self._closed.check_late(number)
-            self._ignored.take(self._now)
+            self._check_empty(data)
             self._give_back(size)
             return
         stream.held_bytes += size
@@ -210,14 +202,18 @@ class Connection(Generic[H]):
         if not stream.receive_window.receive(size):
             raise StreamFault(number, ErrorCode.FLOW_CONTROL_ERROR)
         stream.ended = ended = bool(flags & frames.END_STREAM)
-        if not data and not ended:
-            self._empty.take(self._now)
+        if not ended:
+            self._check_empty(data)
         if len(data) < size:
             self.consume(number, size - len(data))
         if stream.announced_bytes is not None:
             stream.announced_bytes -= len(data)
             _check_length(stream)
         self._events.append(DataReceived(number, data, ended))
+
+    def _check_empty(self, data: bytes) -> None:
+        if not data:
+            self._account.spend(account.EMPTY_DATA, "empty frames", self._now)
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if not number:
@@ -238,16 +234,16 @@ class Connection(Generic[H]):
         block = self._block
         if block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        self._account.spend(account.FRAME, "CONTINUATION frames", self._now)
         block.fragments.append(payload)
         block.size += len(payload)
-        block.continuations += 1
-        self._check_block(block.size, block.continuations)
+        self._check_block(block.size)
         if flags & frames.END_HEADERS:
             self._block = None
             self._on_header_block(number, b"".join(block.fragments), ended=block.ended)
 
-    def _check_block(self, size_bytes: int, continuations: int = 0) -> None:
-        if size_bytes > self._limits.header_block_bytes_max or continuations > self._limits.continuations_max:
+    def _check_block(self, size_bytes: int) -> None:
+        if size_bytes > self._limits.header_block_bytes_max:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the header block is too long")
 
     def _on_header_block(self, number: int, block: bytes, *, ended: bool) -> None:
@@ -259,7 +255,7 @@ class Connection(Generic[H]):
         elif number <= self._closed.last:
             self._headers.fields(block)
             self._closed.check_late(number)
-            self._ignored.take(self._now)
+            self._account.spend(account.HEADERS, "HEADERS of ended streams", self._now)
         else:
             self._open(number, block, ended=ended)
 
@@ -271,13 +267,15 @@ class Connection(Generic[H]):
             if ended and announced_bytes:
                 raise ValueError("the request has no content, and a content-length")
         except ValueError:
-            self._resets.take(self._now)
+            self._account.spend(account.HEADERS, "malformed requests", self._now)
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR) from None
         if self._final is not None or len(self.streams) >= self._limits.streams_max:
-            self._ignored.take(self._now)
+            self._account.spend(account.HEADERS, "streams at once", self._now)
             raise StreamFault(number, ErrorCode.REFUSED_STREAM)
+        self._account.earn(account.OPENED)
         window = ReceiveWindow(self._limits.stream_window_bytes)
-        self.streams[number] = Stream(number, self._sender.initial_window, window, announced_bytes, ended=ended)
+        sends = self._sender.initial_window
+        self.streams[number] = Stream(number, sends, window, announced_bytes, self._now, ended=ended)
         self._events.append(RequestStarted(number, head, ended))
 
     def _on_trailers(self, stream: Stream, block: bytes, *, ended: bool) -> None:
@@ -287,7 +285,7 @@ class Connection(Generic[H]):
         if not ended:
             raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR)
         try:
-            check_trailers(fields)
+            check_trailers(without_blanks(fields))
         except ValueError:
             raise StreamFault(stream.number, ErrorCode.PROTOCOL_ERROR) from None
         stream.ended = True
@@ -297,19 +295,24 @@ class Connection(Generic[H]):
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
-        self._ignored.take(self._now)
+        self._account.spend(account.FRAME, "PRIORITY frames", self._now)
         if len(payload) != _PRIORITY_BYTES:
             raise StreamFault(number, ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_reset(self, _: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
-        self._must_have_been_open(number)
-        self._resets.take(self._now)
+        if not number & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of a stream that no client opens")
         stream = self.streams.get(number)
-        if stream is not None:
-            self._drop(stream)
-            self._events.append(StreamReset(number, int.from_bytes(payload)))
+        if stream is None:
+            # It crossed the end of the stream. Or the stream is idle, for which RFC 9113, section 6.4 would end the
+            # connection: grpc-core (C++ 1.51) resets calls of which it has sent nothing, and goes on with the others.
+            self._account.spend(account.FRAME, "resets of streams that are not open", self._now)
+            return
+        self._account.spend_reset(stream.opened_at, self._now)
+        self._drop(stream)
+        self._events.append(StreamReset(number, int.from_bytes(payload)))
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
@@ -319,7 +322,7 @@ class Connection(Generic[H]):
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement has a payload")
             self._live.settings_acknowledged = True
             return
-        self._settings.take(self._now)
+        self._account.spend(account.SETTINGS, "SETTINGS frames", self._now)
         if len(payload) > SETTINGS_BYTES_MAX:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many settings in a frame")
         # Of a setting that is repeated, only the last value counts: each change of the window walks all streams.
@@ -339,7 +342,7 @@ class Connection(Generic[H]):
         if len(payload) != 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING has 8 bytes")
         if not flags & frames.ACK:
-            self._pings.take(self._now)
+            self._account.spend(account.PING, "PING frames", self._now)
             self._sender.control(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif payload == DRAIN_PING and self._drain_step_by is not None:
             self._finish_drain()
@@ -349,12 +352,12 @@ class Connection(Generic[H]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has at least 8 bytes")
-        self._ignored.take(self._now)
+        self._account.spend(account.FRAME, "GOAWAY frames", self._now)
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
-        self._updates.take(self._now)
+        self._account.spend(account.FRAME, "WINDOW_UPDATE frames", self._now)
         increment = int.from_bytes(payload) & frames.STREAM_ID_MAX
         if not number:
             if not increment:
@@ -480,10 +483,10 @@ class Connection(Generic[H]):
         return events
 
     def _reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream for a fault of its client: to the server it costs what a reset by the client costs."""
+        """End a stream for a fault of its client: it costs what a reset by the client costs, however long it lived."""
         stream = self.streams.get(number)
         if stream is not None:
-            self._resets.take(self._now)
+            self._account.spend(account.RESET, "faults of streams", self._now)
             self._drop(stream)
             self._events.append(StreamReset(number, code))
         if number <= self._closed.last:  # also of a request that had ended: the rest of a long frame may follow
@@ -516,6 +519,7 @@ def _opening(interpret: Callable[[Headers], H]) -> Callable[[Headers], tuple[H, 
     """Return a function that interprets the headers of a request, and reads their content-length."""
 
     def read(headers: Headers) -> tuple[H, int | None]:
+        headers = without_blanks(headers)
         return interpret(headers), content_length(headers)
 
     return read

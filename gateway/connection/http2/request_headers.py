@@ -15,6 +15,14 @@ _REQUIRED = frozenset({b":method", b":scheme", b":path"})
 _CONNECTION = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 
 
+def without_blanks(headers: Headers) -> Headers:
+    """Return fields whose values have no blanks at their ends, apart from pseudo-header fields.
+
+    RFC 9113, section 8.2.1 forbids such blanks; gRPC lets clients send them and servers strip them.
+    """
+    return [(name, value if name.startswith(b":") else value.strip(b" \t")) for name, value in headers]
+
+
 def check_request(headers: Headers) -> None:
     """Check decoded fields. Raises ValueError if the request is malformed."""
     pseudo: set[bytes] = set()
@@ -26,6 +34,8 @@ def check_request(headers: Headers) -> None:
             pseudo.add(name)
             if not value and name != b":authority":
                 raise ValueError(f"the field {name!r} is empty")
+            if value != value.strip(b" \t"):
+                raise ValueError(f"the field {name!r} has blanks at its ends")
         else:
             regular = True
             _check_name(name, value)
@@ -59,5 +69,5 @@ def _check_name(name: bytes, value: bytes) -> None:
 
 
 def _check_value(name: bytes, value: bytes) -> None:
-    if not _VALUE.fullmatch(value) or value != value.strip(b" \t"):
+    if not _VALUE.fullmatch(value):
         raise ValueError(f"the field {name!r} has a malformed value")

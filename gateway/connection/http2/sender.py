@@ -8,7 +8,8 @@ Source: RFC 9113, sections 6.9 (flow control) and 8.1 (a reply that ends before 
 
 from __future__ import annotations
 
-from millstream.gateway.connection.http2 import frames
+from millstream.gateway.connection.http2 import account, frames
+from millstream.gateway.connection.http2.account import Account
 from millstream.gateway.connection.http2.closed_streams import ClosedStreams
 from millstream.gateway.connection.http2.events import StreamSent
 from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
@@ -29,16 +30,17 @@ class Sender:
     Args:
         streams: the open streams; those that end here are removed.
         closed: learns of streams whose reply ends before their request.
+        earned: the account that data and ended replies add to.
         stall_s_max: seconds that a client may be late in taking a reply.
     """
 
-    def __init__(self, streams: dict[int, Stream], closed: ClosedStreams, stall_s_max: float) -> None:
+    def __init__(self, streams: dict[int, Stream], closed: ClosedStreams, earned: Account, stall_s_max: float) -> None:
         self.output: list[Piece] = []
         self.paused = False  # whether the transport has no room
         self.initial_window = WINDOW_BYTES
-        self.data_frames = 0  # sent from queues since the connection last read this
         self._streams = streams
         self._closed = closed
+        self._earned = earned
         self._stall_s_max = stall_s_max
         self._window = WINDOW_BYTES
         self._frame_bytes_max = frames.FRAME_BYTES_MAX
@@ -47,7 +49,7 @@ class Sender:
         self._waiting: dict[int, Stream] = {}  # streams with a queue, the next one first
         self._blocked: dict[int, Stream] = {}  # streams with a queue whose own window is closed
         self._emptied: list[StreamSent] = []
-        self._data_bytes = 0  # sent from queues
+        self._data_bytes = 0  # sent
         self._progress: tuple[int, float] | None = None  # of `_data_bytes`, by READ_RATE_MIN, and its instant
 
     def take_output(self) -> list[Piece]:
@@ -81,8 +83,7 @@ class Sender:
             frames.head(len(trailers), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number),
             trailers,
         )
-        self._output_bytes += size
-        self._window -= size
+        self._count_data(stream, size)
         self._end(stream)
         return True
 
@@ -149,13 +150,18 @@ class Sender:
             left -= len(piece)
             self.output.append(piece)
         stream.queued_bytes -= size
+        self._count_data(stream, size)
+
+    def _count_data(self, stream: Stream, size: int) -> None:
+        """Account for a DATA frame that is in the output."""
         stream.send_window -= size
         self._window -= size
         self._output_bytes += size
         self._data_bytes += size
-        self.data_frames += 1
+        self._earned.earn(account.DATA_SENT + size // account.EARNING_BYTES)
 
     def _end(self, stream: Stream) -> None:
+        self._earned.earn(account.ANSWERED)
         if not stream.ended:
             self.output.append(frames.reset(stream.number, ErrorCode.NO_ERROR))  # the rest of the request is not wanted
             self._closed.closed_first(stream.number)

@@ -20,6 +20,7 @@ class Stream:
         send_window: bytes that the client accepts; may be negative.
         receive_window: what the client may send.
         announced_bytes: data that is still to come, by the content-length; None: the client did not say.
+        opened_at: the instant at which it began, in seconds.
         ended: whether the client sends no more.
     """
 
@@ -28,6 +29,7 @@ class Stream:
         "ended",
         "held_bytes",
         "number",
+        "opened_at",
         "queue",
         "queued_at",
         "queued_bytes",
@@ -43,6 +45,7 @@ class Stream:
         send_window: int,
         receive_window: ReceiveWindow,
         announced_bytes: int | None,
+        opened_at: float,
         *,
         ended: bool,
     ) -> None:
@@ -50,6 +53,7 @@ class Stream:
         self.send_window = send_window
         self.receive_window = receive_window
         self.announced_bytes = announced_bytes
+        self.opened_at = opened_at
         self.ended = ended
         self.held_bytes = 0  # received and not consumed
         self.queue: deque[Piece] = deque()  # data that waits for a window, or for room in the transport

@@ -74,7 +74,12 @@ def test_metadata_keeps_order_and_repetitions_and_decodes_binary_values():
     assert read_head(sent).metadata == (("a", "1"), ("x-bin", b"\0\xff"), ("a", "2"))
 
 
-@pytest.mark.parametrize("field", [(b"x-bin", b"*"), (b"x", b"\xff")])
+def test_binary_values_that_were_joined_are_several_entries():
+    sent = [*CALL.items(), (b"x-bin", b"AA, AQI=,"), (b"x", b"1,2")]
+    assert read_head(sent).metadata == (("x-bin", b"\0"), ("x-bin", b"\1\2"), ("x-bin", b""), ("x", "1,2"))
+
+
+@pytest.mark.parametrize("field", [(b"x-bin", b"*"), (b"x-bin", b"AA,*"), (b"x", b"\xff")])
 def test_malformed_metadata(field):
     assert "metadata" in read_head([*CALL.items(), field]).fault
 

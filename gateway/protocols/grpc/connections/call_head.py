@@ -51,7 +51,7 @@ def read_head(headers: Headers) -> CallHead:
     for name, value in headers:
         if name not in _RESERVED and not name.startswith(b":"):
             try:
-                metadata.append((name.decode("ascii"), _value(name, value)))
+                metadata += _entries(name, value)
             except ValueError:
                 fault = f"the metadata '{name.decode('ascii', 'replace')}' is malformed"
     timeout_s = None
@@ -81,11 +81,16 @@ def _http_status(fields: dict[bytes, bytes]) -> int:
     return 200 if _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")) else 415
 
 
-def _value(name: bytes, value: bytes) -> str | bytes:
-    """Return the value of a metadata entry; binary ones are in base64, perhaps without padding. Raises ValueError."""
+def _entries(name: bytes, value: bytes) -> list[tuple[str, str | bytes]]:
+    """Return the metadata of a field: one entry, or several of a binary one that were joined. Raises ValueError.
+
+    Binary values are in base64, perhaps without padding, and may be joined with commas.
+    """
+    key = name.decode("ascii")
     if not name.endswith(b"-bin"):
-        return value.decode("ascii")
+        return [(key, value.decode("ascii"))]
     try:
-        return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+        parts = [part.strip() for part in value.split(b",")]
+        return [(key, base64.b64decode(part + b"=" * (-len(part) % 4), validate=True)) for part in parts]
     except binascii.Error as error:
         raise ValueError(str(error)) from None

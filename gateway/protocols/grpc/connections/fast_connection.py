@@ -183,7 +183,8 @@ class FastConnection(asyncio.Protocol):
                     if call.pending is not None and not call.receiving:
                         self._submit(call)
             elif kind is RequestStarted:
-                self._begin(event, now)  # type: ignore[arg-type]
+                if event.stream in self.h2.streams:  # type: ignore[union-attr]  # not reset in the same turn
+                    self._begin(event, now)  # type: ignore[arg-type]
             elif kind is StreamReset:
                 call = self.calls.get(event.stream)  # type: ignore[union-attr]
                 if call is not None:
