@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
 from collections.abc import Collection
 
 from millstream.gateway.access.access_control import AccessControl
@@ -45,6 +46,7 @@ from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.metrics import catalogue
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -56,6 +58,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.sandbox.confine import Layers, available
 from millstream.services.segments.segment import host_token
 from millstream.services.settings import Settings
 from millstream.services.tls.files import TlsFiles
@@ -186,6 +189,25 @@ class Gateway:
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
+    def _tell_sandbox(self) -> None:
+        """Log and export what confines uploads on this machine. It starts a process where Landlock is missing."""
+        try:
+            layers = available()
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("the sandbox of uploads cannot be set up: %s", error)  # noqa: TRY400 - it has said why
+            layers = Layers(0, False, False)
+        for name, active in layers._asdict().items():
+            self.registry.gauge(catalogue.SANDBOX, name).set(float(active > 0))
+        if layers.stand:
+            log.info("uploads are confined by %s", layers)
+            return
+        accepted = self.settings.unconfined_imports == "accept"
+        log.warning(
+            "uploads are confined by %s: models that may execute code are %s; `millstream doctor` says what is missing",
+            layers,
+            "imported all the same (MILLSTREAM_UNCONFINED_IMPORTS)" if accepted else "refused",
+        )
+
     async def start(self) -> None:
         self._process_metrics.start()
         self.observing.start()
@@ -203,6 +225,7 @@ class Gateway:
             self._redis_probe.run(),
             self.loads.run(),
             asyncio.to_thread(self.repository.footprints.learn, self._manifests()),  # the start does not wait for it
+            asyncio.to_thread(self._tell_sandbox),
         ]
         if self.certificates is not None:
             loops.append(self.certificates.run())

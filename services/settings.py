@@ -314,6 +314,10 @@ class Settings(BaseSettings):
     import_disk_bytes_max: int = Field(
         16384 * MIB, ge=MIB, description="All files of a conversion together, the uploaded ones among them."
     )
+    unconfined_imports: Literal["refuse", "accept"] = Field(
+        "refuse",
+        description="What may execute code, such as pickles, where the kernel confines no process: `accept` it.",
+    )
     live_check_one_in: int = Field(
         10_000,
         ge=0,

@@ -49,6 +49,7 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
         memory_bytes_max=settings.import_memory_bytes_max,
         cpu_s_max=2 * int(settings.import_s_max) + 1,  # threads of a framework may use several cores
         file_bytes_max=settings.upload_bytes_max,
+        unconfined=settings.unconfined_imports == "accept",
     )
     environment = _environment(task.folder / SCRATCH)
     watch = FolderWatch(task.folder, settings.import_disk_bytes_max)

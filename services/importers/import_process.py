@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, Imported, Importer, Source
-from millstream.services.importers.registry import importer_named
+from millstream.services.importers.registry import importer_named, may_execute
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.importers.samples import write_samples
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection, one_line
@@ -27,7 +27,7 @@ from millstream.services.model.manifest import COLUMNS_MAX
 from millstream.services.process.low_priority import NICE
 from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import is_full, storage_failure
-from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
+from millstream.services.sandbox.confine import Layers, Limits, begin, confine, serve_task
 
 _CAUSE_CHARACTERS_MAX = 400
 #: what the sandbox answers to calls that it forbids
@@ -45,13 +45,13 @@ def main() -> NoReturn:
 
 def _report(task: ImportTask) -> ImportReport:
     try:
-        _confine(task)
+        layers = _confine(task)
     except OSError as error:
         message = f"the sandbox of the import cannot be set up: {error}; `millstream doctor` shows what is missing"
         return ImportReport(outcome=Rejection(code=Code.INTERNAL, message=one_line(message)))
     importer = importer_named(task.importer)
     try:
-        return ImportReport(outcome=_convert(task, importer))
+        return ImportReport(outcome=_convert(task, importer, layers))
     except Failure as failure:
         rejection = failure
     except MemoryError:
@@ -87,17 +87,23 @@ def _of_model(error: OSError, importer: Importer) -> Failure:
     return invalid(f"the {importer.name} model cannot be read: {error.strerror or str(error)[:200]}{name}")
 
 
-def _confine(task: ImportTask) -> None:
+def _confine(task: ImportTask) -> Layers:
     os.nice(NICE)
     (task.folder / SCRATCH).mkdir(exist_ok=True)
     (task.folder / IMPORTED).mkdir(exist_ok=True)
     tempfile.tempdir = str(task.folder / SCRATCH)
     folder = task.folder.resolve()
     limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
-    confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)
+    return confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)
 
 
-def _convert(task: ImportTask, importer: Importer) -> Converted:
+def _convert(task: ImportTask, importer: Importer, layers: Layers) -> Converted:
+    if not (layers.stand or task.unconfined) and may_execute(importer):
+        raise Failure(
+            Code.UNSUPPORTED,
+            f"importing a {importer.name} model may execute code, which nothing confines on this machine: `millstream "
+            "doctor` says what is missing, and MILLSTREAM_UNCONFINED_IMPORTS=accept takes the risk",
+        )
     missing = [module for module in importer.modules if find_spec(module) is None]
     if missing:
         raise invalid(

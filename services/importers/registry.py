@@ -39,6 +39,13 @@ IMPORTERS: tuple[Importer, ...] = (
     SavedModelImporter(),
     TensorFlowLiteImporter(),
 )
+#: Importers that read numbers and names alone. All others load what can name functions, or run a framework's graph.
+_OF_DATA = frozenset({"XGBoost", "LightGBM", "CatBoost", "TensorFlow Lite"})
+
+
+def may_execute(importer: Importer) -> bool:
+    """Return whether converting a model may execute what was uploaded."""
+    return importer.name not in _OF_DATA
 
 
 def find_importer(source: Source, without: Collection[str] = ()) -> Importer | None:

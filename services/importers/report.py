@@ -22,6 +22,7 @@ class ImportTask(BaseModel):
         importer: the name of the importer that recognised it.
         path: what it recognised, below `folder`.
         options: what the caller allows.
+        unconfined: convert what may execute code also where the kernel confines no process.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,6 +34,7 @@ class ImportTask(BaseModel):
     memory_bytes_max: int
     cpu_s_max: int
     file_bytes_max: int
+    unconfined: bool = False
 
 
 class ImportReport(BaseModel):

@@ -143,6 +143,12 @@ TLS_CERTIFICATE_EXPIRY = Metric(
     "When the certificate of a TLS listener expires, in seconds since the epoch.",
     ("listener",),
 )
+SANDBOX = Metric(
+    "millstream_sandbox_active",
+    Kind.GAUGE_MAX,
+    "Whether a layer of the sandbox confines what reads or runs uploads on this machine.",
+    ("layer",),
+)
 REQUESTS_REFUSED = Metric(
     "millstream_requests_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",)
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from millstream.services.process.descriptors import close_all_but
 
@@ -38,4 +38,5 @@ def group_guard() -> Iterator[None]:
     finally:
         os.write(writing, b".")
         os.close(writing)
-        os.waitpid(guard, 0)
+        with suppress(ChildProcessError):  # this process is a child of the one that forked the guard
+            os.waitpid(guard, 0)

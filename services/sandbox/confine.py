@@ -1,8 +1,8 @@
 """The sandbox of every process that reads or runs an upload: what it inherits, may take, and may reach.
 
 begin ─> no descriptors but the standard ones, ends with its parent
-confine(limits, reads, writes) ─> fewer capabilities ─> Landlock: files ─> seccomp: calls ─> the active Layers
-A layer that the kernel lacks is skipped; `millstream doctor` reports it.
+confine(limits, reads, writes) ─> files: Landlock, or namespaces ─> calls: seccomp ─> the active Layers
+A layer that the kernel lacks is skipped: who confines itself decides what it may do without (`Layers.stand`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 from millstream.services.process.c_library import c_library
 from millstream.services.process.descriptors import close_all_but
 from millstream.services.process.parent_death import die_with_parent
-from millstream.services.sandbox import landlock, seccomp
+from millstream.services.sandbox import landlock, namespaces, seccomp
 
 #: open files and pipes; a pipe may hold 64 KiB of the kernel's memory, and libraries open hundreds of files at most
 DESCRIPTORS_MAX = 1024
@@ -36,7 +36,7 @@ _KEPT_CAPABILITIES = 0b110
 _PACKAGE = Path(__file__).parents[2]  # in a checkout it contains links to the folders; Landlock rules follow no links
 _SERVICES = Path(__file__).resolve().parents[1]
 _SYSTEM = (
-    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/etc/ld.so.cache",
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives",
     "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
     "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
 )  # fmt: skip
@@ -48,6 +48,10 @@ _LOADERS = tuple(
         "/lib/ld-musl-aarch64.so.1",
     )
 )  # fmt: skip
+
+
+#: The links by which programs find each other. Landlock asks about the files themselves, a mount about the names.
+_PROGRAMS = (Path("/usr/bin"), Path("/bin"))
 
 
 class Limits(NamedTuple):
@@ -67,10 +71,24 @@ class Limits(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The active layers. `landlock` is the kernel's ABI version; 0 if it has none."""
+    """The active layers. `landlock` is the kernel's ABI version; 0 if it has none. `namespaces` take its place then."""
 
     landlock: int
+    namespaces: bool
     seccomp: bool
+
+    @property
+    def stand(self) -> bool:
+        """Whether they hold what executes code: files and calls are both restricted."""
+        return self.seccomp and (self.landlock > 0 or self.namespaces)
+
+    def __str__(self) -> str:
+        names = (
+            (f"Landlock {self.landlock}", self.landlock),
+            ("namespaces", self.namespaces),
+            ("seccomp", self.seccomp),
+        )
+        return ", ".join(name for name, active in names if active) or "nothing"
 
 
 def begin(parent: int) -> None:
@@ -99,7 +117,8 @@ def confine(
 ) -> Layers:
     """Restrict this process for good: no network, only the given files, no new processes but of `programs`.
 
-    Call it from the main thread before other threads start.
+    Call it from the main thread before other threads start. It may return in a child of the process, which then waits
+    for it (`namespaces.enter`).
 
     Args:
         reads: files and folders to allow reading, besides the libraries.
@@ -117,15 +136,18 @@ def confine(
     if limits is not None:
         _limit(limits)
     if not sys.platform.startswith("linux"):
-        return Layers(0, False)
+        return Layers(0, False, False)
+    reads, writes, programs = [*reads], [*writes], [*programs]
+    reads = [*_library_paths([*reads, *writes]), *reads]
+    writes = [*writes, Path("/dev/null")]
+    started = [*programs, *_LOADERS] if programs else []
+    # The second wall is for kernels without the first one: it takes a process more, and some milliseconds.
+    apart = not landlock.abi() and namespaces.enter([*reads, *started, *(_PROGRAMS if started else ())], writes)
     libc = c_library()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _drop_capabilities(libc)
-    reads, writes, programs = [*reads], [*writes], [*programs]
-    started = [*programs, *_LOADERS] if programs else []
-    abi = landlock.restrict([*_library_paths([*reads, *writes]), *reads], [*writes, Path("/dev/null")], started)
-    return Layers(abi, seccomp.install(programs=bool(programs)))
+    return Layers(landlock.restrict(reads, writes, started), apart, seccomp.install(programs=bool(programs)))
 
 
 def _limit(limits: Limits) -> None:
@@ -188,6 +210,15 @@ def _permitted() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapPrm:")), 0)
+
+
+def available() -> Layers:
+    """Return the layers that a new process gets; starts one only to look for what stands in for Landlock.
+
+    Raises OSError if it cannot be confined.
+    """
+    abi = landlock.abi()
+    return Layers(abi, False, seccomp.is_supported()) if abi or not sys.platform.startswith("linux") else probe()
 
 
 def probe() -> Layers:

@@ -48,6 +48,7 @@ LABELS = {
         f"Of orders: {', '.join(f'`{reason}`' for reason in OrderReason)}."
     ),
     "key": "Name of an API key; `admin` for the admin key, `none` for calls without a right key.",
+    "layer": "Layer of the sandbox: `landlock`, or `namespaces` in its place; `seccomp`.",
     "listener": "Listener with TLS: `http`, `grpc`.",
     "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
     "way": (

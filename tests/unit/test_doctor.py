@@ -69,9 +69,14 @@ def test_doctor_prints_text_and_json(tmp_path: Path) -> None:
 
 
 def test_missing_kernel_features_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confine, "probe", lambda: confine.Layers(0, False))
+    monkeypatch.setattr(confine, "probe", lambda: confine.Layers(0, False, False))
     found = states(Settings())
     assert (found["Landlock"], found["seccomp"]) == ("warn", "warn")
+
+
+def test_namespaces_take_the_place_of_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confine, "probe", lambda: confine.Layers(0, True, True))
+    assert states(Settings())["Landlock"] == "ok"
 
 
 def test_a_broken_sandbox_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def _device(settings: Settings) -> list[Check]:
 
 
 def sandbox_checks() -> list[Check]:
-    """Return the checks of the layers that confine the checks of models."""
+    """Return the checks of the layers that confine what reads or runs uploads."""
     from millstream.services.sandbox.confine import probe
 
     try:
@@ -83,19 +83,16 @@ def sandbox_checks() -> list[Check]:
     except OSError as error:
         advice = "model checks do not work, so models cannot be uploaded"
         return [Check("Sandbox", "fail", f"cannot be set up: {error.strerror}", advice)]
-    risk = "a malicious model could "
-    return [
-        Check("Landlock", "ok", f"version {layers.landlock}: a model check can read only its own files")
-        if layers.landlock
-        else Check(
-            "Landlock", "warn", "not available", f"{risk}read other files: use Linux 5.13 or newer with lsm=landlock"
-        ),
-        Check("seccomp", "ok", "a model check cannot use the network or start processes")
-        if layers.seccomp
-        else Check(
-            "seccomp",
-            "warn",
-            "not available",
-            f"{risk}use the network: use Linux with seccomp filters, on x86-64 or 64-bit ARM",
-        ),
-    ]
+    refused = "uploads that may execute code, such as pickles, are refused (MILLSTREAM_UNCONFINED_IMPORTS)"
+    files = Check("Landlock", "ok", f"version {layers.landlock}: an upload's process can read only its own files")
+    if layers.namespaces:
+        detail = "not available; namespaces take its place: an upload's process sees only its own files"
+        files = Check("Landlock", "ok", detail)
+    elif not layers.landlock:
+        advice = f"{refused}, and any could read other files: use Linux 5.13 or newer with lsm=landlock, or allow user "
+        files = Check("Landlock", "warn", "not available, nor are namespaces", f"{advice}namespaces")
+    calls = Check("seccomp", "ok", "an upload's process cannot use the network or start processes")
+    if not layers.seccomp:
+        advice = f"{refused}, and any could use the network: use Linux with seccomp filters, on x86-64 or 64-bit ARM"
+        calls = Check("seccomp", "warn", "not available", advice)
+    return [files, calls]
