@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from millstream.gateway.access.principal import (
     CALLER,
-    FORBIDDEN,
     LIMITED,
     UNAUTHENTICATED,
     CounterOf,
@@ -29,7 +28,6 @@ from millstream.services.access.scopes import ALL, Need, grants_of
 from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
-from millstream.services.model.names import NAME_CHARACTERS_MAX
 
 MEMO_MAX = 8192  # headers that are recognised by their bytes; beyond, all are forgotten
 CREDENTIAL_BYTES_MAX = 512  # longer headers are verified each time, which bounds the memo in bytes, too
@@ -282,17 +280,14 @@ class Gate:
         Raises:
             Failure: FORBIDDEN; LimitReached.
         """
-        if not principal.grants.allows(row.need, model):
-            principal.count(FORBIDDEN)
-            raise forbidden(principal, row.need, model)
+        principal.require(row.need, model)
         return self.let_in(principal)
 
     def enter_infer(self, credential: bytes | None, model: str) -> Pass:
         """Let an inference request in. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
         principal = self.identify(credential)
         if not principal.infers(model):
-            principal.count(FORBIDDEN)
-            raise forbidden(principal, Need.INFER, model)
+            principal.require(Need.INFER, model)
         return self.let_in(principal)
 
     def enter_again(self) -> Pass | None:
@@ -325,8 +320,7 @@ class Gate:
         if principal is None:
             raise _unauthenticated(_HOW)
         if not principal.infers(model):
-            principal.count(FORBIDDEN)
-            raise forbidden(principal, Need.INFER, model)
+            principal.require(Need.INFER, model)
 
     def refusal_of(self, credential: bytes | None) -> Failure | None:
         """Return why no call with this header is let in; None if one may be: before a body is received."""
@@ -348,11 +342,3 @@ def _end(principals: Iterable[Principal]) -> None:
 
 def _unauthenticated(message: str) -> Failure:
     return Failure(Code.UNAUTHENTICATED, message)
-
-
-def forbidden(principal: Principal, need: Need, model: str | None) -> Failure:
-    """Return the refusal of a call that the scopes of a key do not allow."""
-    if model is not None and len(model) > NAME_CHARACTERS_MAX:
-        model = f"{model[:NAME_CHARACTERS_MAX]}…"
-    scope = f"infer:{model}" if need in {Need.INFER, Need.DESCRIBE} and model else need.value
-    return Failure(Code.FORBIDDEN, f"{principal.label} lacks the scope '{scope}'")

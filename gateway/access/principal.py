@@ -7,11 +7,14 @@ from contextvars import ContextVar
 
 from millstream.services.access.limits import Account
 from millstream.services.access.scopes import Grants, Need
+from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 
 ALLOWED, FORBIDDEN, LIMITED, UNAUTHENTICATED = "allowed", "forbidden", "limited", "unauthenticated"
 MODELS_MAX = 4096  # names whose check is remembered, of one key; beyond, all are forgotten
+
+_OF_MODELS = frozenset({Need.INFER, Need.DESCRIBE, Need.READ, Need.WRITE})
 
 CounterOf = Callable[[str], Counter]  # outcome of a call -> its counter
 
@@ -79,6 +82,17 @@ class Principal:
             allowed = self.models[model] = self.grants.infers(model)
             return allowed
 
+    def require(self, need: Need, model: str | None = None) -> None:
+        """Check that the scopes allow a call; arguments as of `Grants.allows`. Raises Failure(FORBIDDEN)."""
+        if self.grants.allows(need, model):
+            return
+        self.count(FORBIDDEN)
+        if model is not None and len(model) > NAME_CHARACTERS_MAX:
+            model = f"{model[:NAME_CHARACTERS_MAX]}…"
+        scope = "infer" if need is Need.DESCRIBE else need.value
+        of_model = f":{model}" if model and need in _OF_MODELS else ""
+        raise Failure(Code.FORBIDDEN, f"{self.label} lacks the scope '{scope}{of_model}'")
+
     def change(self, grants: Grants, expires_at: float, account: Account | None, priority_max: int) -> None:
         """Apply a changed key."""
         self.grants = grants
@@ -96,7 +110,16 @@ class Principal:
 CALLER: ContextVar[Principal | None] = ContextVar("CALLER", default=None)
 
 
-def shown(models: Iterable[str]) -> list[str]:
-    """Return those of the models' names that a message to the caller of the current task may contain."""
+def require(need: Need, model: str) -> None:
+    """Check that the caller of the current task may do something with a model. Raises Failure(FORBIDDEN)."""
     principal = CALLER.get()
-    return [model for model in models if principal is None or principal.grants.allows(Need.DESCRIBE, model)]
+    if principal is not None:
+        principal.require(need, model)
+
+
+def shown(models: Iterable[str], need: Need = Need.DESCRIBE) -> list[str]:
+    """Return those of the models' names that a reply to the caller of the current task may contain."""
+    principal = CALLER.get()
+    if principal is None or principal.grants.admin:
+        return list(models)
+    return [model for model in models if principal.grants.allows(need, model)]

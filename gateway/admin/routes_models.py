@@ -9,13 +9,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from millstream.gateway.access.principal import shown
 from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
-from millstream.gateway.catalog.snapshot import ModelView
+from millstream.gateway.catalog.snapshot import ModelView, visible
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
@@ -27,7 +29,8 @@ router = APIRouter(prefix="/admin/v1")
 
 @router.get("/models", summary="All models and their versions")
 async def list_models(deps: DepsOf) -> schemas.Models:
-    return schemas.models(deps.catalog.snapshot, deps.catalog.uploads)
+    uploads = {at: state for at, state in deps.catalog.uploads.items() if shown([at[0]], Need.READ)}
+    return schemas.models(visible(deps.catalog.snapshot, Need.READ), uploads)
 
 
 @router.get("/models/{name}", summary="One model and its versions", responses=documented(404))

@@ -12,12 +12,14 @@ from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.admin import schemas_placement as schemas
 from millstream.gateway.admin.known_pools import known_pools
+from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import json_body
 from millstream.gateway.tensors.json_document import parse_json
+from millstream.services.access.scopes import Need
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.process.audit import audit, audited
@@ -41,7 +43,7 @@ async def get_placement(
     limit: Annotated[int, Query(ge=1, le=schemas.LIMIT_MAX, description="Most models of a page.")] = 100,
     page_token: Annotated[str | None, Query(description="The `next_page_token` of the last page.")] = None,
 ) -> schemas.Placement:
-    snapshot = deps.catalog.snapshot
+    snapshot = visible(deps.catalog.snapshot, Need.READ)
     shown = schemas.page_of(snapshot, model, limit, page_token)
     loads = await asyncio.to_thread(schemas.loads_shown, snapshot, shown, deps.footprint)
     facts = await _facts(deps, schemas.lanes_shown(snapshot, shown))

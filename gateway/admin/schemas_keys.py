@@ -31,8 +31,8 @@ class NewKey(BaseModel):
     scopes: list[str] = Field(
         min_length=1,
         max_length=SCOPES_MAX,
-        description="`infer:<glob>` of model names, `models:read`, `models:write`, `metrics`, `shared-memory` or "
-        "`admin`.",
+        description="`infer:<glob>`, `models:read:<glob>`, `models:write:<glob>` of model names (`models:read`, "
+        "`models:write`: all), `metrics`, `shared-memory` or `admin`.",
     )
     limits: Limits = Field(Limits(), description="Over all gateways.")
     priority_max: int | None = Field(

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
+from millstream.gateway.access.principal import require
 from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.access.scopes import Need
 from millstream.services.errors import invalid
 from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest.report import CheckedModel
@@ -75,8 +77,10 @@ def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
 async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
     """Publish `body` as a version, and activate it if asked to. When this returns, the catalog has the version.
 
-    Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
+    Raises Failure: FORBIDDEN, INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads),
+    STORAGE.
     """
+    require(Need.WRITE, upload.model)  # where a body named the model
     with audited("upload", upload.model):
         manifest = await _publish(deps, upload, body)
     audit(

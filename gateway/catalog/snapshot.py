@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from millstream.gateway.access.principal import shown
+from millstream.gateway.access.principal import CALLER, shown
+from millstream.services.access.scopes import Need
 from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.model.names import NAME_CHARACTERS_MAX
@@ -177,3 +178,18 @@ class Snapshot:
 
 #: for pages that must not name a model
 NO_MODELS = Snapshot({}, ())
+
+
+def visible(snapshot: Snapshot, need: Need = Need.DESCRIBE) -> Snapshot:
+    """Return what a list for the caller of the current task may show: of workers, the instances of these models."""
+    principal = CALLER.get()
+    if principal is None or principal.grants.admin:
+        return snapshot
+    known = frozenset(shown(snapshot.models, need))
+
+    def seen(worker: WorkerRecord) -> WorkerRecord:
+        instances = tuple(one for one in worker.instances if principal.grants.allows(need, one.model))
+        return worker.model_copy(update={"instances": instances})
+
+    models = {name: view for name, view in snapshot.models.items() if name in known}
+    return replace(snapshot, models=models, workers=tuple(map(seen, snapshot.workers)))

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from millstream.gateway.access.principal import shown
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.triton import index
 from millstream.gateway.triton.await_ready import READY_S_MAX, ReadyWaiter
@@ -92,9 +93,10 @@ class RepositoryLoader:
                 lock.release()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        """Return every model and version; with `ready`, only those that answer requests."""
+        """Return every model and version that the caller may know of; with `ready`, only those that answer requests."""
         entries = index.entries(self._catalog.snapshot, self._model_repositories.names(), +self._loading)
-        return [entry for entry in entries if entry.state == index.READY] if ready else entries
+        known = frozenset(shown({entry.name for entry in entries}))
+        return [one for one in entries if one.name in known and (one.state == index.READY or not ready)]
 
     async def load(
         self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True
@@ -142,7 +144,7 @@ class RepositoryLoader:
         endpoint = self._changes.endpoint(model)
         if endpoint is None and not files:
             known = {*self._catalog.snapshot.models, *self._model_repositories.names()}
-            raise Failure(Code.NOT_FOUND, did_you_mean(model, known).removeprefix("; "))
+            raise Failure(Code.NOT_FOUND, did_you_mean(model, shown(known)).removeprefix("; "))
         # Its files are elsewhere; what was published only names them.
         if endpoint is not None and endpoint.source is not None:
             raise Failure(Code.NOT_FOUND, f"{Path(endpoint.source) / model} is no folder of a served repository now")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from millstream.gateway.catalog.snapshot import Snapshot, VersionView, name_excerpt, version_number
+from millstream.gateway.catalog.snapshot import Snapshot, VersionView, name_excerpt, version_number, visible
 from millstream.gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.inference import Field, Recorded, recorded
@@ -42,7 +42,7 @@ def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = N
     number = None if model is None or version is None else version_number(model, version)
     views = [
         view
-        for name, model_view in sorted(snapshot.models.items())
+        for name, model_view in sorted((visible(snapshot) if model is None else snapshot).models.items())
         if model in {None, name}
         for _, view in sorted(model_view.versions.items())
         if view.available and number in {None, view.manifest.version}

@@ -1,6 +1,7 @@
 """scopes: what a key may do, and what a call needs. Pure.
 
-`infer:<glob>` runs and describes the models whose names match; `models:read`; `models:write` (and read); `metrics`;
+`infer:<glob>` runs and describes the models whose names match; `models:read:<glob>` reads all about them;
+`models:write:<glob>` changes them, and reads; `models:read` and `models:write` are for all models. `metrics`;
 `shared-memory` registers shared memory, and uses what the same key registered; `admin` does everything.
 """
 
@@ -15,19 +16,22 @@ from enum import StrEnum
 from millstream.services.errors import invalid
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 
-INFER = "infer:"
-SCOPES = ("infer:<glob>", "models:read", "models:write", "metrics", "shared-memory", "admin")
+SCOPES = ("infer:<glob>", "models:read:<glob>", "models:write:<glob>", "metrics", "shared-memory", "admin")
+_INFER, _READ, _WRITE = "infer:", "models:read:", "models:write:"
+#: scopes of one word that mean all models
+_ALL = {"models:read": f"{_READ}*", "models:write": f"{_WRITE}*"}
+_PLAIN = frozenset({"metrics", "shared-memory", "admin"})
 #: characters of a glob, which bounds the time of a match
 GLOB_CHARACTERS_MAX = 128
 _GLOB = re.compile(r"[A-Za-z0-9._\-*?]+")
 
 
 class Need(StrEnum):
-    """What a call needs."""
+    """What a call needs. A need for models is that of one model, or, of a list, that of any: it shows no others."""
 
     OPEN = "open"  # nothing: health, documentation
-    INFER = "infer"  # to run the model that it names
-    DESCRIBE = "describe"  # to run the model that it names, or to read models
+    INFER = "infer"
+    DESCRIBE = "describe"  # to run, to read or to change the model
     READ = "models:read"
     WRITE = "models:write"
     METRICS = "metrics"
@@ -35,75 +39,80 @@ class Need(StrEnum):
     ADMIN = "admin"
 
 
+Globs = tuple[re.Pattern[str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What the scopes of a key allow."""
+    """What the scopes of a key allow. What may be changed is in `read`, too."""
 
-    globs: tuple[re.Pattern[str], ...] = ()
-    read: bool = False
-    write: bool = False
+    infer: Globs = ()
+    read: Globs = ()
+    write: Globs = ()
     metrics: bool = False
     memory: bool = False
     admin: bool = False
 
     def infers(self, model: str) -> bool:
         """Whether it may run `model`."""
-        if self.admin:
-            return True
-        return len(model) <= NAME_CHARACTERS_MAX and any(glob.fullmatch(model) for glob in self.globs)
+        return self.admin or _matches(self.infer, model)
 
     def allows(self, need: Need, model: str | None = None) -> bool:
         """Whether a call with this need is allowed.
 
         Args:
             need: what the call needs.
-            model: the model that it names; None: it names none, or its name is not known yet. A call that runs a model
-                is then allowed if some name would be: its model is checked when it is known.
+            model: the model that it names; None: it names none, or its name is not known yet. The call is then allowed
+                if it would be for some model: a list shows those, and another model is checked when it is known.
         """
         if need is Need.OPEN or self.admin:
             return True
-        if need is Need.INFER:
-            return bool(self.globs) if model is None else self.infers(model)
+        if need is Need.METRICS or need is Need.MEMORY:
+            return self.metrics if need is Need.METRICS else self.memory
+        globs = self._globs(need)
+        return bool(globs) if model is None else _matches(globs, model)
+
+    def _globs(self, need: Need) -> Globs:
         if need is Need.DESCRIBE:
-            return self.read or (model is not None and self.infers(model))
-        granted = {
-            Need.READ: self.read,
-            Need.WRITE: self.write,
-            Need.METRICS: self.metrics,
-            Need.MEMORY: self.memory,
-        }
-        return granted.get(need, False)
-
-    def may(self, need: Need) -> bool:
-        """Whether a call with this need would be allowed for some model."""
-        return self.allows(need) or (need in {Need.INFER, Need.DESCRIBE} and bool(self.globs))
+            return self.infer + self.read
+        return {Need.INFER: self.infer, Need.READ: self.read, Need.WRITE: self.write}.get(need, ())
 
 
-#: of the admin key, and of callers on this machine while there is no key with the scope admin
-ALL = Grants(read=True, write=True, metrics=True, memory=True, admin=True)
+#: of the admin key, and of the token in the home
+ALL = Grants(metrics=True, memory=True, admin=True)
+
+
+def _matches(globs: Globs, model: str) -> bool:
+    return len(model) <= NAME_CHARACTERS_MAX and any(glob.fullmatch(model) for glob in globs)
 
 
 def check_scope(scope: str) -> str:
     """Return `scope`. Raises Failure(INVALID) if there is no such scope."""
-    glob = scope.removeprefix(INFER)
-    if scope.startswith(INFER):
+    prefix = next((prefix for prefix in (_INFER, _READ, _WRITE) if scope.startswith(prefix)), None)
+    if prefix is not None:
+        glob = scope.removeprefix(prefix)
         if len(glob) > GLOB_CHARACTERS_MAX or not _GLOB.fullmatch(glob):
             raise invalid(
-                f"scope '{scope[:GLOB_CHARACTERS_MAX]}': after 'infer:' comes a model's name, with * and ? for any "
+                f"scope '{scope[:GLOB_CHARACTERS_MAX]}': after '{prefix}' comes a model's name, with * and ? for any "
                 f"characters, of at most {GLOB_CHARACTERS_MAX} characters"
             )
-    elif scope not in SCOPES:
+    elif scope not in _PLAIN and scope not in _ALL:
         raise invalid(f"'{scope[:GLOB_CHARACTERS_MAX]}' is no scope: use {', '.join(SCOPES)}")
     return scope
 
 
 def grants_of(scopes: Iterable[str]) -> Grants:
     """Return what the scopes allow. Raises Failure(INVALID) if there is no such scope."""
-    checked = [check_scope(scope) for scope in scopes]
-    write = "models:write" in checked
+    checked = [_ALL.get(scope, scope) for scope in map(check_scope, scopes)]
+
+    def globs(prefix: str) -> Globs:
+        found = [scope.removeprefix(prefix) for scope in checked if scope.startswith(prefix)]
+        return tuple(re.compile(fnmatch.translate(glob)) for glob in found)
+
+    write = globs(_WRITE)
     return Grants(
-        tuple(re.compile(fnmatch.translate(one.removeprefix(INFER))) for one in checked if one.startswith(INFER)),
-        read=write or "models:read" in checked,
+        infer=globs(_INFER),
+        read=globs(_READ) + write,
         write=write,
         metrics="metrics" in checked,
         memory="shared-memory" in checked,

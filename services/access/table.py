@@ -42,6 +42,8 @@ class Row(NamedTuple):
         return self._replace(need=need, changes=need in {Need.WRITE, Need.ADMIN}, of_message=None)
 
 
+#: a list of models, which shows those that the caller may describe
+_LIST = Row(Need.DESCRIBE)
 _VERSIONED = ("", "/versions/{version}")
 _LABELLED = (*_VERSIONED, "/labels/{label}")
 
@@ -56,26 +58,28 @@ def _v2() -> Iterator[tuple[str, str, Row]]:
             yield "GET", f"{path}{rest}", describe
     for path in ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready"):
         yield "GET", path, Row(Need.OPEN)
-    for path in ("/v2/models", "/v2/models/stats", "/v2/trace/setting", "/v2/logging"):
+    for path in ("/v2/models", "/v2/models/stats"):
+        yield "GET", path, _LIST
+    for path in ("/v2/trace/setting", "/v2/logging"):
         yield "GET", path, Row(Need.READ)
-    yield "GET", "/v2/models/{model}/trace/setting", describe
-    for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging"):
         yield "POST", path, Row(Need.ADMIN, changes=True)
+    yield "GET", "/v2/models/{model}/trace/setting", describe
+    yield "POST", "/v2/models/{model}/trace/setting", Row(Need.WRITE, "model", changes=True)
     for kind in ("system", "cuda"):
         memory = f"/v2/{kind}sharedmemory"
         yield "GET", f"{memory}/status", Row(Need.MEMORY)
         yield "GET", f"{memory}/region/{{region}}/status", Row(Need.MEMORY)
         for path in ("/region/{region}/register", "/region/{region}/unregister", "/unregister"):
             yield "POST", f"{memory}{path}", Row(Need.MEMORY, changes=True)
-    yield "POST", "/v2/repository/index", Row(Need.READ)
-    yield "POST", "/v2/repository/{repository}/index", Row(Need.READ)
+    yield "POST", "/v2/repository/index", _LIST
+    yield "POST", "/v2/repository/{repository}/index", _LIST
     for call in ("load", "unload"):
         yield "POST", f"/v2/repository/models/{{model}}/{call}", Row(Need.WRITE, "model", changes=True)
         yield "POST", f"/v2/repository/{{repository}}/models/{{model}}/{call}", Row(Need.WRITE, "model", changes=True)
 
 
 def _v1() -> Iterator[tuple[str, str, Row]]:
-    yield "GET", "/v1/models", Row(Need.READ)
+    yield "GET", "/v1/models", _LIST
     for version in _LABELLED:
         path = f"/v1/models/{{model}}{version}"
         yield "GET", path, Row(Need.DESCRIBE, "model")
@@ -95,12 +99,12 @@ def _others() -> Iterator[tuple[str, str, Row]]:
     yield "POST", "/models/{model}/invoke", Row(Need.INFER, "model")
     for path in ("/openai/v1/embeddings", "/v1/embeddings"):
         yield "POST", path, run
-    yield "GET", "/openai/v1/models", Row(Need.READ)
+    yield "GET", "/openai/v1/models", _LIST
     for path in ("/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}"):
         yield "POST", path, Row(Need.INFER, "model")
     yield "GET", "/api-description", Row(Need.OPEN)
     yield "OPTIONS", "/", Row(Need.OPEN)
-    yield "GET", "/models", Row(Need.READ)
+    yield "GET", "/models", _LIST
     yield "POST", "/models", Row(Need.WRITE, changes=True)
     one = "/models/{model}"
     for path in (one, f"{one}/all", f"{one}/{{version}}"):
@@ -173,6 +177,8 @@ NAMED: dict[str, Row] = {"vertex_health": Row(Need.OPEN), "vertex_predict": Row(
 
 def _of_settings(message: Any) -> Need:
     """Return the need of TraceSetting and LogSettings, which read if they name no setting."""
+    if getattr(message, "model_name", ""):
+        return Need.WRITE if message.settings else Need.DESCRIBE
     return Need.ADMIN if message.settings else Need.READ
 
 
@@ -188,7 +194,7 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "ModelMetadata": Row(Need.DESCRIBE, "name"),
     "ModelConfig": Row(Need.DESCRIBE, "name"),
     "ModelStatistics": Row(Need.DESCRIBE, "name"),
-    "RepositoryIndex": Row(Need.READ),
+    "RepositoryIndex": _LIST,
     "RepositoryModelLoad": Row(Need.WRITE, "model_name", changes=True),
     "RepositoryModelUnload": Row(Need.WRITE, "model_name", changes=True),
     "SystemSharedMemoryStatus": Row(Need.MEMORY),
@@ -197,7 +203,7 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "CudaSharedMemoryStatus": Row(Need.MEMORY),
     "CudaSharedMemoryRegister": Row(Need.MEMORY, changes=True),
     "CudaSharedMemoryUnregister": Row(Need.MEMORY, changes=True),
-    "TraceSetting": Row(Need.READ, changes=True, of_message=_of_settings),
+    "TraceSetting": Row(Need.DESCRIBE, "model_name", changes=True, of_message=_of_settings),
     "LogSettings": Row(Need.READ, changes=True, of_message=_of_settings),
 }
 _GRPC_TFSERVING: dict[str, Row] = {
@@ -215,7 +221,7 @@ GRPC: dict[str, Row] = {
     **{f"/tensorflow.serving.{name}": row for name, row in _GRPC_TFSERVING.items()},
     "/grpc.health.v1.Health/Check": Row(Need.OPEN),
     "/grpc.health.v1.Health/Watch": Row(Need.OPEN),
-    **{f"{service}ServerReflectionInfo": Row(Need.READ) for service in _REFLECTION},
+    **{f"{service}ServerReflectionInfo": _LIST for service in _REFLECTION},
 }
 
 

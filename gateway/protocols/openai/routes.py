@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -45,7 +46,7 @@ async def create_embeddings(request: Request, deps: DepsOf) -> Response:
 
 @router.get("/openai/v1/models", include_in_schema=False)
 async def openai_list_models(deps: DepsOf) -> dict[str, Any]:
-    return model_list(deps.catalog.snapshot)
+    return model_list(visible(deps.catalog.snapshot))
 
 
 async def _embed(request: Request, deps: Deps) -> Response:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.catalog.snapshot import name_excerpt
+from millstream.gateway.catalog.snapshot import name_excerpt, visible
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -98,7 +98,7 @@ _STATUS: dict[int | str, dict[str, Any]] = {
     responses=reply(ref(ModelList), "The models."),
 )
 async def v1_list_models(deps: DepsOf) -> dict[str, Any]:
-    return model_list(deps.catalog.snapshot)
+    return model_list(visible(deps.catalog.snapshot))
 
 
 @router.get("/v1/models/{model}", summary="State of a model's versions", responses=_STATUS)

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Query, Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from millstream.gateway.access.principal import require
 from millstream.gateway.admin import routes_models as admin_models
 from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
-from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, visible
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -32,6 +33,7 @@ from millstream.gateway.protocols.torchserve.schemas import (
     LoadModel,
     ManagementStatus,
 )
+from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.pools import pools_text
@@ -55,7 +57,7 @@ async def torchserve_list_models(
     limit: Annotated[int, Query(ge=1, le=documents.LIMIT_MAX)] = 100,
     next_page_token: Annotated[str | None, Query()] = None,
 ) -> dict[str, Any]:
-    return documents.page(deps.catalog.snapshot, limit, next_page_token)
+    return documents.page(visible(deps.catalog.snapshot), limit, next_page_token)
 
 
 @router.get("/models/{model}/all", summary="Describe all versions", responses=_DESCRIPTIONS | documented(404))
@@ -138,6 +140,7 @@ async def torchserve_register_model(
 ) -> dict[str, str]:
     if url is None:
         wanted = await _read_load(request, deps)
+        require(Need.WRITE, wanted.model_name)
         if wanted.model_name in deps.catalog.snapshot.models:
             raise Failure(Code.CONFLICT, f"model '{name_excerpt(wanted.model_name)}' is already loaded")
         return await cancel_on_disconnect(request, _load_container(deps, wanted))

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number, visible
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
@@ -46,7 +46,7 @@ _READY: dict[int | str, dict[str, Any]] = {
     responses=reply(ref(ModelNames), "The names, in order.", example={"models": ["digits"]}),
 )
 async def list_model_names(deps: DepsOf) -> dict[str, list[str]]:
-    models = deps.catalog.snapshot.models
+    models = visible(deps.catalog.snapshot).models
     return {"models": sorted(name for name, view in models.items() if view.serving is not None)}
 
 

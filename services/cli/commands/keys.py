@@ -35,7 +35,8 @@ def keys(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SCOPE", help="infer:GLOB, models:read, models:write, metrics, shared-memory, admin; repeatable."
+            metavar="SCOPE",
+            help="infer:GLOB, models:read:GLOB, models:write:GLOB, metrics, shared-memory, admin; repeatable.",
         ),
     ] = None,
     rate: Annotated[float | None, typer.Option(metavar="N", help="Most calls a second, over all gateways.")] = None,

@@ -29,18 +29,24 @@ from tests.kit.application import OPERATOR, Application
 
 pytestmark = pytest.mark.anyio
 
-SCOPES = ("infer:m", "infer:other", "infer:*", "models:read", "models:write", "metrics", "shared-memory", "admin")
-#: what each scope allows of calls about the model "m"; independent of services/access/scopes.py
-ALLOWED: dict[str, set[Need]] = {
-    "infer:m": {Need.OPEN, Need.INFER, Need.DESCRIBE},
-    "infer:other": {Need.OPEN},
-    "infer:*": {Need.OPEN, Need.INFER, Need.DESCRIBE},
+SCOPES = (
+    *("infer:m", "infer:other", "infer:*", "models:read", "models:read:m", "models:read:other", "models:write"),
+    *("models:write:m", "models:write:other", "metrics", "shared-memory", "admin"),
+)
+_ABOUT_M = {
+    "infer": {Need.OPEN, Need.INFER, Need.DESCRIBE},
     "models:read": {Need.OPEN, Need.DESCRIBE, Need.READ},
     "models:write": {Need.OPEN, Need.DESCRIBE, Need.READ, Need.WRITE},
     "metrics": {Need.OPEN, Need.METRICS},
     "shared-memory": {Need.OPEN, Need.MEMORY},
     "admin": set(Need),
 }
+
+
+def expected(scope: str, need: Need, *, named: bool) -> bool:
+    """Whether a scope allows a call about the model "m", or one that names no model; independent of scopes.py."""
+    kind, _, glob = scope.rpartition(":") if scope.count(":") == 2 or scope.startswith("infer") else (scope, "", "*")
+    return need in _ABOUT_M[kind] and (need is Need.OPEN or not named or glob != "other")
 
 
 FILES = (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR, schema.FILE)
@@ -73,7 +79,7 @@ async def test_every_route_is_in_the_table(tmp_path: Path) -> None:
     assert {cast("Any", route).name for route in vertex.router.routes} == NAMED.keys()
 
 
-async def test_a_route_without_a_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_route_without_a_row_ismethod_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     application = Application(tmp_path)
     monkeypatch.delitem(HTTP, ("GET", "/v2/health/live"))
     async with application.client() as client:
@@ -100,8 +106,8 @@ async def test_every_served_grpc_method_has_a_row(tmp_path: Path) -> None:
 def test_every_row_and_every_scope(scope: str) -> None:
     grants = grants_of([scope])
     for row in {*HTTP.values(), *GRPC.values(), *NAMED.values()}:
-        model = "m" if row.model is not None or row.need is Need.INFER else None
-        assert grants.allows(row.need, model) == (row.need in ALLOWED[scope]), (row, scope)
+        for model in ("m", None):
+            assert grants.allows(row.need, model) == expected(scope, row.need, named=model is not None), (row, scope)
 
 
 async def _keys(application: Application) -> dict[str, str]:
@@ -122,7 +128,7 @@ async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None
     keys = await _keys(application)
     async with application.client(operator=False) as client:
         for ((method, path), row), scope in product(HTTP.items(), (*SCOPES, "")):
-            url = _about(path, "m")
+            url = url_of(path, "m")
             if (method, url) == ("POST", "/v2/models/m/infer") or url.startswith("/v2/models/m/versions/1/infer"):
                 continue  # waits for the test to answer: tests/integration/test_access.py
             headers = {"Authorization": f"Bearer {keys[scope]}"} if scope else {}
@@ -135,7 +141,7 @@ async def test_every_route_answers_every_scope_over_http(tmp_path: Path) -> None
     assert not any(key in str(application.audit_text()) for key in keys.values())
 
 
-def _about(path: str, model: str) -> str:
+def url_of(path: str, model: str) -> str:
     """Return the URL of a route for a model."""
     for parameter in ("model", "name", "endpoint"):
         path = path.replace(f"{{{parameter}}}", model)
@@ -153,7 +159,7 @@ async def test_without_keys_every_change_needs_the_token(tmp_path: Path, open_co
                 continue  # waits for the test to answer
             closed = path.startswith("/admin/") or (row.controls and not open_control)
             for headers, refused in ((None, closed), ({"X-API-Key": "mt_wrong"}, closed), (OPERATOR, False)):
-                reply = await client.request(method, _about(path, "m"), headers=headers, content=b"{")
+                reply = await client.request(method, url_of(path, "m"), headers=headers, content=b"{")
                 if reply.status_code == 404 and reply.text == '{"error":"Not Found"}':
                     continue  # a row for a route to come
                 assert (reply.status_code in {401, 403}) is refused, (method, path, headers, reply.text)
@@ -161,13 +167,13 @@ async def test_without_keys_every_change_needs_the_token(tmp_path: Path, open_co
         for method, row in GRPC.items():
             closed = row.controls and row.of_message is None and not open_control
             for metadata, refused in (((), closed), (tuple(OPERATOR.items()), False)):
-                assert await _refused(channel, method, metadata) is refused, (method, metadata)
+                assert await method_refused(channel, method, metadata) is refused, (method, metadata)
         for method, kind in (("TraceSetting", pb.TraceSettingRequest), ("LogSettings", pb.LogSettingsRequest)):
             message = kind()
             message.settings["no_such_setting"].SetInParent()
             name = f"/inference.GRPCInferenceService/{method}"
-            assert await _refused(channel, name, (), message) is not open_control
-            assert not await _refused(channel, name, tuple(OPERATOR.items()), message)
+            assert await method_refused(channel, name, (), message.SerializeToString()) is not open_control
+            assert not await method_refused(channel, name, tuple(OPERATOR.items()), message.SerializeToString())
 
 
 @pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])
@@ -179,15 +185,16 @@ async def test_every_method_answers_every_scope_over_grpc(
     async with application.grpc_channel(server) as channel:
         for (method, row), scope in product(GRPC.items(), (*SCOPES, "")):
             metadata = (("authorization", f"Bearer {keys[scope]}"),) if scope else ()
-            allowed = row.need is Need.OPEN or (bool(scope) and row.need in ALLOWED[scope])
-            assert await _refused(channel, method, metadata) is not allowed, (method, scope)
+            named = row.model is not None or row.need is Need.INFER
+            allowed = row.need is Need.OPEN or (bool(scope) and expected(scope, row.need, named=named))
+            assert await method_refused(channel, method, metadata) is not allowed, (method, scope)
 
 
-async def _refused(
-    channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...], message: Any = None
+async def method_refused(
+    channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...], body: bytes | None = None
 ) -> bool:
     """Call a method about the model "m"; return whether the key was refused. On the wire each call is a stream."""
-    body = _about_m(method) if message is None else message.SerializeToString()
+    body = about_model(method, "m") if body is None else body
     call = channel.unary_stream(method)(body, metadata=metadata, timeout=WAIT_S)
     try:
         reply = await call.read()
@@ -199,28 +206,27 @@ async def _refused(
     return "lacks the scope" in pb.ModelStreamInferResponse.FromString(reply).error_message
 
 
-def _about_m(method: str) -> bytes:
-    """Return a message of the method that names the model "m", if it has a field for that."""
+def about_model(method: str, model: str) -> bytes:
+    """Return a message of the method that names a model, if it has a field for that."""
     service, _, name = method[1:].rpartition("/")
     found = METHODS.get(f"{service.replace('.v1.S', '.v1alpha.S')}/{name}")
     assert found is not None, method
     message = GetMessageClass(found.input_type)()
     if name == "MultiInference":
-        message.tasks.add(method_name="tensorflow/serving/classify").model_spec.name = "m"
+        message.tasks.add(method_name="tensorflow/serving/classify").model_spec.name = model
     elif name.startswith("ModelInfer") or name == "ModelStreamInfer":
-        message.model_name = "m"
+        message.model_name = model
     elif (field := GRPC[method].model) is not None:
         path = field.split(".")
-        setattr(attrgetter(*path[:-1])(message) if path[:-1] else message, path[-1], "m")
+        setattr(attrgetter(*path[:-1])(message) if path[:-1] else message, path[-1], model)
     encoded: bytes = message.SerializeToString()
     return encoded
 
 
 def _allowed(row: Row, path: str, scope: str) -> bool:
     """Return what is expected. A model that the body names is checked later; none of these bodies can be read."""
-    if row.need is Need.INFER and row.model is None and not path.endswith(("}/invocations", "-stream")):
-        return scope.startswith("infer:") or scope == "admin"
-    return row.need in ALLOWED[scope]
+    named = row.model is not None or (row.need is Need.INFER and path.endswith(("}/invocations", "-stream")))
+    return expected(scope, row.need, named=named)
 
 
 def test_globs_are_matched_as_a_whole_and_case_counts() -> None:

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 import grpc
 
 from millstream.gateway.access.audit_trail import AuditTrail
-from millstream.gateway.access.gate import Gate, Pass, forbidden
-from millstream.gateway.access.principal import CALLER, FORBIDDEN, Principal
+from millstream.gateway.access.gate import Gate, Pass
+from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.protocols.grpc.codec.messages import BEFORE_REFUSAL, Messages
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import Who
@@ -97,9 +97,7 @@ class Guard:
     def _let_in(self, context: Any, row: Row, *, counted: bool) -> Pass | None:
         """Check a call; None: nothing counts its end. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
         principal = _identify(self._gate, context)
-        if not principal.grants.may(row.need):
-            principal.count(FORBIDDEN)
-            raise forbidden(principal, row.need, None)
+        principal.require(row.need)
         return self._gate.let_in(principal) if counted else None
 
     async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
@@ -170,6 +168,4 @@ def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> No
             return
         principal = _identify(gate, context)
     model = None if row.model is None else attrgetter(row.model)(request)
-    if not principal.grants.allows(row.need, model or None):
-        principal.count(FORBIDDEN)
-        raise forbidden(principal, row.need, model)
+    principal.require(row.need, model or None)
