@@ -318,6 +318,11 @@ class Settings(BaseSettings):
         "refuse",
         description="What may execute code, such as pickles, where the kernel confines no process: `accept` it.",
     )
+    import_code: Literal["never", "admin", "writers"] = Field(
+        "admin",
+        description="Who may upload with `allow_pickle` or `allow_code`, which can execute code: `never` nobody, "
+        "`admin` keys with that scope, `writers` all who may upload.",
+    )
     live_check_one_in: int = Field(
         10_000,
         ge=0,

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
-from millstream.gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
+from millstream.gateway.admin.upload import Upload, check_right_to_code, parse_config, receive, wait_until_ready
 from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
 from millstream.gateway.protocols.http.body import declared_bytes, disconnected
 from millstream.gateway.protocols.http.context import DepsOf
@@ -147,6 +147,7 @@ def _upload(name: str, version: int | None, options: _Options, request: Request,
 
 
 def _checked(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
+    check_right_to_code(deps.settings.import_code, options.imports)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
         raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload uncompressed")

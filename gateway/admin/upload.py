@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
-from millstream.gateway.access.principal import require
+from millstream.gateway.access.principal import CALLER, require
 from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.scopes import Need
-from millstream.services.errors import invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.ingest.upload import ModelUpload
@@ -72,6 +72,29 @@ def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
     if field in {"queue", "queue_by_priority"}:
         return QueuePolicy
     return Warmup if field == "warmup" else ModelConfig
+
+
+def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
+    """Raise Failure(FORBIDDEN) if the caller of the current task may not upload what can execute code.
+
+    Args:
+        allowed: MILLSTREAM_IMPORT_CODE.
+        imports: what the upload asks for.
+    """
+    asked = " and ".join(name for name in ("allow_pickle", "allow_code") if getattr(imports, name))
+    if not asked or allowed == "writers":
+        return
+    principal = CALLER.get()
+    if allowed == "never":
+        raise Failure(
+            Code.FORBIDDEN, f"{asked}: this installation takes no upload that can execute code (MILLSTREAM_IMPORT_CODE)"
+        )
+    if principal is not None and not principal.grants.admin:
+        raise Failure(
+            Code.FORBIDDEN,
+            f"{principal.label} lacks the scope 'admin', which {asked} needs here: such an upload can execute code "
+            "(MILLSTREAM_IMPORT_CODE)",
+        )
 
 
 async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:

@@ -376,6 +376,18 @@ def test_a_rotated_key_has_two_secrets_for_a_while(stack: Stack, bare: httpx2.Cl
     assert len(stack.http.get("/admin/v1/keys/rotating").json()["secrets"]) == 1
 
 
+@pytest.mark.parametrize("asked", ["allow_pickle", "allow_code"])
+def test_what_can_execute_code_needs_the_scope_admin(stack: Stack, bare: httpx2.Client, asked: str) -> None:
+    writer = create(stack, f"writer-{asked}", ["models:write"])["key"]
+    path = f"/admin/v1/models/code-{asked}/versions?{asked}=true"
+    said = bare.post(path, content=b"no model", headers={"authorization": f"Bearer {writer}"})
+    assert said.status_code == 403
+    assert f"lacks the scope 'admin', which {asked} needs here" in said.json()["error"]
+    plain = bare.post(path.partition("?")[0], content=b"no model", headers={"authorization": f"Bearer {writer}"})
+    assert plain.status_code == 400
+    assert bare.post(path, content=b"no model", headers={"authorization": f"Bearer {ADMIN}"}).status_code == 400
+
+
 def test_an_expired_key_is_refused(stack: Stack, bare: httpx2.Client) -> None:
     for life_s in (1.5, 10.0, 60.0):  # a machine that is held up may not call in time
         key = create(stack, f"short-{life_s:g}", ["infer:one"], expires_in_s=life_s)["key"]

@@ -60,6 +60,7 @@ def test_doctor_prints_text_and_json(tmp_path: Path) -> None:
         "Disk",
         "Landlock",
         "seccomp",
+        "Uploads",
     }
     assert checks["Landlock"]["state"] == ("ok" if landlock.abi() else "warn")
     assert checks["seccomp"]["state"] == ("ok" if seccomp.is_supported() else "warn")

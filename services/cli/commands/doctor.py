@@ -66,10 +66,10 @@ def run_checks(settings: Settings) -> list[Check]:
     """Return the results of all checks, in display order."""
     from millstream.services.cli.doctor.certificates import certificate_checks
     from millstream.services.cli.doctor.installation import installation_checks
-    from millstream.services.cli.doctor.installed import installed_checks, sandbox_checks
+    from millstream.services.cli.doctor.installed import installed_checks, sandbox_checks, uploads_check
     from millstream.services.cli.doctor.redis import redis_checks
     from millstream.services.cli.doctor.system import system_checks
 
     redis = [] if missing_modules("worker") else redis_checks(settings)
-    here = [*installed_checks(settings), *redis, *system_checks(settings), *sandbox_checks()]
+    here = [*installed_checks(settings), *redis, *system_checks(settings), uploads_check(settings), *sandbox_checks()]
     return [*here, *certificate_checks(settings), *installation_checks(settings)]

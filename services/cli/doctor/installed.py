@@ -74,6 +74,16 @@ def _device(settings: Settings) -> list[Check]:
     return checks
 
 
+def uploads_check(settings: Settings) -> Check:
+    """Return who may upload what can execute code."""
+    who = {
+        "never": "nobody may upload pickles or code",
+        "admin": "callers with the scope admin may upload pickles and code",
+        "writers": "all who may upload models may upload pickles and code",
+    }
+    return Check("Uploads", "ok", f"{who[settings.import_code]} (MILLSTREAM_IMPORT_CODE={settings.import_code})")
+
+
 def sandbox_checks() -> list[Check]:
     """Return the checks of the layers that confine what reads or runs uploads."""
     from millstream.services.sandbox.confine import probe

@@ -1,0 +1,63 @@
+"""Who may upload what can execute code, by the setting and the scopes of the caller."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.principal import CALLER, Principal
+from millstream.gateway.admin.upload import check_right_to_code
+from millstream.services.access.scopes import grants_of
+from millstream.services.errors import Code, Failure
+from millstream.services.importers.base import ImportOptions
+
+NOTHING = ImportOptions()
+ASKED = [
+    ImportOptions(allow_pickle=True),
+    ImportOptions(allow_code=True),
+    ImportOptions(allow_pickle=True, allow_code=True),
+]
+
+
+def principal(*scopes: str) -> Principal:
+    return Principal("key k (n)", "k", grants_of(scopes), 1e18, None, 0, Gate()._counter_of("n"))
+
+
+ADMIN, WRITER = principal("admin"), principal("models:write")
+#: (setting, caller) -> whether it may; without keys nobody is known, and the operator alone reaches the admin API
+MAY = {
+    ("never", ADMIN): False,
+    ("never", WRITER): False,
+    ("never", None): False,
+    ("admin", ADMIN): True,
+    ("admin", WRITER): False,
+    ("admin", None): True,
+    ("writers", ADMIN): True,
+    ("writers", WRITER): True,
+    ("writers", None): True,
+}
+
+
+@pytest.mark.parametrize("options", ASKED, ids=str)
+@pytest.mark.parametrize(("setting", "caller"), MAY)
+def test_the_right_is_that_of_the_setting(setting: str, caller: Principal | None, options: ImportOptions) -> None:
+    token = CALLER.set(caller)
+    try:
+        check_right_to_code(setting, NOTHING)
+        if MAY[setting, caller]:
+            check_right_to_code(setting, options)
+            return
+        with pytest.raises(Failure) as refused:
+            check_right_to_code(setting, options)
+    finally:
+        CALLER.reset(token)
+    assert refused.value.code is Code.FORBIDDEN
+    assert "MILLSTREAM_IMPORT_CODE" in refused.value.message
+
+
+def test_every_option_that_allows_something_is_asked_about() -> None:
+    allows = {name for name, field in ImportOptions.model_fields.items() if field.annotation is bool}
+    assert allows == {"allow_pickle", "allow_code"}
+    assert len(ASKED) == len(list(itertools.chain(allows, [allows])))
