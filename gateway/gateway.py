@@ -263,7 +263,11 @@ class Gateway:
     def deps(self) -> Deps:
         """Return what routes and the gRPC server need."""
         metrics_page = GatewayMetricsPage(
-            self.registry, TritonMetricsPage(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
+            self.registry,
+            TritonMetricsPage(lambda: self.catalog.snapshot),
+            self.cluster_state,
+            self.router.all,
+            self.catalog.exists,
         )
         callers = Callers(self.router.find, self.settings.request_timeout_s_max, self.access.gate.check_model)
         json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.triton.metrics import TritonMetricsPage
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
+from millstream.services.metrics.label_limit import Exists
 from millstream.services.metrics.page import GaugeSample, MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
@@ -26,6 +28,7 @@ class GatewayMetricsPage:
         triton_page: the same figures under Triton's names.
         cluster_state: reads the depths of streams.
         lanes: returns all lanes.
+        exists: says whether a version exists: those that were deleted have no series.
     """
 
     def __init__(
@@ -34,7 +37,10 @@ class GatewayMetricsPage:
         triton_page: TritonMetricsPage,
         cluster_state: ClusterState,
         lanes: Callable[[], list[Lane]],
+        exists: Exists,
     ) -> None:
+        self._registry = registry
+        self._exists = exists
         self._page = MetricsPage(registry)
         self._triton_page = triton_page
         self._cluster_state = cluster_state
@@ -50,7 +56,11 @@ class GatewayMetricsPage:
             with suppress(Failure, TimeoutError):
                 async with asyncio.timeout(DEPTHS_S_MAX):
                     await self._read_depths(depths)
-            return await asyncio.to_thread(self._page.render, accept, self._triton_page.lines, depths)
+            return await asyncio.to_thread(self._render, accept, depths)
+
+    def _render(self, accept: str | None, depths: list[GaugeSample]) -> tuple[bytes, str]:
+        self._registry.end_series(self._exists, time.monotonic())
+        return self._page.render(accept, self._triton_page.lines, depths, self._exists)
 
     async def _read_depths(self, depths: list[GaugeSample]) -> None:
         """Append the depth of each lane's stream to `depths`."""

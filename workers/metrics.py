@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.services.metrics import catalogue
+from millstream.services.metrics.label_limit import Exists
 from millstream.services.metrics.registry import Counter, Histogram, MetricsRegistry
 
 if TYPE_CHECKING:
@@ -162,6 +163,10 @@ class WorkerMetrics:
             catalogue.INSTANCE_MEMORY_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
         )
         gauge.set(size_bytes)
+
+    def end_series(self, exists: Exists, now: float) -> None:
+        """End the series of versions that were deleted, as MetricsRegistry does."""
+        self._registry.end_series(exists, now)
 
     def unloaded(self, model: LoadedModel) -> None:
         manifest = model.manifest

@@ -26,6 +26,7 @@ log = logging.getLogger("millstream.reconciler")
 PAUSE_S_MAX = 1.0  # longest pause after a failure, before the next look at the repository
 CHECK_S = 0.2  # interval at which the repository's token is compared: one small file is read
 BUSY_CHECK_S = 0.01  # the same interval after a change: models are often registered one after the other
+SERIES_S = 60.0  # interval at which the metrics of deleted versions are looked for
 BUSY_S = 1.0  # for this long after a change
 
 
@@ -54,6 +55,7 @@ class Reconciler:
         self._residency = residency
         self._stopping = stopping
         self._versions = versions
+        self._series_due = 0.0
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
     def start(self) -> None:
@@ -80,6 +82,9 @@ class Reconciler:
                     token = seen
                 self._residency.reconsider()
                 unload_lost(self._models, self._unloads, self._loads)
+                if began >= self._series_due:
+                    self._series_due = began + SERIES_S
+                    self._unloads.end_series(self._versions.exists, began)
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
                 self._stopping.wait(with_jitter(PAUSE_S_MAX))

@@ -95,6 +95,10 @@ class Catalog:
     def replicas(self, content_id: str) -> tuple[Replica, ...]:
         return self._placements.of(content_id)
 
+    def exists(self, name: str, version: str | None) -> bool:
+        """Return whether there is a model of this name, and a version of this number; None: any."""
+        return self.snapshot.exists(name, version)
+
     async def refresh(self) -> None:
         """Read the repository, if it changed, and the workers' records. Without Redis, keep the last records."""
         async with self._refreshing:

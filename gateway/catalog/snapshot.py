@@ -163,6 +163,11 @@ class Snapshot:
             )
         return view
 
+    def exists(self, name: str, version: str | None) -> bool:
+        """Return whether there is a model of this name, and a version of this number; None: any."""
+        model = self.models.get(name)
+        return model is not None and (version is None or not version.isdecimal() or int(version) in model.versions)
+
     def placement(self, name: str) -> EndpointPlacement:
         """Return where and how often a model is loaded; the default for one that is not in the snapshot."""
         view = self.models.get(name)

@@ -8,14 +8,15 @@ process answers a scrape:
     a model with its own series: own series = value - base, and `base` counts under `other`
     any other model:             value - own counts under `other`, and `own` is what its own series last showed
 `base` and `own` change only when a model gets or loses its series, to the values at which neither sum moves. So no
-counter ever falls, a series continues where it stopped, and the sum over all models is the sum of the files. Sums of
+counter ever falls, a series continues where it stopped, and the sum over all models is the sum of the files. The series
+of a version that was deleted leave the page; what it counted under `other` stays there, as `ended`. Sums of
 seconds are cut to multiples of 2^-26 s: their sums and differences are exact then, and no rounding looks like a fall.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import floor
@@ -41,6 +42,8 @@ _OF_MODELS = {
 }
 
 _Values = list[float]
+#: whether a version of a model exists; version None: whether the model does
+Exists = Callable[[str, str | None], bool]
 #: Multiples of 1 / _UNIT below 2^27 are exact in a float64, and so are their sums and differences.
 _UNIT = float(1 << 26)
 
@@ -61,6 +64,7 @@ class Shares:
     activity: Mapping[str, Activity] = field(default_factory=dict)
     base: Mapping[Key, _Values] = field(default_factory=dict)
     own: Mapping[Key, _Values] = field(default_factory=dict)
+    ended: Mapping[Key, _Values] = field(default_factory=dict)  # by key of `other`
 
     def document(self) -> dict[str, Any]:
         """Return the shares in JSON form."""
@@ -70,6 +74,7 @@ class Shares:
             "activity": self.activity,
             "base": _rows(self.base),
             "own": _rows(self.own),
+            "ended": _rows(self.ended),
         }
 
     @classmethod
@@ -81,12 +86,37 @@ class Shares:
             {model: Activity(*pair) for model, pair in document["activity"].items()},
             _values(document["base"]),
             _values(document["own"]),
+            _values(document.get("ended", ())),  # an earlier release has none
         )
 
 
 def is_of_model(key: Key) -> bool:
     """Return whether a series is about one model, which its first label names."""
-    return key.name in _OF_MODELS and bool(key.labels) and key.labels[0] != OTHER
+    return is_about_model(key.name, key.labels)
+
+
+def is_about_model(name: str, labels: tuple[str, ...]) -> bool:
+    """Return whether the series of this name with these labels is about one model."""
+    return name in _OF_MODELS and bool(labels) and labels[0] != OTHER
+
+
+def all_exist(_model: str, _version: str | None) -> bool:
+    """Say that no version was deleted."""
+    return True
+
+
+def subject(name: str, labels: tuple[str, ...]) -> tuple[str, str | None]:
+    """Return the model of a series and its version, None for a series of the whole model."""
+    return labels[0], labels[1] if _OF_MODELS[name] > 1 else None
+
+
+def existing(totals: Totals, exists: Exists) -> Totals:
+    """Return the totals without the series of versions and models that were deleted."""
+    found = Totals()
+    for key, values in totals.items():
+        if not is_of_model(key) or exists(*subject(key.name, key.labels)):
+            found[key] = values
+    return found
 
 
 def models_of(totals: Iterable[Key]) -> set[str]:
@@ -114,9 +144,11 @@ def _cut(kind: Kind, values: _Values) -> _Values:
     return [floor(value * _UNIT) / _UNIT for value in values] if kind in {Kind.COUNTER, Kind.VECTOR} else values
 
 
-def fold(totals: Totals, shares: Shares) -> Totals:
+def fold(totals: Totals, shares: Shares, exists: Exists = all_exist) -> Totals:
     """Return what the page shows of `totals`, which are `exact`."""
     folded = Totals()
+    for key, values in shares.ended.items():
+        _add(folded, key, values)
     for key, values in totals.items():
         if not is_of_model(key):
             _add(folded, key, values)
@@ -126,21 +158,23 @@ def fold(totals: Totals, shares: Shares) -> Totals:
             base = _known(shares.base, key, values)
             if base is not None:
                 _add(folded, other, base)
-            _add(folded, key, values if base is None else list(map(sub, values, base)))
+            if exists(*subject(key.name, key.labels)):
+                _add(folded, key, values if base is None else list(map(sub, values, base)))
         else:
             own = _known(shares.own, key, values)
-            _add(folded, other, values if own is None else list(map(sub, values, own)))
+            if _is_count(key) or exists(*subject(key.name, key.labels)):
+                _add(folded, other, values if own is None else list(map(sub, values, own)))
     return folded
 
 
-def choose(totals: Totals, before: Shares | None, models_max: int, now: float) -> Shares:
+def choose(totals: Totals, before: Shares | None, models_max: int, now: float, exists: Exists = all_exist) -> Shares:
     """Return the shares from now on. `totals` are `exact`.
 
     `before` None: every model had its own series until now. What they showed counts under `other` from now on, which
     begins with it.
     """
     activity = _activity(totals, before, now)
-    models = models_of(totals)
+    models = {model for model in models_of(totals) if exists(model, None)}
     shown_before = before.shown if before is not None else frozenset()
 
     def rank(model: str) -> tuple[float, bool, str]:
@@ -148,12 +182,19 @@ def choose(totals: Totals, before: Shares | None, models_max: int, now: float) -
         return -activity[model].score * (_KEEP if kept else 1.0), not kept, model
 
     shown = frozenset(nsmallest(models_max, models, rank))
-    if before is None:
-        return Shares(now, shown, activity)
     base: dict[Key, _Values] = {}
     own: dict[Key, _Values] = {}
+    ended = Totals() if before is None else Totals(before.ended)
     for key, values in totals.items():
         if not (is_of_model(key) and _is_count(key)):
+            continue
+        if not exists(*subject(key.name, key.labels)):
+            if before is not None:
+                _end(ended, key, values, before)
+            if key.labels[0] not in shown:
+                own[key] = list(values)
+            continue
+        if before is None:
             continue
         was_shown, is_shown = key.labels[0] in shown_before, key.labels[0] in shown
         share = _known(before.base if was_shown else before.own, key, values)
@@ -161,7 +202,19 @@ def choose(totals: Totals, before: Shares | None, models_max: int, now: float) -
             share = values if share is None else list(map(sub, values, share))
         if share is not None and any(share):
             (base if is_shown else own)[key] = list(share)
-    return Shares(now, shown, activity, base, own)
+    return Shares(now, shown, activity, base, own, ended)
+
+
+def _end(ended: Totals, key: Key, values: _Values, before: Shares) -> None:
+    """Add what a series of a deleted version counted under `other`, where it no longer counts from now on."""
+    other = Key(key.kind, key.name, other_labels(key.name, key.labels), key.slots)
+    if key.labels[0] in before.shown:
+        share = _known(before.base, key, values)
+    else:
+        own = _known(before.own, key, values)
+        share = values if own is None else list(map(sub, values, own))
+    if share is not None and any(share):
+        _add(ended, other, share)
 
 
 def _activity(totals: Totals, before: Shares | None, now: float) -> dict[str, Activity]:

@@ -19,7 +19,7 @@ from millstream.services.metrics.cache_hits import CacheHits
 from millstream.services.metrics.catalogue import CACHE_HITS, CATALOGUE, Metric
 from millstream.services.metrics.exemplars import Exemplar, Exemplars
 from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
-from millstream.services.metrics.label_limit import other_labels
+from millstream.services.metrics.label_limit import Exists, all_exist, other_labels
 from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 
@@ -56,6 +56,7 @@ class MetricsPage:
         accept: str | None,
         extra_lines: Callable[[Totals, bool], str] = lambda *_: "",
         extra_gauges: Iterable[GaugeSample] = (),
+        exists: Exists = all_exist,
     ) -> tuple[bytes, str]:
         """Return body and content type for a scrape. Reads files: must be called off the event loop.
 
@@ -64,9 +65,10 @@ class MetricsPage:
             extra_lines: returns further lines for these totals; its second argument says whether the format is
                 OpenMetrics.
             extra_gauges: gauges of this page only.
+            exists: says whether a version exists; others have no series.
         """
         encode, content_type = choose_encoder(accept or "")
-        totals, shown = self._registry.page_totals()
+        totals, shown = self._registry.page_totals(exists)
         rows = rows_of(totals)
         for labels, shape, value in _bounded(extra_gauges, shown):
             rows.setdefault(shape, []).append((labels, [value]))

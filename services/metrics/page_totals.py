@@ -18,7 +18,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from millstream.services.metrics.label_limit import CHOOSE_S, Shares, choose, exact, fold, models_of
+from millstream.services.metrics.label_limit import (
+    CHOOSE_S,
+    Exists,
+    Shares,
+    all_exist,
+    choose,
+    exact,
+    existing,
+    fold,
+    models_of,
+)
 from millstream.services.metrics.merge import Totals
 
 log = logging.getLogger("millstream.metrics")
@@ -52,24 +62,27 @@ class PageTotals:
         self._shares: Shares | None = None
         self._stamp: tuple[int, int] | None = None  # of the file that `_shares` was read from
 
-    def read(self) -> tuple[Totals, frozenset[str] | None]:
-        """Return the totals, and the models with series of their own; None: all. Raises OSError."""
+    def read(self, exists: Exists = all_exist) -> tuple[Totals, frozenset[str] | None]:
+        """Return the totals, and the models with series of their own; None: all. Raises OSError.
+
+        `exists`: says which versions were deleted, whose series are not shown any more.
+        """
         with self._locked(fcntl.LOCK_SH):
             shares, totals = self._load(), exact(self._totals())
-        if self._is_due(shares, totals):
+        if self._is_due(shares, totals, exists):
             with self._locked(fcntl.LOCK_EX) as alone:
                 if alone:
                     shares, totals = self._load(), exact(self._totals())
-                    if self._is_due(shares, totals):  # no other process was faster
-                        shares = choose(totals, shares, self._models_max, self._clock())
+                    if self._is_due(shares, totals, exists):  # no other process was faster
+                        shares = choose(totals, shares, self._models_max, self._clock(), exists)
                         self._store(shares)
         if shares is None:
-            return totals, None
-        return fold(totals, shares), shares.shown
+            return existing(totals, exists), None
+        return fold(totals, shares, exists), shares.shown
 
-    def _is_due(self, shares: Shares | None, totals: Totals) -> bool:
+    def _is_due(self, shares: Shares | None, totals: Totals, exists: Exists) -> bool:
         if shares is None:
-            return len(models_of(totals)) > self._models_max
+            return len(models_of(existing(totals, exists))) > self._models_max
         return abs(self._clock() - shares.at) >= CHOOSE_S or len(shares.shown) > self._models_max
 
     def _load(self) -> Shares | None:

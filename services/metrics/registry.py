@@ -20,6 +20,7 @@ from pathlib import Path
 from millstream.services.metrics import files
 from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
 from millstream.services.metrics.exemplars import SUFFIX, ExemplarFile, Exemplars, read_exemplars
+from millstream.services.metrics.label_limit import Exists, all_exist, is_about_model, subject
 from millstream.services.metrics.merge import OTHER, Totals
 from millstream.services.metrics.page_totals import MODELS_MAX, PageTotals
 from millstream.services.metrics.read_cache import ReadCache
@@ -39,6 +40,8 @@ from millstream.services.metrics.record import (
 log = logging.getLogger("millstream.metrics")
 
 SERIES_MAX = 40_000
+#: From the deletion of a version until its series end: its last requests are over by then, and pages know of it.
+ENDED_S = 600.0
 _ALONE = "until this process is restarted, only its own metrics page shows its metrics"
 
 
@@ -50,6 +53,10 @@ class Counter:
     def __init__(self, values: memoryview[float], slot: int) -> None:
         self._values = values
         self._slot = slot
+
+    def move(self, values: memoryview[float], slot: int) -> None:
+        """Count in other memory from now on."""
+        self._values, self._slot = values, slot
 
     def add(self, v: float = 1.0) -> None:
         self._values[self._slot] += v
@@ -79,9 +86,9 @@ class Gauge:
     def add(self, v: float) -> None:
         self._values[self._slot] += v
 
-    def detach(self) -> None:
-        """Drop all further updates: the record will be reused for another series."""
-        self._values, self._slot = memoryview(bytearray(8)).cast("d"), 0
+    def move(self, values: memoryview[float], slot: int) -> None:
+        """Show the value in other memory from now on."""
+        self._values, self._slot = values, slot
 
 
 class Histogram:
@@ -94,6 +101,10 @@ class Histogram:
         self._slot = slot
         self._sum = slot + len(bounds) + 1
         self._bounds = bounds
+
+    def move(self, values: memoryview[float], slot: int) -> None:
+        """Count in other memory from now on."""
+        self._values, self._slot, self._sum = values, slot, slot + len(self._bounds) + 1
 
     def observe(self, v: float, n: int = 1) -> None:
         """Count `v`, `n` times."""
@@ -108,8 +119,11 @@ class CounterVector:
     __slots__ = ("slot", "values")
 
     def __init__(self, values: memoryview[float], slot: int) -> None:
-        self.values = values
-        self.slot = slot
+        self.move(values, slot)
+
+    def move(self, values: memoryview[float], slot: int) -> None:
+        """Count in other memory from now on."""
+        self.values, self.slot = values, slot
 
     def add(self, *amounts: float) -> None:
         """Add to the fields in their order, beginning with the first."""
@@ -146,7 +160,8 @@ class MetricsRegistry:
         self._series_max = series_max
         self._lock = threading.Lock()
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}  # by name and label values
-        self._records: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}  # of gauges: chunk, offset
+        self._records: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}  # of series that may end: chunk, offset
+        self._gone: dict[tuple[str, tuple[str, ...]], float] = {}  # of deleted versions: since when
         self._free: dict[int, list[tuple[int, int]]] = {}  # record size -> free records
         self._chunks: list[mmap.mmap] = []
         self._end = HEADER_BYTES  # of the records in the last chunk
@@ -201,18 +216,36 @@ class MetricsRegistry:
     def remove(self, metric: Metric, *labels: str) -> None:
         """Remove a gauge whose subject no longer exists. Its object may still be used, without effect.
 
-        Counters and histograms are not removed: their events did happen.
+        Counters and histograms are not removed, as their events did happen, until their version is deleted.
         """
-        name = (metric.name, labels)
         with self._lock:
-            series = self._series.get(name)
-            if not isinstance(series, Gauge) or name not in self._records:
-                return
-            del self._series[name]
-            series.detach()
-            chunk, offset = self._records.pop(name)
-            size = free_record(memoryview(self._chunks[chunk]), offset)
-            self._free.setdefault(size, []).append((chunk, offset))
+            if not metric.kind.lasting:
+                self._remove((metric.name, labels))
+
+    def _remove(self, name: tuple[str, tuple[str, ...]]) -> None:
+        if name not in self._records:
+            return
+        series = self._series.pop(name)
+        chunk, offset = self._records.pop(name)
+        size = free_record(memoryview(self._chunks[chunk]), offset)
+        series.move(memoryview(bytearray(size)).cast("d"), 0)
+        self._free.setdefault(size, []).append((chunk, offset))
+
+    def end_series(self, exists: Exists, now: float) -> None:
+        """End the series of versions that were deleted ENDED_S ago and more; their memory is used for others.
+
+        Pages leave them out before (`page_totals`): what they counted is on the page as it was when they end.
+
+        Args:
+            exists: says whether a version exists.
+            now: seconds on the caller's clock.
+        """
+        with self._lock:
+            gone = [name for name in self._records if is_about_model(*name) and not exists(*subject(*name))]
+            self._gone = {name: self._gone.get(name, now) for name in gone}
+            for name, since in self._gone.items():
+                if now - since >= ENDED_S:
+                    self._remove(name)
 
     def counts(self, metric: Metric) -> dict[tuple[str, ...], float]:
         """Return the values of a counter in this process, by label values."""
@@ -237,12 +270,13 @@ class MetricsRegistry:
             totals.merge(records(memoryview(content)), alive=True)
         return totals
 
-    def page_totals(self) -> tuple[Totals, frozenset[str] | None]:
+    def page_totals(self, exists: Exists = all_exist) -> tuple[Totals, frozenset[str] | None]:
         """Return what a page shows of `totals`, and the models with series of their own on it; None: all.
 
-        The counts of further models are under the label value `other`. Not thread-safe. Raises OSError.
+        The counts of further models are under the label value `other`; versions of which `exists` says that there are
+        none have no series. Not thread-safe. Raises OSError.
         """
-        return self._page_totals.read()
+        return self._page_totals.read(exists)
 
     def read_exemplars(self) -> Exemplars:
         """Return the exemplars of all processes of the folder. Reads files: must be called off the event loop."""
@@ -304,7 +338,7 @@ class MetricsRegistry:
         series = _object(metric, chunk.cast("d"), values_offset(offset) // 8)
         self._series[metric.name, labels] = series
         # Subjects beyond the limit share the series `other`: none of them may remove it.
-        if isinstance(series, Gauge) and not metric.kind.lasting and set(labels) != {OTHER}:
+        if set(labels) != {OTHER} and (not metric.kind.lasting or is_about_model(metric.name, labels)):
             self._records[metric.name, labels] = index, offset
         return series
 

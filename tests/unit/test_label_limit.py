@@ -6,6 +6,7 @@ import fcntl
 import os
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from millstream.services.metrics.label_limit import CHOOSE_S, Shares, fold, is_o
 from millstream.services.metrics.merge import OTHER, Totals
 from millstream.services.metrics.page import GaugeSample, MetricsPage
 from millstream.services.metrics.page_totals import PageTotals
-from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.registry import ENDED_S, MetricsRegistry
 
 LANE = ("1", "cpu")
 
@@ -35,8 +36,12 @@ class _Process:
             self.registry.histogram(catalogue.EXECUTION_DURATION, model, *LANE).observe(seconds)
         self.registry.counter_vector(inference.REQUESTS, model, "1", f"{model}:1:x").add(requests, seconds)
 
-    def page(self) -> Totals:
-        return self.registry.page_totals()[0]
+    def page(self, deleted: frozenset[str] = frozenset()) -> Totals:
+        return self.registry.page_totals(_without(deleted))[0]
+
+
+def _without(deleted: frozenset[str]) -> Callable[[str, str | None], bool]:
+    return lambda model, _version: model not in deleted
 
 
 def _counts(totals: Totals, metric: Metric) -> dict[str, float]:
@@ -119,6 +124,65 @@ def test_a_thousand_models_fit_on_a_bounded_page() -> None:
     assert {one.labels["model"] for one in samples if "model" in one.labels} == set(
         re.findall(r'model="([^"]+)"', text)
     )
+
+
+def test_the_series_of_deleted_versions_end(tmp_path: Path) -> None:
+    process = _Process(tmp_path, "gateway-0", 50, [0.0])
+    for model in ("kept", "gone"):
+        process.serve(model, 3)
+    assert {key.labels[0] for key in process.page(frozenset({"gone"})) if is_of_model(key)} == {"kept"}
+    bytes_before = sum(path.stat().st_size for path in tmp_path.iterdir())
+    for number in range(500):  # versions come and go for months, in a file that does not grow
+        process.serve(f"m{number}", 1)
+        for now in (0.0, ENDED_S):
+            process.registry.end_series(_without(frozenset({"gone", f"m{number}"})), now)
+    assert {key.labels[0] for key in process.registry.totals() if is_of_model(key)} == {"kept"}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == bytes_before
+    assert process.registry.counts(catalogue.SERIES_REFUSED) == {(): 0}
+
+
+def test_a_series_that_ended_takes_late_counts_without_touching_others(tmp_path: Path) -> None:
+    registry = MetricsRegistry(tmp_path, "gateway-0")
+    late = registry.counter(catalogue.REQUESTS, "gone", "1", "v2", "ok")
+    spread = registry.histogram(catalogue.EXECUTION_DURATION, "gone", *LANE)
+    sums = registry.counter_vector(inference.REQUESTS, "gone", "1", "gone:1:x")
+    for now in (0.0, ENDED_S):
+        registry.end_series(_without(frozenset({"gone"})), now)
+    registry.counter(catalogue.REQUESTS, "next", "1", "v2", "ok").add(2)
+    registry.histogram(catalogue.EXECUTION_DURATION, "next", *LANE).observe(0.01)
+    registry.counter_vector(inference.REQUESTS, "next", "1", "next:1:x").add(5)
+    late.add(7)
+    spread.observe(1.0, 9)
+    sums.add(11)
+    totals = registry.totals()
+    assert _counts(totals, catalogue.REQUESTS) == {"next": 2}
+    assert _counts(totals, inference.REQUESTS) == {"next": 5}
+    assert sum(next(v for k, v in totals.items() if k.name == catalogue.EXECUTION_DURATION.name)[:-1]) == 1
+
+
+def test_no_counter_falls_while_models_are_deleted(tmp_path: Path) -> None:
+    """With more models than have series of their own: what deleted ones counted under `other` stays there."""
+    now, draw = [0.0], random.Random(5)
+    processes = [_Process(tmp_path, f"gateway-{number}", 5, now) for number in range(2)]
+    models = [f"m{number}" for number in range(30)]
+    deleted: frozenset[str] = frozenset()
+    last: Totals = Totals()
+    for _ in range(300):
+        now[0] += draw.choice((1.0, CHOOSE_S / 2, CHOOSE_S))
+        for model in draw.sample(models, 4):
+            if model not in deleted:
+                draw.choice(processes).serve(model, draw.randrange(1, 30), draw.random())
+        if draw.random() < 0.1 and len(deleted) < 22:
+            deleted |= {draw.choice(models)}
+        page = draw.choice(processes).page(deleted)
+        for process in processes:
+            process.registry.end_series(_without(deleted), now[0])
+        assert not {key.labels[0] for key in page if is_of_model(key)} & deleted
+        for key, values in page.items():
+            if key.kind.lasting and key in last:
+                assert all(map(float.__ge__, values, last[key])), key
+        last = page
+    assert len(deleted) > 10
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"at": 1}', b'{"at": [], "shown": 1}', b"\xff"])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from millstream.services.errors import Failure
+from millstream.services.metrics.label_limit import Exists
 from millstream.services.process.allocator import return_freed
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
@@ -70,6 +71,10 @@ class Unloads:
         self._lock = threading.Lock()
         self._closing = Counter[str]()  # content ids
         self.on_closed: Callable[[], None] = lambda: None  # called in the thread that closed an instance
+
+    def end_series(self, exists: Exists, now: float) -> None:
+        """End the metrics of versions that were deleted, of which `exists` says that there are none."""
+        self._metrics.end_series(exists, now)
 
     @property
     def closing(self) -> bool:

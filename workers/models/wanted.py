@@ -68,6 +68,11 @@ class WantedVersions:
         self._with_staged = {one.manifest.model for one in staged}
         return staged_before | published | staged_now
 
+    def exists(self, name: str, version: str | None) -> bool:
+        """Return whether the repository had a model of this name, and a version of this number, at the last read."""
+        model = self._stored.models.get(name)
+        return model is not None and (version is None or not version.isdecimal() or int(version) in model.versions)
+
     def _published(self, model: StoredModel) -> Iterator[Wanted]:
         for version, (manifest, verdict) in model.versions.items():
             if model.endpoint.serves(version) and self._serves(manifest, model.endpoint.placement):

@@ -1,9 +1,12 @@
-"""metrics: GET /metrics, for Prometheus; the Accept header chooses the text format."""
+"""metrics: GET /metrics, for Prometheus; the Accept header chooses the text format, Accept-Encoding compresses it."""
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
+from millstream.gateway.protocols.http.compression import choose_encoding, compress
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.openapi import TEXT
 
@@ -20,4 +23,9 @@ router = APIRouter()
 )
 async def metrics(request: Request, deps: DepsOf) -> Response:
     page, content_type = await deps.metrics(request.headers.get("accept"))
-    return Response(page, headers={"content-type": content_type})
+    headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+    encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
+    if encoding is not None:
+        page = await asyncio.to_thread(compress, page, encoding)
+        headers["content-encoding"] = encoding.decode()
+    return Response(page, headers=headers)
