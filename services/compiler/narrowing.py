@@ -48,6 +48,7 @@ _MALFORMED = (
     ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError, RuntimeError,
     onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
 )  # fmt: skip
+_FINITE = float(np.finfo(np.float32).max)
 _WIDE = frozenset({TensorProto.INT32, TensorProto.INT64})
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
@@ -189,6 +190,8 @@ class _Analysis:
         kind = self._types[name]
         if kind not in _INTEGERS:
             self._ranges[name] = UNKNOWN
+            if kind in _FLOATS:  # so that all inputs have bounds, and with them a limit on their dimensions
+                self.bounds[name] = (-_FINITE, _FINITE)
             return
         found = self._any(name).within(self._demanded.get(name, SIZE_MAX)).within(self._limit)
         self._ranges[name] = found

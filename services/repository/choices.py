@@ -19,6 +19,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from millstream.services.compiler.candidate import Bounds
+from millstream.services.compiler.race.report import Gate
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
@@ -27,6 +29,7 @@ from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.races")
 
+FORMAT = 2  # forms of documents with another number had less to prove, and serve only after another race
 DOCUMENT_BYTES_MAX = 1 << 20  # a larger one counts as damaged
 FILES_MAX = 256  # of one variant
 ROWS_MAX = 64  # entries of a table
@@ -42,6 +45,8 @@ class ChosenVariant(BaseModel):
         backend: the library that loads it.
         runtime: name and version of that library: another version may refuse it, or compute something else.
         single: its rows influence each other, so it serves runs of one row only.
+        lossy: its answers differ beyond rounding, within the gate's limits.
+        bounds: of inputs; the version's own file runs batches with others.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -54,6 +59,8 @@ class ChosenVariant(BaseModel):
     options: dict[str, str | int | float | bool] = {}
     runtime: str = ""
     single: bool = False
+    lossy: bool = False
+    bounds: Bounds = {}
 
 
 class Choice(BaseModel):
@@ -62,18 +69,20 @@ class Choice(BaseModel):
     Args:
         table: most rows of a run -> key of the variant that runs it, or BASELINE; the last entry has all larger runs.
         ratio: times as fast as the baseline, as the race measured it.
+        gate: that its variants passed.
         raced_at: instant of the verdict, in seconds since the epoch; tells two choices apart.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    format: int = 1
+    format: int = FORMAT
     content: str
     kind: str
     device: str
     table: dict[int, str] = Field(min_length=1, max_length=ROWS_MAX)
     variants: tuple[ChosenVariant, ...]
     ratio: float = 1.0
+    gate: Gate = Gate()
     raced_at: float = 0.0
 
     @model_validator(mode="after")
@@ -143,8 +152,8 @@ class Choices:
                 self._damaged[path] = stamp
                 log.warning("%s is damaged and is not followed: %s", path, why)
             return None
-        made_for = (choice.content, choice.kind, choice.device)
-        return choice if made_for == (content_digest(manifest), kind, device) else None
+        made_for = (choice.content, choice.kind, choice.device, choice.format)
+        return choice if made_for == (content_digest(manifest), kind, device, FORMAT) else None
 
     def write(self, manifest: Manifest, choice: Choice) -> None:
         """Store a choice. The caller has the lock of the race. Raises Failure(STORAGE, INTERNAL, NOT_FOUND)."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from millstream.services.compiler.race.report import Gate
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
@@ -27,7 +28,7 @@ def decide(repository: Repository, manifest: Manifest, race: Race, report: Mappi
     cannot be written: what served before serves on. Raises Failure(STORAGE, INTERNAL, MODEL).
     """
     key, choices = race.key, repository.choices
-    choice = _choice(choices.cache(manifest, key.kind, key.device), manifest, key, report, now)
+    choice = _choice(choices.cache(manifest, key.kind, key.device), manifest, race, report, now)
     present = repository.races.get(key)
     if present is None or not _runs(present, race):
         return False
@@ -86,7 +87,7 @@ def _serve_again(choices: Choices, manifest: Manifest, key: RaceKey, before: Cho
             choices.remove(manifest, key.kind, key.device)
 
 
-def _choice(cache: Path, manifest: Manifest, key: RaceKey, report: Mapping[str, Any], now: float) -> Choice | None:
+def _choice(cache: Path, manifest: Manifest, race: Race, report: Mapping[str, Any], now: float) -> Choice | None:
     """Return what a report says is to serve; None: the baseline. Raises Failure(MODEL): files are missing."""
     table = {int(rows): str(form) for rows, form in dict(report.get("table") or {}).items()}
     keys = sorted(set(table.values()) - {BASELINE})
@@ -97,11 +98,12 @@ def _choice(cache: Path, manifest: Manifest, key: RaceKey, report: Mapping[str, 
         raise Failure(Code.MODEL, f"the report names {missing[0]}, which was not compiled")
     return Choice(
         content=content_digest(manifest),
-        kind=key.kind,
-        device=key.device,
+        kind=race.kind,
+        device=race.device,
         table=table,
         variants=tuple(_variant(cache, rows[one]) for one in keys),
         ratio=float(report.get("ratio", 1.0)),
+        gate=Gate(**race.options.gate.model_dump()),
         raced_at=now,
     )
 
@@ -120,6 +122,8 @@ def _variant(cache: Path, row: Mapping[str, Any]) -> ChosenVariant:
         options=compiled.get("options", {}),
         runtime=compiled.get("runtime", ""),
         single=bool(row.get("single", False)),
+        lossy=bool(row.get("lossy", False)),
+        bounds=row.get("bounds") or {},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millstream.services.compiler.race.gate import influenced, judge, neighbours
+from millstream.services.compiler.race.gate import Judgement, differing, influenced, judge, neighbours
 from millstream.services.compiler.race.metric import NAMED, Metric
 from millstream.services.compiler.race.report import METRIC_CHARACTERS_MAX, Gate, OutputFigures
 from millstream.services.errors import Failure
@@ -107,6 +107,43 @@ def test_zeros_are_equal_to_zeros_alone() -> None:
     assert why(zeros, zeros.copy()) == ""
     assert "cosine" in why(zeros, SCORES[:4])
     assert "cosine" in why(SCORES[:4], zeros)
+
+
+def test_one_wrong_row_of_a_single_number_does_not_hide_among_others() -> None:
+    targets = RANDOM.random((256, 1)).astype(np.float32) + 1
+    wrong = targets.copy()
+    wrong[100] += 0.3
+    judgement = judge(signature("FP32"), [targets], [wrong], Gate())
+    assert judgement.cosine_min is not None
+    assert judgement.cosine_min > 0.999, "which says nothing"
+    assert "of its length away" in judgement.why
+    near_zero = np.array([[1e-6], [1.0], [-1.0]], np.float32)
+    assert why(near_zero, near_zero + np.float32(1e-3)) == ""
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_row_that_differs_is_found_in_any_batch(lossy: bool) -> None:
+    def differs(expected: Array, actual: Array, datatype: str = "FP32") -> str:
+        return differing(signature(datatype), [expected], [actual], Gate(), lossy=lossy)
+
+    for rows in (1, 4, 16):
+        expected = SCORES[:rows].copy()
+        assert differs(expected, expected * np.float32(1.001)) == ""
+        wrong = expected.copy()
+        wrong[-1] = wrong[-1][::-1]
+        assert "of its length away" in differs(expected, wrong)
+        expected[-1] = np.nan
+        assert differs(expected, expected.copy()) == ""
+        assert "NaN or infinity" in differs(expected, SCORES[:rows]), "a plausible row of what was NaN"
+        whole = np.arange(rows * 4).reshape(rows, 4)
+        assert differs(whole, whole.copy(), "INT64") == ""
+        assert "other values" in differs(whole, whole ^ (whole == rows * 4 - 1), "INT64")
+
+
+def test_denormal_numbers_may_become_zero() -> None:
+    small = np.full((2, 10), 1e-40, np.float32)
+    assert differing(signature("FP32"), [small], [np.zeros_like(small)], Gate(), lossy=False) == ""
+    assert differing(signature("FP32"), [small], [np.full_like(small, 1e-3)], Gate(), lossy=False)
 
 
 def test_huge_numbers_do_not_overflow() -> None:
@@ -211,8 +248,7 @@ def test_largest_element_of_an_embedding_means_nothing() -> None:
     actual[:, 0] = 1.01
     judged = judge(signature("FP32"), [expected], [actual], Gate())
     assert "the largest element is another" in judged.why
-    assert judge(signature("FP32"), [expected], [actual], Gate(), ["y0"]) == (
-        {"y0": judged.outputs["y0"].model_copy(update={"agreement": None, "why": ""})},
-        "",
+    assert judge(signature("FP32"), [expected], [actual], Gate(), ["y0"]) == Judgement(
+        {"y0": judged.outputs["y0"].model_copy(update={"agreement": None, "why": ""})}, ""
     )
     assert "the cosine is" in judge(signature("FP32"), [expected], [-actual], Gate(), ["y0"]).why

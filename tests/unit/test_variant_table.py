@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from millstream.services.compiler.candidate import Bounds
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.choices import BASELINE, Choice, ChosenVariant
@@ -50,10 +51,6 @@ class Form:
         self.closed += 1
 
 
-def wants_baseline(table: VariantTable) -> bool:
-    return table.wants_baseline
-
-
 def batch(rows: int) -> dict[str, Array]:
     return {"x": np.ones((rows, 1), np.float32)}
 
@@ -65,11 +62,14 @@ def choice(table: dict[int, str], *single: str) -> Choice:
 
 
 def table_of(baseline: Form, variants: Mapping[str, Form], *entries: Entry, watch: VariantWatch) -> VariantTable:
-    return VariantTable(entries, variants, baseline, SIGNATURE, watch, 1.0)
+    of = choice({one.rows_max: one.key for one in entries})
+    return VariantTable(entries, variants, baseline, SIGNATURE, watch, of)
 
 
-def one_variant(variant: Form, baseline: Form) -> VariantTable:
-    return table_of(baseline, {"v": variant}, Entry(1, "v"), watch=VariantWatch({}))
+def one_variant(variant: Form, baseline: Form, bounds: Bounds | None = None) -> VariantTable:
+    form = ChosenVariant(key="v", target="v", backend="b", bounds=bounds or {})
+    of = choice({1: "v"}).model_copy(update={"variants": (form,)})
+    return VariantTable([Entry(1, "v")], {"v": variant}, baseline, SIGNATURE, VariantWatch({}), of)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,6 @@ def test_a_batch_runs_with_the_form_of_the_next_larger_size() -> None:
     small, large, own = Form(2), Form(3), Form(1)
     entries = (Entry(1, "s"), Entry(4, BASELINE), Entry(16, "l"))
     table = table_of(own, {"s": small, "l": large}, *entries, watch=VariantWatch({}))
-    assert table.needs_baseline
     for rows in (1, 2, 4, 5, 16, 17, 500):
         assert len(table.run(batch(rows))[0]) == rows
     assert (small.rows, own.rows, large.rows) == ([1], [2, 4], [5, 16, 17, 500])
@@ -152,30 +151,31 @@ def test_a_run_that_was_ended_for_a_short_deadline_undoes_nothing() -> None:
     assert not table.undo_reason
 
 
-def test_a_failure_without_a_baseline_keeps_the_inputs_to_try_them_with_one() -> None:
-    broken, own = Form(2, Failure(Code.MODEL, "no")), Form(1)
-    table = one_variant(broken, own)
-    assert table.detach() is own
-    assert not wants_baseline(table)
-    with pytest.raises(Failure, match="no"):
-        table.run(batch(2))
-    assert wants_baseline(table)
-    assert table.failed_inputs is not None
-    assert len(table.failed_inputs["x"]) == 2
-    table.attach(own)
-    assert not wants_baseline(table)
-    assert table.run(batch(1))[0].tolist() == [[1]]
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 5.0, -1.1])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_the_baseline_runs_a_batch_with_one_number_outside_of_the_bounds(value: float, rows: int) -> None:
+    variant, own = Form(2), Form(1)
+    table = one_variant(variant, own, {"x": (-1.0, 4.0)})
+    given = batch(rows)
+    assert table.run(given)[0].tolist() == [[2]] * rows
+    assert table.form == "v"
+    given["x"][-1] = value
+    np.testing.assert_array_equal(table.run(given)[0], given["x"])
+    assert table.form == ""
+    assert (variant.rows, own.rows) == ([rows], [rows])
+    assert not table.undo_reason, "the form is not to blame"
 
 
 def test_everything_is_closed_once_and_a_released_baseline_is_not() -> None:
     own, variant, closed = Form(), Form(), []
+    of = choice({1: "v"})
     table = VariantTable(
-        [Entry(1, "v")], {"v": variant}, own, SIGNATURE, VariantWatch({}), 1.0, lambda: closed.append(1)
+        [Entry(1, "v")], {"v": variant}, own, SIGNATURE, VariantWatch({}), of, lambda: closed.append(1)
     )
     table.rebuild()
     table.terminate()
     assert (own.rebuilt, variant.rebuilt, own.terminated) == (1, 1, 1)
-    assert table.release() is own
+    table.release()
     table.close()
     assert (own.closed, variant.closed, closed) == (0, 1, [1])
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from millstream.services.compiler.race.bounds import Extreme, extreme_call, extreme_rows
 from millstream.services.compiler.race.samples import rows_of
 from millstream.services.errors import Failure
 from millstream.services.model.samples import read_inputs
@@ -64,6 +65,9 @@ class Measurements:
     def answer(self, command: Answer) -> Said:
         """Run all samples of a file, and write the outputs with the rows of all runs joined."""
         inputs = read_inputs(command.inputs, self._signature)
+        if command.extreme is not None:
+            write_outputs(command.to, self._run(self._extreme(inputs, command.extreme, command.rows)))
+            return Said()
         if not self._signature.batching:
             write_outputs(command.to, self._run(inputs))
             return Said()
@@ -77,6 +81,12 @@ class Measurements:
             return Said(error="its outputs are too large to compare")
         write_outputs(command.to, joined)
         return Said()
+
+    def _extreme(self, inputs: Mapping[str, Array], extreme: Extreme, rows: int) -> Mapping[str, Array]:
+        spec = next((one for one in self._signature.inputs if one.name == extreme.name), None)
+        if not self._signature.batching:
+            return extreme_call(inputs, spec, extreme.value)
+        return extreme_rows(rows_of(inputs, rows), spec, extreme.value, rows)
 
     def _batch(self, inputs: Mapping[str, Array], rows: int, first: int) -> Mapping[str, Array]:
         return rows_of(inputs, rows, first) if self._signature.batching else inputs

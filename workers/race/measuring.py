@@ -82,6 +82,11 @@ class Measuring:
         """Have samples run and the outputs written. Raises FailedError, TimeoutError."""
         self._ask(Command(answer=command), seconds_max)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """Kill the process and those that it started."""
         with suppress(ProcessLookupError, PermissionError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.services.compiler.candidate import Flags
+from millstream.services.compiler.race.bounds import Extreme
 from millstream.services.model.signature import Signature
 
 TIMES_MAX = 1000  # runs of one block
@@ -53,6 +54,8 @@ class Answer(BaseModel):
     Args:
         inputs: an .npz of samples; a version that batches runs all its rows.
         rows: of each run; the last one may have fewer.
+        extreme: an input and the number that it gets in a single run of `rows` of the samples ("": the rows are equal,
+            no more); None: all samples run as they are.
         to: the file to write, in the form of `millstream.workers.race.outputs`.
     """
 
@@ -61,6 +64,7 @@ class Answer(BaseModel):
     inputs: Path
     rows: int
     to: Path
+    extreme: Extreme | None = None
 
 
 class Command(BaseModel):

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream.services.compiler.candidate import Bounds
+from millstream.services.compiler.race.bounds import sampled
 from millstream.services.compiler.race.gate import neighbours
 from millstream.services.compiler.race.samples import Split, rows_of, write_samples
 from millstream.services.model.agreement import Array
 from millstream.services.model.signature import Signature
 
 ALONE_ROWS_MAX = 16  # judged one by one
+EXTREME_SIZES = (1, 4, 16)  # of batches, in which libraries may take other kernels
 BATCH_ROWS_MIN = 4  # of the runs that are judged, where the version takes as many
 
 
@@ -31,6 +34,8 @@ class SampleFiles(NamedTuple):
         alone: the first rows of `judged`, run one by one.
         neighbours: two batches that differ in all rows but the first; empty for a version that does not batch.
         batch_rows: of the runs that are judged.
+        sizes: of the batches in which extremes are judged.
+        ranges: of the samples: bounds of floats, and of all numbers.
     """
 
     folder: Path
@@ -41,6 +46,8 @@ class SampleFiles(NamedTuple):
     alone: Path
     neighbours: tuple[Path, ...]
     batch_rows: int
+    sizes: tuple[int, ...]
+    ranges: tuple[Bounds, Bounds]
 
 
 def write_timed(folder: Path, inputs: Mapping[str, Array], signature: Signature, rows: int) -> Path:
@@ -78,4 +85,7 @@ def write_files(folder: Path, signature: Signature, samples: Split, sizes: Seque
         write_samples(again, neighbours(batch, {spec.name: spec.datatype for spec in signature.inputs}))
     digest = hashlib.sha256(calibration.read_bytes()).hexdigest()
     timed = write_timed(folder, first, signature, max(sizes))
-    return SampleFiles(folder, calibration, digest, judged, timed, alone, pair, batch_rows)
+    every = (samples.calibration, *samples.judged)
+    ranges = sampled(signature, every), sampled(signature, every, integers=True)
+    tried = tuple(sorted({min(rows_max, rows) for rows in EXTREME_SIZES})) if signature.batching else (1,)
+    return SampleFiles(folder, calibration, digest, judged, timed, alone, pair, batch_rows, tried, ranges)

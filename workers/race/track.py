@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import rmtree
+from typing import NamedTuple
 
 from millstream.services.compiler.candidate import Candidate, Compiled, Subject
 from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.compile_task import MEMORY_BYTES_DEFAULT, CompileTask
-from millstream.services.compiler.race.gate import Judgement, influenced, judge
+from millstream.services.compiler.race.bounds import Extreme, Guard, extremes, finite, is_inside
+from millstream.services.compiler.race.gate import Judgement, differing, influenced, judge
 from millstream.services.compiler.race.race import LateError, LostError, Prepared
 from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX, RaceEvent, RaceTask
 from millstream.services.compiler.race.statistics import Round, ratio_of
+from millstream.services.model.samples import read_inputs
 from millstream.services.repository.footprints import file_bytes
 from millstream.workers.backends.base import Array
 from millstream.workers.race.compiled_cache import CompiledCache
@@ -32,6 +35,8 @@ BLOCK_S = 0.03  # of one of the four blocks of a round; a run that takes longer 
 SLOWER_MAX = 10.0
 LOAD_S = 20.0  # of a load: the import of a library
 BASELINE_FAILURES_MAX = 3  # of runs that succeeded before, as when the machine is short of memory
+EXTREMES_SHARE = 0.1  # of the budget, for the baseline's answers to extremes
+EXTREME_DEATHS_MAX = 2  # of the baseline's process with an extreme; then no more are tried
 SLOW_S = 5.0  # of a block, or of the answers that are judged
 #: Bytes that a compilation may write: libraries and calibration, then copies of the version's files.
 WRITTEN_BYTES, WRITTEN_RATIO = 512 << 20, 16
@@ -42,6 +47,14 @@ _NOT_LOADED = (
 )
 _NOT_ANSWERED = "the version did not answer the samples in the budget of {:g} s: allow more seconds (--race-seconds)"
 _TOO_SLOW = "the version is too slow for the budget: a run of {} rows takes more than {:g} s (--race-seconds)"
+
+
+class _Answered(NamedTuple):
+    """What the baseline answers to an extreme in a batch of `rows`."""
+
+    extreme: Extreme
+    rows: int
+    outputs: list[Array]
 
 
 class BaselineError(Exception):
@@ -77,10 +90,14 @@ class ProcessTrack:
         self._deadline = deadline
         self.tell = tell
         self._compiled: dict[str, tuple[Compiled, Path]] = {}
+        self._lossy: set[str] = set()
         self._processes: dict[str, Measuring] = {}  # of candidates, the one used last at the end
         self._baseline: Measuring | None = None
         self.baseline_runs_s: dict[int, float] = {}  # batch size -> seconds of a run of the baseline
         self._expected: list[list[Array]] = []
+        self._extremes: list[_Answered] = []  # what the baseline accepts
+        self._extremes_tried = False  # all of them
+        self._extremes_s = 0.0
         self._baseline_failures = 0
         self._load_s = self._answers_s = 0.0  # of the baseline
 
@@ -150,7 +167,28 @@ class ProcessTrack:
             raise BaselineError(f"the version fails with these samples: {error}") from None
         except TimeoutError:
             raise UnfinishedError(_NOT_ANSWERED.format(self._task.seconds)) from None
+        self._answer_extremes()
         return not self._judgement(self._expected[0], again).why
+
+    def _answer_extremes(self) -> None:
+        """Have the baseline answer inputs that no sample has; those that it refuses are left out."""
+        began, deaths = time.monotonic(), 0
+        for extreme in extremes(self._task.manifest.signature):
+            for rows in self._files.sizes:
+                left_s = began + EXTREMES_SHARE * self._task.seconds - time.monotonic()
+                if left_s <= 0 or deaths > EXTREME_DEATHS_MAX:
+                    return
+                try:
+                    if self._baseline is None:
+                        self.open_baseline(self._timed)
+                    assert self._baseline is not None
+                    outputs = self._answers(self._baseline, self._files.judged[0], rows, left_s, extreme)
+                    self._extremes.append(_Answered(extreme, rows, outputs))
+                except (FailedError, TimeoutError, OSError, ValueError):
+                    if self._baseline is not None and self._baseline.ended:
+                        self._baseline, deaths = None, deaths + 1
+        self._extremes_tried = True
+        self._extremes_s = time.monotonic() - began
 
     def close(self) -> None:
         """End all processes."""
@@ -166,6 +204,8 @@ class ProcessTrack:
             raise LostError(f"its files cannot be written: {error.strerror}") from None
         folder = self._cache.root / prepared.folder
         self._compiled[candidate.key] = prepared.compiled, folder
+        if candidate.lossy:
+            self._lossy.add(candidate.key)
         return prepared
 
     def _compile(self, candidate: Candidate, seconds_max: float) -> Prepared:
@@ -195,7 +235,7 @@ class ProcessTrack:
         deadline = time.monotonic() + seconds_max
         process = self._process(key, deadline)
         left_s = deadline - time.monotonic()
-        slow_s = SLOW_S + 2 * SLOWER_MAX * self._answers_s  # rows are run alone, too
+        slow_s = SLOW_S + SLOWER_MAX * (2 * self._answers_s + self._extremes_s)  # rows are run alone, too
         try:
             return self._judged(key, process, time.monotonic() + min(left_s, slow_s))
         except FailedError as error:
@@ -222,7 +262,43 @@ class ProcessTrack:
             if worst is None or (judgement.cosine_min or 0.0) < (worst.cosine_min or 0.0):
                 worst = judgement
         assert worst is not None
-        return self._alone(process, worst, deadline) if batches and not single else worst, single
+        judged = self._alone(process, worst, deadline) if batches and not single else worst
+        return judged if judged.why else self._bounded(key, process, judged, single, deadline), single
+
+    def _bounded(self, key: str, process: Measuring, judged: Judgement, single: bool, deadline: float) -> Judgement:
+        """Return the judgement with the widest bounds in which the candidate answers extremes as the baseline does.
+
+        Those that it was proven in; those with finite numbers alone; those of the samples. Lossy candidates are
+        calibrated for the range of the samples, and are asked for no other floats.
+        """
+        signature, lossy = self._task.manifest.signature, key in self._lossy
+        proven, (floats, numbers) = self._compiled[key][0].bounds, self._files.ranges
+        samples = proven | (floats if self._extremes_tried else numbers | proven)
+        options = [samples] if lossy or not self._extremes_tried else [proven, proven | finite(signature), samples]
+        failing: list[tuple[Extreme, str]] = []
+        for extreme, rows, expected in self._extremes:
+            asked = extreme.name not in floats if lossy else is_inside(proven, extreme)
+            if not asked or not is_inside(options[0], extreme) or (single and rows > 1):
+                continue
+            try:
+                actual = self._answers(process, self._files.judged[0], rows, deadline - time.monotonic(), extreme)
+                why = differing(signature, expected, actual, self._task.gate, lossy=lossy)
+            except FailedError as error:
+                if process.ended:
+                    raise self._lost(key, f"with {extreme}, {error}") from None
+                why = str(error)
+            if why:
+                failing.append((extreme, f"with {extreme}, in a batch of {rows}: {why}"))
+        bounds, inside = options[0], failing
+        for bounds in options:
+            inside = [one for one in failing if is_inside(bounds, one[0])]
+            if not inside:
+                break
+        else:
+            return judged._replace(why=inside[0][1])
+        if not Guard(bounds, signature).admits(read_inputs(self._files.judged[0], signature)):
+            return judged._replace(why="the samples have larger integers than its library computes with exactly")
+        return judged._replace(bounds=bounds)
 
     def _judgement(self, expected: Sequence[Array], actual: Sequence[Array]) -> Judgement:
         manifest = self._task.manifest
@@ -326,10 +402,12 @@ class ProcessTrack:
             memory_bytes=task.memory_bytes,
         )
 
-    def _answers(self, process: Measuring, path: Path, rows: int, seconds_max: float) -> list[Array]:
+    def _answers(
+        self, process: Measuring, path: Path, rows: int, seconds_max: float, extreme: Extreme | None = None
+    ) -> list[Array]:
         to = self._folder / "outputs.npz"
         try:
-            process.answer(Answer(inputs=path, rows=rows, to=to), seconds_max)
+            process.answer(Answer(inputs=path, rows=rows, to=to, extreme=extreme), seconds_max)
             return read_outputs(to)
         finally:
             to.unlink(missing_ok=True)

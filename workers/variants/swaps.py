@@ -1,7 +1,7 @@
 """swaps: brings the loaded versions of this worker to what their choices say, while the main loop serves.
 
-choice ─> load its variants beside the version, measure ─> swap between two runs ─> trial ─> close the baseline
-undone ─> the baseline serves (load it again, if it was closed) ─> swap back between two runs ─> close the variants
+choice ─> load its variants beside the version, measure ─> swap between two runs ─> trial
+undone ─> the baseline serves ─> swap back between two runs ─> close the variants
 
 Nothing is unloaded to make room: what finds no memory is tried again later, and the present form goes on serving.
 """
@@ -31,7 +31,7 @@ from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory
-from millstream.workers.instances.load_version import LoadEnvironment, verify
+from millstream.workers.instances.load_version import LoadEnvironment
 from millstream.workers.instances.open_form import open_form
 from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
@@ -43,9 +43,8 @@ from millstream.workers.variants.watch import VariantWatch
 log = logging.getLogger("millstream.races")
 
 RETRY_S = 30.0  # pause before a swap that found no memory is tried again
-TRIAL_RUNS = 256  # runs of variants with the baseline beside them
+TRIAL_RUNS = 256  # runs of variants in which the death of a process counts against them
 TRIAL_S_MIN = 10.0  # shortest time likewise
-BASELINES_MAX = 2  # times that a closed baseline is loaded again; then it stays
 POLL_S = 0.002  # between two looks at the main loop
 SWEEP_S = 600.0  # between two looks for trials of versions that were deleted
 
@@ -69,16 +68,12 @@ class _Swapped:
     Args:
         measured: profile of the baseline.
         trial: name of the trial, while it lasts.
-        runs, since: runs of the table, and the time, when the trial began.
-        baselines: how often the baseline was loaded again.
+        since: when the trial began.
     """
 
-    choice: Choice
     measured: dict[int, float]
     trial: str
-    runs: int
     since: float
-    baselines: int = 0
 
 
 class VariantSwaps:
@@ -149,10 +144,8 @@ class VariantSwaps:
         if table is None:
             if choice is not None and time.monotonic() >= self._retry_at.get(manifest.content_id, 0.0):
                 self._swap_in(model, choice)
-        elif choice is None or choice.raced_at != table.raced_at:
+        elif choice is None or choice.raced_at != table.choice.raced_at:
             self._swap_back(model, table, "another race decided" if choice is not None else "")
-        elif table.wants_baseline:
-            self._bring_baseline(model, table)
         else:
             self._end_trial(model, table)
 
@@ -212,11 +205,11 @@ class VariantSwaps:
             baseline,
             manifest.signature,
             VariantWatch(dict(model.measured)),
-            choice.raced_at,
-            lambda: self._free_all(content_id),
+            choice,
+            lambda: self._free(account),
         )
         measured = dict(model.measured) | _measured(entries, profiles)
-        swapped = _Swapped(choice, dict(model.measured), trial, 0, time.monotonic())
+        swapped = _Swapped(dict(model.measured), trial, time.monotonic())
         if self._models.swap(
             model, table, measured, Profile(measured).rows_worth_running(model.rows_max), choice.names
         ):
@@ -246,96 +239,24 @@ class VariantSwaps:
     # Trial.
 
     def _end_trial(self, model: LoadedModel, table: VariantTable) -> None:
-        """Close the baseline after enough runs of the variants without a failure, unless the table names it."""
+        """End the trial after enough runs of the variants."""
         swapped = self._swapped[model.manifest.content_id]
-        over = table.runs - swapped.runs >= TRIAL_RUNS and time.monotonic() - swapped.since >= TRIAL_S_MIN
-        if not over or not swapped.trial:
-            return
-        self._trials.end(swapped.trial)
-        swapped.trial = ""
-        if table.needs_baseline or swapped.baselines >= BASELINES_MAX:
-            return
-        baseline = table.detach()
-        if baseline is not None and self._wait_for_main_loop():
-            content_id = model.manifest.content_id
-            baseline.close()
-            return_freed()
-            if swapped.baselines:  # it had an account of its own since it was loaded again
-                self._free(_baseline_account(content_id))
-            else:
-                # The account of the version has the variants from now on.
-                variants = self._budget.footprint(_account(content_id))
-                self._free(_account(content_id))
-                if variants is not None and self._budget.footprint(content_id) is not None:
-                    self._budget.settle(content_id, variants)
-            log.info("the baseline of %s is closed: its variants ran %d times", content_id, table.runs)
-
-    def _bring_baseline(self, model: LoadedModel, table: VariantTable) -> None:
-        """Load the baseline again: a run failed, or live runs are to be compared."""
-        content_id, failed = model.manifest.content_id, table.failed_inputs
-        swapped = self._swapped[content_id]
-        baseline = self._open_baseline(model)
-        if baseline is None:
-            return
-        if failed is not None:
-            try:
-                baseline.run(failed)
-            except Failure:
-                log.info("%s: inputs that a variant refused are refused by the baseline, too", content_id)
-            else:
-                table.fall_back("it fails where the baseline does not")
-        swapped.baselines += 1
-        swapped.trial, swapped.runs, swapped.since = _trial(content_id, swapped.choice), table.runs, time.monotonic()
-        self._trials.begin(swapped.trial)
-        table.attach(baseline)
-
-    def _open_baseline(self, model: LoadedModel) -> Instance | None:
-        """Load the version's own file beside its variants; None: there is no memory now."""
-        manifest = model.manifest
-        content_id, account = manifest.content_id, _baseline_account(manifest.content_id)
-        if time.monotonic() < self._retry_at.get(content_id, 0.0):
-            return None
-        need = self._need(model)
-        if not self._budget.reserve(account, need):
-            self._postpone(content_id, f"its own file takes {sizes(need.load_bytes)[0]} of memory, which are not free")
-            return None
-        folder = self._repository.folder_of(manifest)
-        try:
-            at_low_priority(lambda: verify(folder, manifest))
-            with self._budget.measuring():
-                path = folder / manifest.served
-                opened, _ = open_form(manifest, (folder, path), self._at.backend, self._at, {}, 1)
-        except Failure as failure:
-            self._free(account)
-            self._postpone(content_id, failure.message)
-            return None
-        self._budget.settle(account, need)
-        return opened
+        if swapped.trial and table.runs >= TRIAL_RUNS and time.monotonic() - swapped.since >= TRIAL_S_MIN:
+            self._trials.end(swapped.trial)
+            swapped.trial = ""
 
     # Back.
 
     def _swap_back(self, model: LoadedModel, table: VariantTable, why: str) -> None:
         content_id = model.manifest.content_id
         swapped = self._swapped[content_id]
-        if table.baseline is None:
-            baseline = self._open_baseline(model)
-            if baseline is None:
-                return
-            swapped.baselines += 1
-            table.attach(baseline)
         table.fall_back(why or "it was undone")
-        present = table.baseline
-        assert present is not None, "it was there, or was attached"
         rows = Profile(swapped.measured).rows_worth_running(model.rows_max)
-        if not self._models.swap(model, present, swapped.measured, rows, ""):
+        if not self._models.swap(model, table.baseline, swapped.measured, rows, ""):
             return  # it was unloaded meanwhile, which closed the table
         self._wait_for_main_loop()
         table.release()
         return_freed()
-        if swapped.baselines and self._budget.footprint(_baseline_account(content_id)) is not None:
-            need = self._need(model)
-            self._free(_baseline_account(content_id))
-            self._budget.settle(content_id, need)
         self._trials.end(swapped.trial)
         del self._swapped[content_id]
         log.info("swapped back: %s is served by its own file", content_id)
@@ -363,11 +284,6 @@ class VariantSwaps:
         self._retry_at[content_id] = time.monotonic() + RETRY_S
         log.info("%s is not swapped now: %s", content_id, why)
 
-    def _free_all(self, content_id: str) -> None:
-        """Return the memory of a table that was closed."""
-        self._free(_account(content_id))
-        self._free(_baseline_account(content_id))
-
     def _free(self, account: str) -> None:
         if self._budget.footprint(account) is not None:
             self._budget.begin_unload(account)
@@ -384,10 +300,6 @@ def _trial(content_id: str, choice: Choice) -> str:
 
 def _account(content_id: str) -> str:
     return f"{content_id} variants"
-
-
-def _baseline_account(content_id: str) -> str:
-    return f"{content_id} baseline"
 
 
 def _measured(entries: Sequence[Entry], profiles: Mapping[str, Mapping[int, float]]) -> dict[int, float]:

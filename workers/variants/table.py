@@ -1,7 +1,8 @@
 """table: one instance that runs each batch with the compiled form that is fastest for its rows.
 
-rows ─> table ─> a variant ── raises or is slow ──> the baseline runs the same batch; what it answers counts ─> undone
-The baseline stays loaded during the trial, and for good if the table names it.
+rows ─> table ─> within its bounds? ─> a variant ── raises or is slow ──> the baseline runs the same batch ─> undone
+                       └─ no ─> the baseline
+The baseline stays loaded: it answers what no variant is trusted with, and live answers are compared with its own.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from millstream.services.compiler.race.bounds import Guard
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature
 from millstream.services.repository.choices import BASELINE, Choice
@@ -22,7 +24,6 @@ from millstream.workers.variants.watch import VariantWatch
 RESCUE_S = (
     1.0  # for the baseline to answer a batch with which a variant did not end; the watchdog ends the process later
 )
-FAILED_BYTES_MAX = 16 << 20  # of inputs with which a run failed, kept to try them with the baseline
 
 
 class Entry(NamedTuple):
@@ -60,9 +61,10 @@ class VariantTable:
     Args:
         table: lines, ascending.
         variants: instances by key, without the baseline.
-        baseline: the version's own file.
-        watch: judges live runs.
-        raced_at: of the choice that it follows.
+        baseline: the version's own file, which runs what no variant may, and what live answers are compared with.
+        signature: of the version.
+        watch: judges the seconds of live runs.
+        choice: that it follows.
         on_close: called after everything was closed.
     """
 
@@ -73,56 +75,35 @@ class VariantTable:
         baseline: Instance,
         signature: Signature,
         watch: VariantWatch,
-        raced_at: float,
+        choice: Choice,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = [entry.rows_max for entry in table]
-        self._forms = [variants.get(entry.key) for entry in table]  # None: the baseline
+        self._keys = [entry.key for entry in table]
         self._variants = variants
-        self._baseline: Instance | None = baseline
+        self._guards = {one.key: Guard(one.bounds, signature) for one in choice.variants if one.bounds}
+        self._baseline = baseline
         self._signature = signature
         self._watch = watch
-        self._running: Instance = baseline
+        self._running = baseline
         self._on_close = on_close
         self._closed = False
-        self.raced_at = raced_at
+        self.choice = choice
+        self.form = ""  # key of the variant that made the last run; "": the baseline
         self.runs = 0  # of variants
         self.undo_reason = ""  # why the variants run no longer
-        self.failed_inputs: dict[str, Array] | None = None  # with which a variant failed while no baseline was loaded
 
     @property
-    def needs_baseline(self) -> bool:
-        """Whether the table itself names the baseline."""
-        return None in self._forms
-
-    @property
-    def wants_baseline(self) -> bool:
-        """Whether a baseline is to be loaded: to try inputs with it that failed, or to compare live runs."""
-        return self._baseline is None and (self.failed_inputs is not None or self._watch.comparing)
-
-    @property
-    def baseline(self) -> Instance | None:
+    def baseline(self) -> Instance:
         return self._baseline
 
-    def attach(self, baseline: Instance) -> None:
-        """Use a baseline that was loaded again."""
-        self.failed_inputs = None
-        self._baseline = baseline
-
-    def detach(self) -> Instance | None:
-        """Stop using the baseline, and return it; the caller closes it when the run in progress has ended."""
-        baseline, self._baseline = self._baseline, None
-        return baseline
-
     def fall_back(self, reason: str) -> None:
-        """Run everything with the baseline from the next run on, if it is loaded."""
+        """Run everything with the baseline from the next run on."""
         self.undo_reason = self.undo_reason or reason
 
-    def release(self) -> Instance | None:
-        """Close the variants, and return the baseline, which the caller goes on with."""
-        baseline, self._baseline = self._baseline, None
-        self.close()
-        return baseline
+    def release(self) -> None:
+        """Close the variants; the caller goes on with the baseline."""
+        self._close(self._variants.values())
 
     @property
     def size_bytes(self) -> int:
@@ -133,46 +114,40 @@ class VariantTable:
         return next((one.lost for one in self._all() if one.lost), "")
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        baseline, rows = self._baseline, self._rows(inputs)
-        form = self._forms[min(bisect_left(self._limits, rows), len(self._forms) - 1)]
-        if form is None or (baseline is not None and self.undo_reason):
-            form = baseline
-        instead = baseline is not None and form is not baseline and self._watch.baseline_next
-        self._running = running = baseline if instead and baseline is not None else self._present(form)
+        self.form = ""
+        rows = self._rows(inputs)
+        key = self._keys[min(bisect_left(self._limits, rows), len(self._keys) - 1)]
+        guard = self._guards.get(key)
+        if key == BASELINE or self.undo_reason or (guard is not None and not guard.admits(inputs)):
+            self._running = self._baseline
+            return self._baseline.run(inputs)
+        instead = self._watch.baseline_next
+        self._running = self._baseline if instead else self._variants[key]
         began = time.perf_counter()
-        if running is baseline:
-            outputs = running.run(inputs)
-        else:
-            outputs = self._run_variant(running, baseline, inputs, rows)
-        if not self.undo_reason and form is not baseline:
-            seconds = time.perf_counter() - began
-            self.undo_reason = self._watch.ran(rows, seconds, baseline=running is baseline)
+        outputs = self._baseline.run(inputs) if instead else self._run_variant(key, inputs, rows)
+        if not self.undo_reason:
+            self.undo_reason = self._watch.ran(rows, time.perf_counter() - began, baseline=instead)
         return outputs
 
-    def _run_variant(
-        self, variant: Instance, baseline: Instance | None, inputs: Mapping[str, Array], rows: int
-    ) -> Sequence[Array]:
+    def _run_variant(self, key: str, inputs: Mapping[str, Array], rows: int) -> Sequence[Array]:
         self.runs += 1
         began = time.perf_counter()
         try:
-            outputs = variant.run(inputs)
-            if baseline is not None:  # later on the runner alone checks them
-                check_outputs(list(outputs), self._signature, rows)
+            outputs = self._variants[key].run(inputs)
+            check_outputs(list(outputs), self._signature, rows)
+            self.form = key
             return outputs
         except OutOfMemory:
             raise
         except Terminated:
             # A short deadline of a caller ends runs, too, that take no longer than usual.
-            if baseline is None or not self._watch.endless(rows, time.perf_counter() - began):
+            if not self._watch.endless(rows, time.perf_counter() - began):
                 raise
             self.fall_back("a run had to be ended because it took too long")
-            return self._rescue(baseline, inputs)
+            return self._rescue(self._baseline, inputs)
         except Failure as failure:
-            if baseline is None:
-                self._keep_failed(inputs)
-                raise
-            self._running = baseline
-            outputs = baseline.run(inputs)  # raises what the version itself says about wrong inputs
+            self._running = self._baseline
+            outputs = self._baseline.run(inputs)  # raises what the version itself says about wrong inputs
             self.fall_back(f"it fails where the baseline does not: {failure.message}")
             return outputs
 
@@ -187,15 +162,6 @@ class VariantTable:
         finally:
             limit.cancel()
 
-    def _keep_failed(self, inputs: Mapping[str, Array]) -> None:
-        if self.failed_inputs is None and sum(array.nbytes for array in inputs.values()) <= FAILED_BYTES_MAX:
-            self.failed_inputs = {name: array.copy() for name, array in inputs.items()}
-
-    def _present(self, form: Instance | None) -> Instance:
-        if form is not None:
-            return form
-        return next(iter(self._variants.values()))  # unreachable while `detach` is called only without such lines
-
     def _rows(self, inputs: Mapping[str, Array]) -> int:
         if self._signature.batching:
             for array in inputs.values():
@@ -203,8 +169,7 @@ class VariantTable:
         return 1
 
     def _all(self) -> list[Instance]:
-        baseline = self._baseline
-        return [*self._variants.values(), *([baseline] if baseline is not None else [])]
+        return [*self._variants.values(), self._baseline]
 
     def terminate(self) -> None:
         self._running.terminate()
@@ -214,9 +179,12 @@ class VariantTable:
             one.rebuild()
 
     def close(self) -> None:
+        self._close(self._all())
+
+    def _close(self, instances: Iterable[Instance]) -> None:
         if self._closed:
             return
         self._closed = True
-        for one in self._all():
+        for one in instances:
             one.close()
         self._on_close()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millstream.services.compiler.candidate import Bounds
 from millstream.services.compiler.race.metric import Metric
 from millstream.services.compiler.race.report import Gate, OutputFigures
 from millstream.services.model.agreement import Array, as_float, disagreeing_rows
@@ -25,13 +26,20 @@ ROW_ELEMENTS_MIN = 8
 TIED = 1e-3
 #: Factor of the neighbours in the trial for influence between rows: far from the samples, and finite.
 NEIGHBOURS = 16.0
+#: Numbers below the least normal one may become zero: some libraries compute without them.
+NORMAL_MIN = {"FP32": float(np.finfo(np.float32).tiny), "BF16": float(np.finfo(np.float32).tiny)}
+#: Largest distance, relative to the length of a row, of a form whose answers differ by rounding alone.
+ROUNDING = 0.01
+#: A row of a lossy form may be so many times as far off as the gate allows where it was not judged with such rows.
+SLACK = 2.0
 
 
 class Judgement(NamedTuple):
-    """What the gate says of a candidate; `why` is empty if it passes."""
+    """What the gate says of a candidate; `why` is empty if it passes. `bounds`: of inputs that it may get then."""
 
     outputs: dict[str, OutputFigures]
     why: str
+    bounds: Bounds = {}  # noqa: RUF012 - no instance changes it
 
     @property
     def cosine_min(self) -> float | None:
@@ -71,6 +79,34 @@ def judge(
         outputs[spec.name] = figures.model_copy(update={"why": figures.why or _refusal(spec, figures, gate, metric)})
     refused = [f"output {name!r}: {figures.why}" for name, figures in outputs.items() if figures.why]
     return Judgement(outputs, "; ".join(refused[:3]))
+
+
+def differing(
+    signature: Signature, expected: Sequence[Array], actual: Sequence[Array], gate: Gate, *, lossy: bool
+) -> str:
+    """Return how a row differs from the baseline's, of inputs that the gate has no sample of; empty: none does.
+
+    NaN and infinity stay what they are, integers, booleans and text are equal. No row hides behind the others.
+    """
+    metric = Metric(gate.metric) if gate.metric and lossy else None
+    farthest = SLACK * _farthest(gate) if lossy else ROUNDING
+    for spec, one, other in zip(signature.outputs, expected, actual, strict=True):
+        figures = _figures(spec, one, other, batching=signature.batching)
+        why = figures.why
+        if spec.datatype not in FLOATS:
+            why = why or ("" if figures.equal == 1.0 else "other values")
+        elif metric is not None:
+            why = why or ("" if figures.cosine is None or metric.holds(figures) else f"{metric.text} is not true")
+        elif figures.distance is not None and not figures.distance <= farthest:
+            why = why or f"a row is {figures.distance:.1%} of its length away"
+        if why:
+            return f"output {spec.name!r}: {why}"
+    return ""
+
+
+def _farthest(gate: Gate) -> float:
+    """Return the distance, relative to their length, that the cosine allows between vectors of one length."""
+    return math.sqrt(2 * (1 - gate.cosine_min))
 
 
 def influenced(signature: Signature, once: Sequence[Array], again: Sequence[Array]) -> str:
@@ -114,7 +150,8 @@ def _figures(spec: TensorSpec, expected: Array, actual: Array, *, batching: bool
     odd = ~finite | ~np.isfinite(right)
     if np.any(odd & (left != right) & ~(np.isnan(left) & np.isnan(right))):
         return OutputFigures(why="NaN or infinity in other places than expected")
-    left, right = np.where(finite, left, 0.0), np.where(finite, right, 0.0)
+    least = NORMAL_MIN.get(spec.datatype, 0.0)
+    left, right = (np.where(finite & (np.abs(one) >= least), one, 0.0) for one in (left, right))
     rows = len(left) if batching and left.ndim else 1
     cosine, length = _cosine(left.reshape(rows, -1), right.reshape(rows, -1))
     difference = np.abs(left - right)
@@ -128,12 +165,17 @@ def _figures(spec: TensorSpec, expected: Array, actual: Array, *, batching: bool
 
 
 def _cosine(expected: Array, actual: Array) -> tuple[float, float]:
-    """Return the least cosine and the largest relative distance of rows, or of all rows together if they are short.
+    """Return the least cosine and the largest relative distance of rows.
 
-    Where the expected vector is zero, an actual zero counts as equal and anything else as opposite.
+    Short rows have one cosine together. Their distance is relative to their own length or, where that is smaller, to
+    the median of all: a difference of two numbers near zero says nothing. Where the expected vector is zero, an actual
+    zero counts as equal and anything else as opposite.
     """
-    if expected.shape[1] < ROW_ELEMENTS_MIN:
-        expected, actual = expected.reshape(1, -1), actual.reshape(1, -1)
+    if 0 < expected.shape[1] < ROW_ELEMENTS_MIN and len(expected) > 1:
+        lengths = np.linalg.norm(expected, axis=1)
+        away = np.linalg.norm(expected - actual, axis=1) / np.maximum(lengths, np.median(lengths) or 1.0)
+        together = _cosine(expected.reshape(1, -1), actual.reshape(1, -1))
+        return together[0], max(together[1], float(away.max()))
     # Scaled first: squares of large numbers overflow.
     scale = np.maximum(np.abs(expected).max(axis=1), np.abs(actual).max(axis=1))[:, None]
     scale[scale == 0] = 1.0
@@ -172,7 +214,6 @@ def _refusal(spec: TensorSpec, figures: OutputFigures, gate: Gate, metric: Metri
         return f"the cosine is {figures.cosine:.5f}, less than {gate.cosine_min:g}"
     if figures.agreement is not None and figures.agreement < gate.agreement_min:
         return f"the largest element is another in {1 - figures.agreement:.1%} of the places"
-    farthest = math.sqrt(2 * (1 - gate.cosine_min))
-    if figures.distance is not None and figures.distance > 2 * farthest:
+    if figures.distance is not None and figures.distance > SLACK * _farthest(gate):
         return f"it is {figures.distance:.1%} of its length away, though its direction is right"
     return ""

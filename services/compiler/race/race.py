@@ -277,6 +277,7 @@ class Race:
                 "cosine_min": judgement.cosine_min,
                 "agreement_min": judgement.agreement_min,
                 "single": single,
+                "bounds": judgement.bounds,
                 "verdict": "inaccurate" if judgement.why else "lost",
                 "why": why,
                 "compiled": None if judgement.why else row.compiled,

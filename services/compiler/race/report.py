@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millstream.services.compiler.candidate import Compiled, Flags
+from millstream.services.compiler.candidate import Bounds, Compiled, Flags
 from millstream.services.compiler.race.estimate import Estimate
 from millstream.services.model.manifest import Manifest
 
@@ -127,6 +127,7 @@ class Row(BaseModel):
         ratio_low: lower end of its 95 % interval.
         ratios: batch size -> median, lower and upper end.
         single: it runs single rows only: rows influence each other.
+        bounds: of inputs; the version's own file runs batches with others.
         cosine_min: least of all outputs; None: there are no floats, or it was not judged.
         stderr: the end of what its processes wrote there.
         compiled: what a worker loads, in the folder `folder` of the task's cache.
@@ -151,6 +152,7 @@ class Row(BaseModel):
     ratio_high: float | None = None
     ratios: dict[int, tuple[float, float, float]] = {}
     single: bool = False
+    bounds: Bounds = {}
     cosine_min: float | None = None
     agreement_min: float | None = None
     outputs: dict[str, OutputFigures] = {}
