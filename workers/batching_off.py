@@ -27,6 +27,8 @@ class BatchingOff:
     def settle(self, manifest: Manifest, outcome: Outcome, why: str) -> None:
         """Handle the outcome of a check; `why` describes the difference, or why there is no decision."""
         self._metrics.batch_checked(manifest, outcome)
+        if outcome is Outcome.FORM_DIFFERS:
+            log.error("version %s of %s: %s; the form serves no longer", manifest.version, manifest.model, why)
         if outcome is Outcome.UNDECIDED:
             log.info("a batch of %s was not checked: %s", manifest.content_id, why)
         if outcome is not Outcome.DIFFERS:

@@ -291,7 +291,7 @@ class Worker:
         if model is None:
             return _left([self._refuse(lease) for lease in group])
         shared = len(group) > 1 or len(group[0].header.rows) > 1
-        sampled = shared and self._live_check.due(group[0].lane, model)
+        sampled = (shared or model.variant) and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
         if on_run is None and self.captures and not group[0].header.probe:
             capture = self.captures.get(group[0].lane)

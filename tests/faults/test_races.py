@@ -98,6 +98,28 @@ def test_a_form_that_raises_is_undone_and_its_request_is_answered(stack: Stack, 
         assert "it fails where the baseline does not" in undone(stack)
 
 
+def test_a_form_that_answers_wrongly_is_undone_by_a_live_batch(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        stack.push("m", choices.plain(tmp_path / "plain.onnx"))
+        choose(stack, "m", choices.wrong(tmp_path / "form.onnx"))
+        is_served_by(stack, "by-hand")
+
+        def answer(*numbers: int) -> list[int]:
+            body, headers = v2.request({"x": np.array(numbers, np.int64)[:, None]}, parameters=v2.PATIENT)
+            reply = stack.http.post("/v2/models/m/infer", content=body, headers=headers)
+            assert reply.status_code == 200, reply.text
+            return values(reply.content, reply.headers)
+
+        assert answer(1, 2, 3) == [1, 2, 3]
+        wait_until(lambda: answer(5, BAD) == [5, BAD], what="the version's own file answers")
+        why = undone(stack)
+        assert "v-1 gave another answer to a live batch of 2 rows: output 'y': other values" in why
+        checks = {"model": "m", "outcome": "form_differs"}
+        wait_until(lambda: stack.metrics().value("millstream_batch_checks_total", **checks) == 1)
+        assert "the form serves no longer" in (stack.home / "logs" / "cpu-0.log").read_text()
+        assert answer(BAD, 0) == [BAD, 0]
+
+
 def test_a_form_that_hangs_is_undone_and_its_requests_are_answered(tmp_path: Path) -> None:
     with running_stack(tmp_path, settings=NO_CHECKS | {"worker_run_s_max": RUN_S_MAX}) as stack:
         stack.push("m", choices.plain(tmp_path / "plain.onnx"))

@@ -88,6 +88,12 @@ def plain(path: Path) -> Path:
     return _form(path, [first, *sums, last], [_integer("zero", 0)])
 
 
+def wrong(path: Path) -> Path:
+    """Write a form that answers 7 more than it should where x is BAD."""
+    nodes = [*_is_bad(), helper.make_node("Where", ["is", "more", "zero"], ["nothing"])]
+    return _form(path, nodes, [_integer("bad", BAD), _integer("more", 7), _integer("zero", 0)])
+
+
 def raising(path: Path) -> Path:
     """Write a form that fails on BAD with an error."""
     nodes = [

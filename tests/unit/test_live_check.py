@@ -12,10 +12,12 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.repository.choices import Choice, ChosenVariant
 from millstream.services.wire.records import State
 from millstream.workers.batches.live_check import (
     BUSY_STEP_S,
     BYTES_MAX,
+    FORMS_SHARE,
     ROWS_MAX,
     LiveCheck,
     Mismatch,
@@ -244,3 +246,92 @@ def test_a_mismatch_is_told() -> None:
     bench.shared_run()
     bench.idle()
     assert bench.ended == [Outcome.DIFFERS]
+
+
+class Forms:
+    """A table with one form, as `workers/variants/table.py` has it."""
+
+    def __init__(self, lossy: bool) -> None:
+        variant = ChosenVariant(key="form-1", target="form", backend="b", lossy=lossy)
+        self.choice = Choice(content="", kind="", device="", table={1: "form-1"}, variants=(variant,))
+        self.form = "form-1"
+        self.baseline = object()
+        self.undo_reason = ""
+
+    def fall_back(self, reason: str) -> None:
+        self.undo_reason = reason
+
+
+class FormBench(Bench):
+    def __init__(self, baseline: Model, *, lossy: bool = False) -> None:
+        super().__init__(baseline)
+        self.forms = Forms(lossy)
+        model = replace(self.holding, instance=self.forms, variant="form")  # type: ignore[arg-type]
+        self.held.set(model)
+
+    def run(self, holding: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        assert holding.instance is self.forms.baseline
+        return super().run(holding, inputs)
+
+    def check_run(self, inputs: Array, outputs: Array) -> str:
+        """Return why the form is undone after a run; "": it stays."""
+        self.now += 1000.0
+        assert self.check.due(CONTENT_ID, self.holding)
+        self.check.keep(self.holding, {"x": inputs}, [outputs])
+        self.idle()
+        return self.forms.undo_reason
+
+
+def relu(x: Array) -> Array:
+    return np.where(x > 0, x, x * 0)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_form_that_answers_as_the_version_does_stays(rows: int, lossy: bool) -> None:
+    bench = FormBench(relu, lossy=lossy)
+    given = np.resize(X, (rows, *X.shape[1:]))
+    assert bench.check_run(given, relu(given) * np.float32(1.001)) == ""
+    given.reshape(-1)[0] = np.nan
+    assert bench.check_run(given, relu(given)) == "", "NaN is equal to NaN"
+    assert bench.ended == [Outcome.AGREES, Outcome.AGREES]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_form_that_answers_one_row_otherwise_is_undone(rows: int, lossy: bool) -> None:
+    given = np.resize(X, (rows, *X.shape[1:]))
+    wrong = relu(given)
+    wrong[-1] = np.abs(given[-1]) + 3
+    bench = FormBench(relu, lossy=lossy)
+    assert f"form-1 gave another answer to a live batch of {rows} rows" in bench.check_run(given, wrong)
+    assert bench.ended == [Outcome.FORM_DIFFERS]
+    given.reshape(rows, -1)[-1] = np.nan
+    bench = FormBench(relu, lossy=lossy)
+    assert "NaN or infinity in other places" in bench.check_run(given, np.nan_to_num(relu(given))), "it is plausible"
+
+
+def test_a_form_that_answers_what_the_version_refuses_is_undone() -> None:
+    def refuses(x: Array) -> Array:
+        raise Failure(Code.MODEL, "the index is out of range")
+
+    assert "refuses: the index is out of range" in FormBench(refuses).check_run(X, X)
+
+
+def test_forms_are_compared_in_a_small_share_of_the_time_and_only_where_they_ran() -> None:
+    bench = FormBench(relu)
+
+    def slow(_: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        bench.now += 2.0
+        return [relu(inputs["x"])]
+
+    bench.check._run = slow
+    assert bench.check_run(X, relu(X)) == ""
+    assert not bench.check.due(CONTENT_ID, bench.holding)
+    bench.now += 2.0 / FORMS_SHARE - 1
+    assert not bench.check.due(CONTENT_ID, bench.holding)
+    bench.now += 2.0
+    assert bench.check.due(CONTENT_ID, bench.holding)
+    bench.forms.form = ""  # the version's own file made this run
+    bench.check.keep(bench.holding, {"x": X}, [X])
+    assert bench.check.wait_s(0.5) == 0.5

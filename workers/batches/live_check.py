@@ -2,6 +2,8 @@
 
 a shared run, one of N ─> RowSample (copies of some rows) ─> when idle: run a row alone, compare ─> … ─> agrees
                                           it differs ─> is it the other rows? ─> batching off for the version
+a run of a compiled form, one a second ─> RowSample ─> when idle: run it with the version's own file ─> agrees
+                                                                        it differs ─> the form is undone
 
 A row may give other outputs alone although rows do not influence each other: the number of rows changes the order of
 summation, and a model that rounds turns a small difference into a step. Such a row therefore runs again, in a batch of
@@ -14,17 +16,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
+from millstream.services.compiler.race.gate import differing
 from millstream.services.errors import Code, Failure
 from millstream.services.model.agreement import REPEATED, column_scale, disagreeing_rows
 from millstream.services.model.datatypes import FLOATS
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import Array
+from millstream.services.repository.choices import Choice
+from millstream.workers.backends.base import Array, Instance, OutOfMemory
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.live_check")
@@ -38,14 +43,22 @@ IDLE_WAIT_S = 0.05
 #: A worker that is never idle still runs one row in this time.
 BUSY_STEP_S = 1.0
 
+#: The comparisons of forms take at most this share of a worker's time.
+FORMS_SHARE = 0.02
+
 Run = Callable[[LoadedModel, Mapping[str, Array]], Sequence[Array]]
 
 
 class Outcome(StrEnum):
-    """The outcome of a check; UNDECIDED: the model is not deterministic, was unloaded, or found no memory."""
+    """The outcome of a check.
+
+    FORM_DIFFERS: a compiled form gave another answer than the version's own file. UNDECIDED: the model is not
+    deterministic, was unloaded, or found no memory.
+    """
 
     AGREES = "agrees"
     DIFFERS = "differs"
+    FORM_DIFFERS = "form_differs"
     UNDECIDED = "undecided"
 
 
@@ -57,6 +70,19 @@ class RowSample(NamedTuple):
     positions: list[int]  # of the copied rows in the run
     inputs: dict[str, Array]
     outputs: list[Array]
+    form: str = ""  # key of the compiled form that ran; "": the version's own file
+
+
+class Forms(Protocol):
+    """An instance that runs batches with compiled forms: see `variants.table`."""
+
+    choice: Choice
+    form: str
+
+    @property
+    def baseline(self) -> Instance: ...
+
+    def fall_back(self, reason: str) -> None: ...
 
 
 def sampled(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
@@ -74,6 +100,14 @@ def sampled(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Arra
         {name: array[positions] for name, array in inputs.items()},
         [array[positions] for array in outputs],
     )
+
+
+def whole(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
+    """Copy the call of a version that does not batch; None if it is too large."""
+    if sum(map(_bytes, (*inputs.values(), *outputs))) > BYTES_MAX:
+        return None
+    copied = {name: array.copy() for name, array in inputs.items()}
+    return RowSample(content_id, 1, [0], copied, [array.copy() for array in outputs])
 
 
 def _bytes(array: Array) -> int:
@@ -118,6 +152,24 @@ def compare(
         flipped += output is not None
         if output is not None and flipped > 1:  # a single row may have been on the edge between two values
             raise Mismatch(_describe(signature, output, "depends on how many rows run with it"))
+
+
+def compare_form(
+    sample: RowSample, signature: Signature, choice: Choice, run: Callable[[Mapping[str, Array]], Sequence[Array]]
+) -> Iterator[None]:
+    """Check the answers of a form; `run` runs the version's own file. Raises Mismatch or Failure."""
+    form = next((one for one in choice.variants if one.key == sample.form), None)
+    if form is None:
+        raise Failure(Code.UNAVAILABLE, "another form serves now")
+    try:
+        expected = list(run(sample.inputs))
+    except Failure as failure:
+        if failure.code is not Code.MODEL or isinstance(failure, OutOfMemory):
+            raise
+        raise Mismatch(f"{form.key} answers what the version's own file refuses: {failure.message}") from failure
+    yield
+    if why := differing(signature, expected, sample.outputs, choice.gate, lossy=form.lossy):
+        raise Mismatch(f"{form.key} gave another answer to a live batch of {sample.rows} rows: {why}")
 
 
 def _describe(signature: Signature, output: int, how: str) -> str:
@@ -174,6 +226,7 @@ class LiveCheck:
         self._comparison: Iterator[None] | None = None
         self._sample: RowSample | None = None
         self._next_step = 0.0
+        self._next_form = 0.0  # when the next run of a form may be sampled
 
     @property
     def overdue(self) -> bool:
@@ -185,8 +238,12 @@ class LiveCheck:
         return otherwise if self._sample is None else IDLE_WAIT_S
 
     def due(self, content_id: str, model: LoadedModel) -> bool:
-        """Count a shared run of a version; returns whether it is to be sampled."""
-        if not self._one_in or model.alone or model.variant:  # forms of one table differ, and a race compared rows
+        """Count a shared run, or one of a compiled form; returns whether it is to be sampled."""
+        if not self._one_in:
+            return False
+        if model.variant:  # forms of one table differ, and a race compared rows
+            return self._sample is None and self._clock() >= self._next_form
+        if model.alone:
             return False
         left = self._until_next.get(content_id, 0)
         if left > 0:
@@ -199,12 +256,17 @@ class LiveCheck:
 
     def keep(self, model: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
         """Copy some rows of a run, before its memory is reused."""
-        if self._sample is not None or not outputs or len(outputs[0]) < 2:
+        if self._sample is not None or not outputs:
+            return
+        form = cast("Forms", model.instance).form if model.variant else ""
+        batching = model.manifest.signature.batching
+        if (model.variant and not form) or (not form and len(outputs[0]) < 2):
             return
         try:
-            self._sample = sampled(model.manifest.content_id, inputs, outputs)
+            sample = (sampled if batching else whole)(model.manifest.content_id, inputs, outputs)
         except MemoryError:
             return
+        self._sample = None if sample is None else sample._replace(form=form)
         if self._sample is not None:
             self._comparison = None
             self._next_step = self._clock() + BUSY_STEP_S
@@ -216,25 +278,43 @@ class LiveCheck:
             return
         self._next_step = self._clock() + BUSY_STEP_S
         model = self._models.get(sample.content_id)
-        if model is None or model.instance is None or model.alone or model.variant:
+        form = bool(sample.form)
+        if model is None or model.instance is None or bool(model.variant) != form or (model.alone and not form):
             self._sample = self._comparison = None
             return
         if self._comparison is None:
-            self._comparison = compare(
-                sample, model.manifest.signature, lambda inputs: self._run(self._model_of(sample), inputs)
-            )
+            self._comparison = self._compare_form(sample, model) if form else self._compare(sample, model)
         try:
             next(self._comparison)
         except StopIteration:
             self._end(model, Outcome.AGREES, "")
         except Mismatch as mismatch:
-            self._end(model, Outcome.DIFFERS, str(mismatch))
+            if form:
+                cast("Forms", model.instance).fall_back(str(mismatch))
+            self._end(model, Outcome.FORM_DIFFERS if form else Outcome.DIFFERS, str(mismatch))
         except Undecided as why:
             loaded = {content_id for content_id in self._undecided if self._models.get(content_id) is not None}
             self._undecided = loaded | {sample.content_id}
             self._end(model, Outcome.UNDECIDED, str(why))
         except (Failure, MemoryError, ValueError) as error:
             self._end(model, Outcome.UNDECIDED, str(error))
+
+    def _compare(self, sample: RowSample, model: LoadedModel) -> Iterator[None]:
+        return compare(sample, model.manifest.signature, lambda inputs: self._run(self._model_of(sample), inputs))
+
+    def _compare_form(self, sample: RowSample, model: LoadedModel) -> Iterator[None]:
+        forms = cast("Forms", model.instance)
+        baseline = replace(model, instance=forms.baseline)
+
+        def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+            began = self._clock()
+            try:
+                return self._run(baseline, inputs)
+            finally:
+                ended = self._clock()
+                self._next_form = ended + max(BUSY_STEP_S, (ended - began) / FORMS_SHARE)
+
+        return compare_form(sample, model.manifest.signature, forms.choice, run)
 
     def _model_of(self, sample: RowSample) -> LoadedModel:
         model = self._models.get(sample.content_id)
