@@ -6,13 +6,20 @@ gateway listens on it by itself (SO_REUSEPORT), since the gRPC library does not 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
+import logging
+import os
 import socket
+from collections.abc import Awaitable, Callable
 
 from millstream.services.errors import Code, Failure, invalid
 
+log = logging.getLogger("millstream.supervisor")
+
 BACKLOG = 2048
+LOOK_S = 1.0  # between two looks whether the port accepts connections
 
 
 def resolve(host: str) -> tuple[socket.AddressFamily, str]:
@@ -38,6 +45,30 @@ def listen(host: str, port: int) -> socket.socket:
         raise _bind_failure(host, port, "--http-port", error) from error
     listener.setblocking(False)
     return listener
+
+
+async def keep_listening(listener: socket.socket, restart: Callable[[], Awaitable[None]]) -> None:
+    """Replace a listening socket that accepts no connections any more, for as long as this is awaited.
+
+    Any process that has it can end it for all (shutdown(2)); clients are refused then, and gateways do not notice. The
+    new one gets the same descriptor, and `restart` replaces the gateways, which inherited the old one. It raises
+    Failure if that is not possible now.
+    """
+    host, port = listener.getsockname()[:2]
+    deaf = False  # whether gateways have a socket that ended
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                log.error("port %d refuses connections, since its socket was shut down: listening again", port)
+                with listen(host, port) as new:
+                    os.dup2(new.fileno(), listener.fileno(), inheritable=False)
+                deaf = True
+            if deaf:
+                await restart()
+                deaf = False
+        except Failure as failure:
+            log.warning("%s", failure.message)
 
 
 def reserve(host: str, port: int) -> socket.socket:

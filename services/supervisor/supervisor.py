@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakSet
 
 from millstream.services.client.trust import Trust
 from millstream.services.crashes.analyzer import CrashAnalyzer
@@ -22,6 +23,7 @@ from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import keep_token
+from millstream.services.process.cancel import cancel_all
 from millstream.services.process.cpu_share import cores, cpus
 from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
@@ -49,6 +51,7 @@ from millstream.services.supervisor.health import Health
 from millstream.services.supervisor.home import make_home
 from millstream.services.supervisor.liveness import Liveness
 from millstream.services.supervisor.lock import HomeLock
+from millstream.services.supervisor.orphans import Orphans
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.pool_scaler import PoolScaler
@@ -136,6 +139,9 @@ class Supervisor:
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
         self._controllers: list[Child] = []
+        self._started: WeakSet[Child] = WeakSet()
+        self._orphans = Orphans(lambda: self._started)
+        self._listening: asyncio.Task[None] | None = None
         self._liveness = Liveness(lambda: (*self._redis, *self._workers, *self._gateways, *self._controllers))
         self._worker_of: Callable[[str, int], Program] | None = None
         self._restarts = self._new_restarts()
@@ -209,6 +215,7 @@ class Supervisor:
     async def _start(self) -> None:
         self._clear_files()
         self._liveness.start()
+        self._orphans.start()
         self._control_path = socket_path(self._run_dir, "control.sock")
         await self._control.open(self._control_path)
         self._lock.announce(None, self._control_path)
@@ -270,6 +277,8 @@ class Supervisor:
             return "" if self._end.done() else await health.problem()  # a stop has a limit of its own
 
         self._manager.start_watchdog(problem)
+        restart = partial(self._restarts.restart, "gateways", lambda _: None)
+        self._listening = asyncio.create_task(listener.keep_listening(self._listener, restart), name="listener")
 
     def _children(self) -> Mapping[str, Sequence[Child]]:
         return {"Redis": self._redis, "worker": self._workers, "gateway": self._gateways}
@@ -369,6 +378,7 @@ class Supervisor:
             forward=self._forward,
         )
         child.start()
+        self._started.add(child)
         return child
 
     async def _on_death(self, child: Child, pid: int) -> bool:
@@ -391,6 +401,8 @@ class Supervisor:
         # Nothing new is started.
         await self._scaler.stop()
         await self._liveness.stop()
+        if self._listening is not None:
+            await cancel_all([self._listening])
         # A command that waits for a restart is told that it was cancelled.
         await self._restarts.cancel()
         await self._control.close()
@@ -417,6 +429,8 @@ class Supervisor:
             self._grpc_reservation.close()
         # Redis last: gateways and workers write to it when they end.
         await self._stop(self._redis, started + self._settings.drain_s)
+        # What they all left behind.
+        await self._orphans.stop()
         await self._manager.close()
         log.info("drained in %.3g s", asyncio.get_running_loop().time() - started)
 
