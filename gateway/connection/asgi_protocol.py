@@ -21,6 +21,8 @@ from millstream.services.process.request_id import new_request_id
 class AsgiProtocol(BoundedProtocol):
     """One connection, all of whose requests go to the ASGI app."""
 
+    _head_fault: str | None = None  # of the last request
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         open_now = len(self.connections)
@@ -50,7 +52,8 @@ class AsgiProtocol(BoundedProtocol):
     def on_headers_complete(self) -> None:
         fault = head_fault(self.parser.get_http_version(), self.headers)
         if fault is not None:
-            raise ValueError(fault)  # uvicorn answers 400 and closes
+            self._head_fault = fault
+            raise ValueError(fault)  # uvicorn calls `send_400_response`, with a text of its own
         self._end_head()
         super().on_headers_complete()
 
@@ -104,7 +107,7 @@ class AsgiProtocol(BoundedProtocol):
             self.timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(Failure(Code.INVALID, msg))
+        self._refuse(Failure(Code.INVALID, self._head_fault or msg))
 
     def _refuse(self, failure: Failure) -> None:
         """Answer `failure` in place of the request that is being received, and close the connection."""

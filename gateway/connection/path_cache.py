@@ -18,14 +18,22 @@ _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 def infer_path(url: bytes) -> InferPath | None:
     """Return (model, version) of the URL of an infer post, percent-decoded; None for any other URL.
 
-    The path is decoded before it is split, as in the ASGI router: an encoded slash separates like a plain one.
+    None, too, for a path with an encoded slash, which the ASGI app refuses.
     """
     try:
-        path = unquote(parse_url(url).path.decode("ascii"))
+        raw_path = parse_url(url).path
+        path = unquote(raw_path.decode("ascii"))
     except Exception:
         return None  # uvicorn reports the error
+    if has_encoded_slash(raw_path):
+        return None
     match = _PATH.fullmatch(path)
     return None if match is None else (match[1], match[2])
+
+
+def has_encoded_slash(raw_path: bytes) -> bool:
+    """Whether a path, as sent, has a slash that separates for those who decode it, and not for those who do not."""
+    return b"%2f" in raw_path.lower()
 
 
 def cache_path(paths: dict[bytes, InferPath | None], url: bytes) -> InferPath | None:

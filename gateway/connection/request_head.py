@@ -14,12 +14,14 @@ HEADERS_MAX = 1000  # of one head: 64 KiB would hold 13,000, and a head that com
 #: RFC 3986 section 3.2: a name or an address, and a port; empty if the target has no authority
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 _VERSIONS = frozenset({"1.1", "1.0"})
+#: headers of which a second one would change who calls, or how the body is read; a proxy may have checked the other one
+_SINGLE = frozenset({b"host", b"authorization", b"x-api-key", b"inference-header-content-length"})
 
 
 def head_fault(version: str, headers: Headers) -> str | None:
     """Return why a server must refuse a well-formed head; None if it may accept it.
 
-    Source: RFC 9112 section 3.2 (Host), RFC 9110 section 2.5 (versions).
+    Source: RFC 9112 section 3.2 (Host), RFC 9110 sections 2.5 (versions) and 5.3 (repeated fields).
 
     Args:
         version: "1.1", for example.
@@ -29,10 +31,16 @@ def head_fault(version: str, headers: Headers) -> str | None:
         return f"HTTP/{version[:8]} is not supported: send HTTP/1.1"
     if len(headers) > HEADERS_MAX:
         return f"the request has more than {HEADERS_MAX} headers"
-    hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) != 1:
-        return "a request has one Host header" if hosts or version == "1.1" else None
-    return None if _HOST.fullmatch(hosts[0].strip()) else "the Host header is not a valid host"
+    single = [header for header in headers if header[0] in _SINGLE]
+    sent = dict(single)
+    host = sent.get(b"host")
+    if len(single) > len(sent):
+        repeated = next(name for name in sent if sum(name == other for other, _ in single) > 1)
+        name = repeated.decode().title()
+        return f"a request has one {name} header"
+    if host is None:
+        return "a request has one Host header" if version == "1.1" else None
+    return None if _HOST.fullmatch(host.strip()) else "the Host header is not a valid host"
 
 
 class _Discarded(Headers):

@@ -324,7 +324,6 @@ NOT_THERE = {
     "/v2/models/m/run": "Not Found",
     "/v2/models/%00/infer": "not found",
     "/v2/models/%ff/infer": "not found",
-    "/v2/models/%2e%2e%2f%2e%2e/infer": "ot ",
     "/v2/models/" + "x" * 5000 + "/infer": "not found",
 }
 

@@ -74,6 +74,9 @@ CASES = {
     "another verb of a model": post("/v2/models/m/generate", b"{}"),
     "encoded name": post("/v2/models/a%20b%C3%A9%2e/infer", b"{}"),
     "encoded slash": post("/v2/models/a%2Fb/infer", b"{}"),
+    "encoded slash behind the model": post("/v2/models/m%2finfer", b"{}"),
+    "encoded slash around a version": post("/v2/models/m/versions%2F3/infer", b"{}"),
+    "encoded slash in a query": post(PATH + "?x=%2F", b"{}"),
     "encoded infer": post("/v2/models/m/%69nfer", b"{}"),
     "encoded newline": post("/v2/models/m/infer%0A", b"{}"),
     "encoded bytes that are no text": post("/v2/models/%ff%fe/infer", b"{}"),
@@ -101,6 +104,10 @@ CASES = {
     "encodings": post(PATH, b"{}", "Content-Encoding:  GZip ", "Accept-Encoding: gzip, deflate"),
     "identity": post(PATH, b"{}", "Content-Encoding: identity"),
     "a header twice": post(PATH, b"{}", "Accept-Encoding: gzip", "Accept-Encoding: br"),
+    "two keys": post(PATH, b"{}", "Authorization: Bearer a", "authorization: Bearer a"),
+    "two keys of another route": request("GET", "/v2", "X-API-Key: a", "X-Api-Key: b"),
+    "two lengths of JSON": post(PATH, b"{}", *("Inference-Header-Content-Length: 2",) * 2),
+    "two hosts": post(PATH, b"{}", "Host: other"),
     "empty headers": post(PATH, b"{}", "Content-Encoding:", "Inference-Header-Content-Length:"),
     "headers that are no ASCII": post(PATH, b"{}", "Accept-Encoding: \xe9", "X-Name: \xff"),
     "GET": request("GET", PATH),
@@ -177,6 +184,26 @@ async def test_in_pieces(ports: Ports, case: str, size: int) -> None:
     segments = [data[at : at + size] for at in range(0, len(data), size)]
     fast, plain = [await transcript(port, *segments) for port in ports]
     assert fast == plain
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("two keys", b"a request has one Authorization header"),
+        ("two keys of another route", b"a request has one X-Api-Key header"),
+        ("two lengths of JSON", b"a request has one Inference-Header-Content-Length header"),
+        ("encoded slash", b"a model name has no slash"),
+        ("encoded slash behind the model", b"a model name has no slash"),
+        ("encoded slash around a version", b"a model name has no slash"),
+    ],
+)
+async def test_an_ambiguous_request_is_refused(ports: Ports, case: str, says: bytes) -> None:
+    """Also when the same head comes again, which the fast path may know by its bytes."""
+    for _ in range(3):
+        for port in ports:
+            said = await transcript(port, CASES[case])
+            assert said.startswith(b"HTTP/1.1 400 ")
+            assert says in said
 
 
 async def test_the_handler_gets_what_was_sent(ports: Ports) -> None:

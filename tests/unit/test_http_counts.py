@@ -71,7 +71,7 @@ def test_methods_and_statuses_of_callers_make_no_series() -> None:
         ("GET", "/v2/health/live", ("/v2/health/live", "GET", "200")),
         ("HEAD", "/v2/health/live", ("/v2/health/live", "HEAD", "200")),
         ("GET", "/v2/models/nope", ("/v2/models/{model}", "GET", "404")),
-        ("GET", "/v2/models/a%2Fb", ("other", "GET", "404")),
+        ("GET", "/v2/models/a%2Fb", ("other", "GET", "400")),
         ("DELETE", "/v2/models/nope/infer", ("/v2/models/{model}/infer", "DELETE", "405")),
         ("GET", "/no/such/path", ("other", "GET", "404")),
         ("BREW", "/v2", ("/v2", "other", "405")),

@@ -1,4 +1,4 @@
-"""browser_middleware: refuses requests of web pages of other origins on every path, also on those without a route."""
+"""browser_middleware: refuses web pages of other origins, and ambiguous paths, also where there is no route."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.infer_handler import InferHeaders
 from millstream.gateway.protocols.http.errors import ErrorReplies
+from millstream.gateway.protocols.http.unknown_path import slash_fault
 
 
 class BrowserMiddleware:
@@ -36,7 +37,9 @@ class BrowserMiddleware:
             headers, path = scope["headers"], scope["path"]
             credential = InferHeaders.read(headers).credential
             keyless = self._is_keyless(path)
-            failure = self._guard.refusal(scope["method"], dict(headers), self._gate, credential, keyless=keyless)
+            failure = slash_fault(path, scope.get("raw_path") or b"") or self._guard.refusal(
+                scope["method"], dict(headers), self._gate, credential, keyless=keyless
+            )
             if failure is not None:
                 await self._replies.reply_failure(path, failure)(scope, receive, send)
                 return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from millstream.gateway.connection.path_cache import has_encoded_slash
+from millstream.services.errors import Code, Failure
 from millstream.services.model.names import NAME_RULE
 from millstream.services.nearest_names import CHARACTERS_MAX, did_you_mean
 
@@ -13,6 +15,17 @@ _CALLS: dict[str, tuple[str, ...]] = {
     "/admin/v1/models/": ("versions",),
     "/endpoints/": ("invocations", "invocations-response-stream", "async-invocations"),
 }
+
+
+#: names of regions may have slashes
+_REGIONS = ("/v2/systemsharedmemory/", "/v2/cudasharedmemory/")
+
+
+def slash_fault(path: str, raw_path: bytes) -> Failure | None:
+    """Return the refusal of a path with an encoded slash: a proxy that checks paths may have read another one."""
+    if not has_encoded_slash(raw_path) or path.startswith(_REGIONS):
+        return None
+    return Failure(Code.INVALID, f"the path has an encoded slash (%2F); a model name has no slash: {NAME_RULE}")
 
 
 def path_advice(path: str) -> str:

@@ -16,6 +16,7 @@ from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.protocols.grpc.codec.messages import BEFORE_REFUSAL, Messages
+from millstream.gateway.protocols.grpc.connections.call_head import credential_of
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import Who
 from millstream.services.access.scopes import Need
@@ -141,14 +142,9 @@ class Guard:
 
 def _identify(gate: Gate, context: Any) -> Principal:
     """Return who calls, and make it the caller of the current task. Raises Failure(UNAUTHENTICATED)."""
-    authorization = api_key = None
-    for name, value in context.invocation_metadata() or ():
-        if name == "authorization":
-            authorization = value
-        elif name == "x-api-key":
-            api_key = value
-    sent = api_key if authorization is None else authorization
-    principal = gate.identify(None if sent is None else sent.encode() if isinstance(sent, str) else sent)
+    metadata = context.invocation_metadata() or ()
+    sent = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in metadata]
+    principal = gate.identify(credential_of(sent))
     CALLER.set(principal)
     acting(unquote(context.peer()), principal.label)
     return principal

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from millstream.gateway.connection.http2.header_blocks import Headers
@@ -71,8 +72,21 @@ def read_head(headers: Headers) -> CallHead:
         fault,
         _CHANGING.isdisjoint(fields),
         usable_traceparent(fields[HEADER]) if HEADER in fields else None,
-        fields.get(b"authorization", fields.get(b"x-api-key")),
+        credential_of(headers),
     )
+
+
+def credential_of(fields: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return authorization, or else x-api-key; None: neither was sent. One that was sent twice is both: no key.
+
+    Source: RFC 9110, section 5.3 (repeated fields are one with commas).
+    """
+    sent = list(fields)
+    for wanted in (b"authorization", b"x-api-key"):
+        values = [value for name, value in sent if name == wanted]
+        if values:
+            return b", ".join(values)
+    return None
 
 
 def _http_status(fields: dict[bytes, bytes]) -> int:
