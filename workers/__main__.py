@@ -88,6 +88,7 @@ from millstream.workers.race.queue import Racer
 from millstream.workers.race.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency.residency import Residency
+from millstream.workers.run_reports import RunReports
 from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
 from millstream.workers.variants.swaps import Progress, VariantSwaps
 from millstream.workers.variants.trials import VariantTrials
@@ -293,6 +294,8 @@ class WorkerProcess:
 
     def _new_watchdog(self) -> Watchdog:
         settings = self._settings
+        reports = RunReports(self._connect, lambda: self.loop)
+        overdue = OverdueReplies(self._connect, lambda: self.loop)
         grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
         return Watchdog(
             self._clock,
@@ -301,7 +304,7 @@ class WorkerProcess:
             self._departure.end_stuck,
             grace_s,
             self._mark,
-            OverdueReplies(self._connect, lambda: self.loop).look,
+            (reports.look, overdue.look),
         )
 
     def _new_loop(self, repository: FolderRepository) -> Worker:

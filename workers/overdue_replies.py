@@ -47,7 +47,7 @@ class OverdueReplies:
         self._sent: set[Lease] = set()  # and not settled yet
         self._not_before = float("-inf")
 
-    def look(self) -> None:
+    def look(self, _: object = None) -> None:
         """Send what is overdue. Called by the watchdog, which does not wait: Redis may take seconds to answer."""
         if self._sending is not None and self._sending.is_alive():
             return

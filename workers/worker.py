@@ -18,12 +18,14 @@ from millstream.services.model.signature import Signature
 from millstream.services.process.backoff import Backoff
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.remote_links import RECEIPT_S_MAX
+from millstream.services.wire.batch import ENDLESS
 from millstream.workers.backends.base import Terminated
 from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished
 from millstream.workers.batches.direct_work import AGAIN_S
 from millstream.workers.batches.lease import Lease, RunCost
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
+from millstream.workers.batches.run_time import RunTime
 from millstream.workers.batches.runner import OnRun, RunResult, merge, run
 from millstream.workers.batches.sample_capture import Capture
 from millstream.workers.batches.watchdog import Guarded, Watchdog
@@ -84,7 +86,9 @@ class Worker:
         self.runs = 0  # without readiness probes
         self._leased: list[Lease] = []  # not run yet
         self._done: list[Finished] = []  # not sent yet
-        self._to_count: list[tuple[LoadedModel, float, int, bool]] = []  # model, seconds, rows, whether it was one run
+        self._to_count: list[tuple[Guarded, float, int, bool]] = []  # run, seconds, rows, whether it was one run
+        self._run_time = RunTime()
+        self._ending = threading.Lock()  # held where a run ends, and while what waits behind it is returned
         self._client_id = 0  # of the last connection
         self._lane = ""  # of the last run
         self._lane_changed = float("-inf")  # when a run last had another lane than the run before (monotonic)
@@ -154,7 +158,7 @@ class Worker:
         self.waiting = True
         self._done += self._replies.settled(RECEIPT_WAIT_S)
         wait_s = self._live_check.wait_s(UNSETTLED_WAIT_S if self._replies.waiting else INBOX_WAIT_S)
-        consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0)
+        consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0, self._run_time.take())
         self._count()
         if attached:
             found = self._serve_direct(consumer)
@@ -195,7 +199,10 @@ class Worker:
 
     def detach_behind(self, guarded: Guarded) -> None:
         """Let the gateway put the batches into the queue that wait behind a long run. Called in another thread."""
-        self._direct.detach(guarded.group)
+        with self._ending:  # else the main loop might go on to one of them meanwhile
+            if not guarded.over:
+                guarded.detached = True
+                self._direct.detach(guarded.group)
 
     def detach_all(self) -> None:
         """Let the gateway put all batches into the queue, those that run, too. Called in another thread."""
@@ -240,7 +247,7 @@ class Worker:
         """Send the finished replies, and run a batch while Redis works; `leased` and `wanted` as in `send_next`."""
         sent = self._done
         try:
-            consumer.send_next(sent, leased, wanted)
+            consumer.send_next(sent, leased, wanted, self._run_time.take())
         finally:
             # Also without Redis: leased batches run, and their replies are kept until there is a connection.
             self._count()
@@ -261,16 +268,19 @@ class Worker:
         self._send_done(consumer)
 
     def _send_done(self, consumer: Consumer) -> None:
-        consumer.send_next(self._done, 0, 0)
+        consumer.send_next(self._done, 0, 0, self._run_time.take())
         consumer.receive_next()
         self._done = []
 
     def _count(self) -> None:
         """Count the last runs. Called after the replies were sent, while Redis works."""
-        for model, seconds, rows, whole in self._to_count:
+        for guarded, seconds, rows, whole in self._to_count:
+            model = guarded.model
             self._metrics.ran(model, seconds, rows)
             model.calls.busy_s += seconds
             model.calls.batches[min((rows - 1).bit_length() if rows else 0, SIZES_MAX)] += 1
+            if whole and not guarded.group[0].header.probe:
+                model.calls.history.add(guarded.input_bytes, seconds)
             if whole and model.exploration is not None:
                 rows_now = model.exploration.ran(rows, seconds, model.rows_fitting)
                 if rows_now is not None and rows_now != model.rows_efficient:
@@ -307,22 +317,27 @@ class Worker:
         except Terminated:
             return self._answer_terminated(guarded)
         finally:
-            if guarded.gave_back:
-                self._forget_leased()  # other workers run them
+            with self._ending:
+                guarded.over = True
+            if guarded.detached:
+                self._forget_leased(direct_only=not guarded.gave_back)  # others run them
             self._watchdog.disarm()
         if runs[0].execution_s:
             rows = runs[0].cost.rows
             # A run that was halved, or bisected after a failure, does not tell how long one run of all rows takes.
             whole = any(result.cost.runs == [rows] for result in runs)
-            self._to_count.append((model, runs[0].execution_s, rows, whole))
+            self._to_count.append((guarded, runs[0].execution_s, rows, whole))
         signature = model.manifest.signature
-        return _left([self._replies.finish(result, signature) for result in runs])
+        finished = _left([self._replies.finish(result, signature) for result in runs])
+        if runs[0].execution_s:
+            self._run_time.add(guarded, runs[0].execution_s)
+        return finished
 
-    def _forget_leased(self) -> None:
+    def _forget_leased(self, *, direct_only: bool) -> None:
         for lease in self._leased:
             if lease.gate is not None:
                 lease.gate.leave()
-        self._leased.clear()
+        self._leased[:] = [lease for lease in self._leased if direct_only and lease.link is None]
 
     def _answer_terminated(self, guarded: Guarded) -> list[Finished]:
         """Return the replies for a terminated run: several requests are to be tried alone, a single one fails."""
@@ -330,14 +345,16 @@ class Worker:
         model = self._models.get(group[0].lane)
         if model is not None:
             self._metrics.terminated(model)
-        log.warning("a run of %s was terminated after %.3g s", group[0].lane, time.monotonic() - guarded.began)
-        if not guarded.alone:
+        seconds = time.monotonic() - guarded.began
+        log.warning("a run of %s was terminated after %.3g s", group[0].lane, seconds)
+        self._run_time.add(guarded, seconds)
+        if not guarded.alone or guarded.error is None:
             return _left([self._replies.give_up(lease) for lease in group])
-        code, message = guarded.error()
+        code, message = guarded.error
         for lease in group:
             for position in list(lease.live_requests):
-                lease.fail(position, code, message)
-        cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
+                lease.fail(position, ENDLESS if guarded.suspicious else code, message)
+        cost = RunCost(self._clock.now_ms() - seconds * 1000, 0.0, seconds, 0.0, 0, [])
         return _left([self._fail(lease, cost) for lease in group])
 
     def final_replies(self, guarded: Guarded) -> list[Finished]:

@@ -25,25 +25,27 @@ class Circuit:
             (scheduling/circuit_breaker.py).
     """
 
-    __slots__ = ("_blame", "_clock", "_deaths", "_gauge", "_manifest", "open_until")
+    __slots__ = ("_blame", "_clock", "_gauge", "_manifest", "open_until")
 
     def __init__(
         self, manifest: Manifest, gauge: Gauge, clock: Callable[[], float], blame: Callable[[str, str], None]
     ) -> None:
         self.open_until = 0.0
-        self._deaths = 0
         self._manifest = manifest
         self._gauge = gauge
         self._clock = clock
         self._blame = blame
 
     def open(self, deaths: int, seconds: float) -> None:
-        """Refuse the version for `seconds`, since it recently ended its worker `deaths` times."""
+        """Refuse the version for `seconds`. `deaths`: how much recent deaths and ended runs count together."""
         if not self.open_until:
             log.warning(
-                "%s ended its worker %d times recently: refused for %.0f s", self._manifest.content_id, deaths, seconds
+                "%s ended its worker, or had runs that had to be ended, too often recently (%d): refused for %.0f s",
+                self._manifest.content_id,
+                deaths,
+                seconds,
             )
-        self.open_until, self._deaths = self._clock() + seconds, deaths
+        self.open_until = self._clock() + seconds
         self._gauge.set(1)
 
     def check(self) -> None:
@@ -60,7 +62,7 @@ class Circuit:
         """Return the Failure with which an open circuit refuses a request."""
         left_s = max(1.0, self.open_until - self._clock())
         name = f"version {self._manifest.version} of model '{self._manifest.model}'"
-        why = f"{name} ended its worker {self._deaths} times recently: it is refused for {left_s:.0f} s"
+        why = f"{name} ended its worker, or had runs that had to be ended, too often: it is refused for {left_s:.0f} s"
         return Failure(Code.UNAVAILABLE, why, retry_after_s=left_s)
 
     def blame(self, event: str) -> None:

@@ -62,6 +62,8 @@ class Completion:
         now = self._in_flight.replied(batch)
         self._dispatch()
         requests, failures = batch.requests, header.failures
+        if requests[0].counted:
+            self._in_flight.ran(header.infer_s, now)
         self._metrics.batch(header, len(requests) if requests[0].counted else 0)
         if self._costs.on:
             self._costs.charge(requests, header)

@@ -20,6 +20,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
+from millstream.services.queue.sharing import LONG_S
 from millstream.services.wire.direct import Attach, Detach, Return, batch_head, read_control
 from millstream.services.wire.worker_id import pool_of
 
@@ -100,7 +101,7 @@ class DirectDispatch:
             return False
         if not batch.run_s or lane.direct_from > batch.put_at:
             return False
-        worker = self._choose(lane, depth)
+        worker = self._choose(lane, depth, batch.put_at)
         if worker is None:
             return False
         head = worker.heads.get(lane.content_id)
@@ -122,8 +123,11 @@ class DirectDispatch:
         counter.add()
         return True
 
-    def _choose(self, lane: Lane, depth: int) -> AttachedWorker | None:
-        """Return the worker with the fewest batches, if it has none, or if no instance is elsewhere."""
+    def _choose(self, lane: Lane, depth: int, now: float) -> AttachedWorker | None:
+        """Return the worker with the fewest batches, if it has none, or if no instance is elsewhere.
+
+        A worker that is inside a long run, as the age of its oldest batch shows, gets no more.
+        """
         attached = self._attached.get(lane.pool)
         if not attached:
             return None
@@ -136,7 +140,8 @@ class DirectDispatch:
             if not count:
                 return worker
             serving += 1
-            if count < least:
+            oldest = next(iter(worker.outstanding.values()))
+            if count < least and now < oldest.put_at + LONG_S:
                 best, least = worker, count
         # An instance that is not attached may be idle: Redis knows.
         return best if serving == lane.instances else None

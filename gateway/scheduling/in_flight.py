@@ -18,12 +18,17 @@ from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.access.limits import Account
+from millstream.services.queue.sharing import LONG_S, Share, long_life_ms
 from millstream.services.wire.batch import ShmSlice
 
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.direct_dispatch import AttachedWorker
     from millstream.gateway.scheduling.lane import Lane
 
+#: Batches of calls whose runs were short, before a lane's batches are dispatched directly, and may have a worker that
+#: lanes called beside it need. Until then nothing but the warm-up says that its runs are short.
+PROVEN_RUNS = 8
+UNPROVEN_LIFE_MS = 1000  # for which a lane counts as one with long runs after a batch before that
 COST_MS_MIN = 0.05  # least cost of a batch in its lane's share of the workers: each run has overhead around it
 
 
@@ -49,7 +54,19 @@ class InFlightBatch:
 class InFlight:
     """The batches in flight of one lane. `count`: how many. `replied_at`: when the last reply came."""
 
-    __slots__ = ("_context", "_cooling", "_lane", "_metrics", "_packer", "_policy", "_poll", "count", "replied_at")
+    __slots__ = (
+        "_context",
+        "_cooling",
+        "_lane",
+        "_long_until",
+        "_metrics",
+        "_packer",
+        "_policy",
+        "_poll",
+        "_unproven",
+        "count",
+        "replied_at",
+    )
 
     def __init__(
         self, lane: Lane, context: PoolContext, packer: Packer, policy: DispatchPolicy, metrics: LaneMetrics
@@ -62,6 +79,8 @@ class InFlight:
         self._policy = policy
         self._metrics = metrics
         self._poll = BusyPoll(context.spin_s_max, context.soon, context.clock, lambda: self.count)
+        self._unproven = PROVEN_RUNS  # batches of calls that are still to have short runs
+        self._long_until = 0.0  # instant until which the lane counts as one with long runs
         self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # (instant at which they are free, slices)
 
     def has(self, batch: InFlightBatch) -> bool:
@@ -102,15 +121,31 @@ class InFlight:
             context.called.add(lane)
         direct = context.direct
         # Readiness probes prove that the queue works. What was lost before takes the queue, which counts attempts.
-        takes_queue = direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines
+        long_ms = self._long_ms(run_s, now, counted=counted)
+        takes_queue = direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines or long_ms
         if takes_queue or not direct.send(lane, batch, packed.entry, policy.depth):  # type: ignore[union-attr]
             deadline_ms = redis_ms + (earliest - now) * 1000
-            cost_ms = max(run_s * 1000, COST_MS_MIN)
-            link.put(lane.content_id, name, packed, deadline_ms, attempt, cost_ms, rows / policy.batch_rows)
+            share = Share(max(run_s * 1000, COST_MS_MIN), rows / policy.batch_rows, counted, long_ms)
+            link.put(lane.content_id, name, packed, deadline_ms, attempt, share)
         if packed.segment_bytes:
             self._metrics.segment_bytes.add(packed.segment_bytes)
         if len(context.pending) == 1:
             self._poll.begin(now)
+
+    def _long_ms(self, run_s: float, now: float, *, counted: bool) -> int:
+        """Return how long a batch makes its lane count as one with long runs in the pool, in ms; 0: not at all."""
+        if run_s >= LONG_S:
+            return long_life_ms(run_s)
+        if now < self._long_until:
+            return int((self._long_until - now) * 1000)
+        return UNPROVEN_LIFE_MS if self._unproven and counted else 0
+
+    def ran(self, seconds: float, now: float) -> None:
+        """Record how long the run of a call's batch took."""
+        if seconds >= LONG_S:
+            self._long_until = max(self._long_until, now + long_life_ms(seconds) / 1000)
+        elif self._unproven:
+            self._unproven -= 1
 
     def retry(self, requests: list[Request], attempt: int, losses: int = 0, *, deadlines: bool = True) -> None:
         """Send requests again that were in flight before. Arguments as in `put`."""

@@ -108,6 +108,13 @@ class ModelConfig(BaseModel):
     priority_default: int = Field(0, ge=0, description="Priority of a request that sets none.")
     queue: QueuePolicy = Field(QueuePolicy(), description="How requests wait.")
     queue_by_priority: dict[int, QueuePolicy] = Field({}, description="How requests of single priorities wait.")
+    run_ms_max: float | None = Field(
+        None,
+        gt=0,
+        le=3_600_000,
+        description="Time that one run may take; default: MILLSTREAM_WORKER_RUN_S_MAX, and while other models wait 20 "
+        "times what its runs usually take, at least 1 s.",
+    )
     warmup: tuple[Warmup, ...] = Field((), description="Requests that the version must answer before it is ready.")
     labels: dict[str, str] = Field({}, description="Output -> file with its class names, one per line.")
 

@@ -10,6 +10,11 @@ Keys of a pool, ms:3:{millstream:cpu}:...
   ready               sorted set: lanes with undelivered entries, by virtual time (ms of run time); the least is next
   deadlines           hash: the earliest known deadline (ms) of each ready lane
   vtimes              sorted set: virtual times of other lanes that are ahead of the pool's, which is under ""
+  called, called_long sorted sets: lanes that were called lately, by when (ms), those with long runs apart; a call that
+                      an idle worker got at once is noted when its worker tells what it ran (expire)
+  long                sorted set: lanes with long runs, by until when they count as such (ms; expires)
+  held                hash: workers that have a batch of a lane with long runs, or are inside a long run, each with the
+                      lane (expires)
   idle                sorted set: workers that wait for work, by the number of batches that they lease
   lanes:<worker>      set: lanes that the worker serves
   draining:<worker>   set: lanes of which the worker takes no more entries, but still leases some

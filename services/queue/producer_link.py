@@ -28,6 +28,7 @@ from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.pipeline import Pipeline, connect
 from millstream.services.queue.scripts import script, script_call
+from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress
 
 log = logging.getLogger("millstream.queue")
@@ -148,13 +149,11 @@ class ProducerLink:
         batch: EncodedBatch,
         deadline_ms: float,
         attempt: int,
-        cost_ms: float,
-        fill: float,
+        share: Share,
     ) -> None:
         """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) without a connection.
 
-        `deadline_ms` is on the Redis clock, `cost_ms` how long the batch is expected to run, and `fill` its rows
-        divided by the rows of a full run.
+        `deadline_ms` is on the Redis clock.
         """
         out, keys = self._out, self.keys
         if out is None:
@@ -167,7 +166,8 @@ class ProducerLink:
         self.sent_bytes += out.send(
             (
                 *self._put_head, keys.stream(lane), keys.prefix, lane,
-                batch.entry, attempt, b"%d" % deadline_ms, self.replies_key, name, b"%.3f" % cost_ms, b"%.3f" % fill,
+                batch.entry, attempt, b"%d" % deadline_ms, self.replies_key, name,
+                b"%.3f" % share.cost_ms, b"%.3f" % share.fill, int(share.call), share.long_ms,
             ),
             on_put,
         )  # fmt: skip

@@ -18,14 +18,16 @@ class Count:
         self._now_s = 1_700_000_000.0
         clock = b"redis.call('TIME')"
         assert clock in script("blame").text
-        self._script = script("blame").text.replace(clock, b"{ARGV[2], 0}")
+        self._script = script("blame").text.replace(clock, b"{ARGV[3], 0}")
 
-    def __call__(self, content_id: str = "", about: str = "") -> tuple[int, dict[str, tuple[int, float]]]:
+    def __call__(
+        self, content_id: str = "", about: str = "", weight: float = 1
+    ) -> tuple[int, dict[str, tuple[int, float]]]:
         """Whether it was counted, and what is refused: deaths and seconds to go."""
         keys = self._pool.keys
         self._about += 1
         what = keys.counted(about or str(self._about))
-        counted, *refused = self._pool.redis.eval(self._script, 2, keys.blamed, what, content_id, self._now_s)
+        counted, *refused = self._pool.redis.eval(self._script, 2, keys.blamed, what, content_id, weight, self._now_s)
         return counted, {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
 
     def times(self, number: int, content_id: str = "m") -> dict[str, tuple[int, float]]:
@@ -43,6 +45,14 @@ def test_few_deaths_are_no_reason(pool):
     assert count.times(4) == {}
     count.passed(60)
     assert count.times(2) == {}, "half of the four are forgotten"
+
+
+def test_a_run_that_took_seconds_from_others_counts_by_them(pool):
+    count = Count(pool)
+    assert count("m", weight=2)[1] == {}
+    assert count("other", weight=1)[1] == {}
+    assert set(count("m", weight=3)[1]) == {"m"}
+    assert count("long", weight=30)[1]["long"] == (5, FIRST_S), "one that took half a minute is enough, and no more"
 
 
 def test_five_refuse_the_version_and_no_other(pool):

@@ -10,6 +10,7 @@ import pytest
 from millstream.gateway.scheduling.packer import Packed
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.sharing import Share
 from millstream.services.wire.batch import BatchHeader, BatchInput, encode_batch
 from millstream.workers.batches.consumer import PROBES_READ_MAX, Consumer, Finished
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
@@ -31,7 +32,7 @@ def test_what_nobody_can_run_is_withdrawn_by_its_gateway(pool):
     assert pool.withdraw("m", "b1")
     assert pool.check().waiting() == ["b2"]
     assert pool.withdraw("m", "b2")
-    assert pool.redis.keys() == []
+    assert pool.left() == []
     assert not pool.withdraw("m", "b2")
 
 
@@ -63,7 +64,7 @@ def test_what_nobody_waits_for_leaves_a_lane_without_workers(pool):
     assert pool.replies() == []
     assert pool.withdraw("m", "early")
     pool.reclaim()
-    assert pool.redis.keys() == [pool.keys.of_installation.pools]
+    assert pool.left() == [pool.keys.of_installation.pools]
 
 
 def test_what_is_overdue_stays_where_a_worker_serves_or_leases_it(pool):
@@ -431,7 +432,7 @@ def test_nothing_is_left_when_all_is_done_and_all_have_left(pool):
     for worker in ("a", "b"):
         pool.worker(worker).leave(ATTEMPTS_MAX)
     assert len(pool.replies()) == 5
-    assert pool.redis.keys() == [pool.keys.of_installation.pools]
+    assert pool.left() == [pool.keys.of_installation.pools]
 
 
 def test_scripts_that_redis_forgot_are_loaded_with_the_next_connection(pool):
@@ -480,7 +481,7 @@ def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
         pool.join("w", "m")
         name = link.new_name()
         header = BatchHeader(name, link.replies_key, 0.0, [1], [1e12], [BatchInput((), 3, [3], None)], [], "")
-        link.put("m", name, Packed(encode_batch(header, [b"abc"]), b"", [], 0), 1e12, 1, 0.5, 0.25)
+        link.put("m", name, Packed(encode_batch(header, [b"abc"]), b"", [], 0), 1e12, 1, Share(0.5, 0.25))
         await link.call("PING")
         assert puts == [(name, 0)]
         [lease] = await asyncio.to_thread(pool.next, "w")

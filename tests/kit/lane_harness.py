@@ -7,6 +7,7 @@ from pathlib import Path
 
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
+from millstream.gateway.scheduling.in_flight import PROVEN_RUNS
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.packer import Packer
@@ -105,13 +106,15 @@ class LaneBench:
     def another(
         self, name: str, profile: dict[int, float], instances: int = 1, config: ModelConfig | None = None
     ) -> Lane:
-        """Return a further lane of the pool, ready; its largest run is the largest in `profile`."""
+        """Return a further lane of the pool, ready and proven; its largest run is the largest in `profile`."""
         manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
         lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest, "cpu"))
         lane.update_instances(
             instances, Profile(profile), max(profile), same_host=self._segments is not None, failed=None
         )
+        for _ in range(PROVEN_RUNS):
+            lane._in_flight.ran(0.0, self.now)
         return lane
 
     def request(

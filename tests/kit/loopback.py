@@ -29,6 +29,7 @@ from millstream.services.model.manifest import ModelConfig
 from millstream.services.placement.views import Footprint
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import EncodedBatch, ProducerLink
+from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
@@ -66,8 +67,7 @@ class LoopbackLink(ProducerLink):
         batch: EncodedBatch,
         deadline_ms: float,
         attempt: int,
-        cost_ms: float,
-        fill: float,
+        share: Share,
     ) -> None:
         self.waiting.append((batch.entry, batch.blob))
         if not self.held:

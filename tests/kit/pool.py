@@ -6,7 +6,7 @@ put, reclaim (scripts of gateways) ── worker(name) -> Consumer ── snapsh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -46,6 +46,7 @@ class Entry(NamedTuple):
 class RedisSnapshot:
     """All keys of a pool at one moment.
 
+    `called`, `called_long`, `long` and `held` are what the scripts know of calls and long runs.
     `expiring` are streams that have an expiry; `others` are keys of no known kind. `demands` are the ordered worker of
     each lane, and until when in milliseconds on the Redis clock.
     """
@@ -64,6 +65,10 @@ class RedisSnapshot:
     replies: dict[str, list[bytes]] = field(default_factory=dict)
     demands: dict[str, tuple[str, float]] = field(default_factory=dict)
     orders: dict[str, list[bytes]] = field(default_factory=dict)
+    called: dict[str, float] = field(default_factory=dict)
+    called_long: dict[str, float] = field(default_factory=dict)
+    long: dict[str, float] = field(default_factory=dict)
+    held: dict[str, str] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
     def waiting(self, lane: str | None = None) -> list[str]:
@@ -85,13 +90,15 @@ class RedisSnapshot:
             found.append(f"in `ready` are {sorted(self.ready)}, in `deadlines` {sorted(self.deadlines)}")
         for worker in self.idle:
             waits = lanes.get(worker, set()) & undelivered
-            found += [f"{worker} is idle while {lane} waits" for lane in sorted(waits)]
+            # A lane with long runs may be kept from it; when it no longer is, the next call of `next` finds out.
+            found += [f"{worker} is idle while {lane} waits" for lane in sorted(waits - self.long.keys())]
             found += [f"{worker} is idle with a full inbox"] if self.inbox.get(worker) else []
         for kind, owners in (
             ("is idle", self.idle),
             ("serves a lane", lanes),
             ("drains", draining),
             ("has an inbox", self.inbox),
+            ("has a long run", self.held),
         ):
             found += [
                 f"{worker} {kind} and no gateway would reclaim it" for worker in owners if worker not in self.workers
@@ -160,6 +167,7 @@ class Pool:
         cost_ms: float = 1,
         fill: float = 0.25,
         probe: bool = False,
+        long_ms: int = 0,
     ) -> int:
         """Put a batch of one request without tensors; return 1 if an idle worker got it at once, else 0."""
         replies = self.keys.replies(gateway)
@@ -171,6 +179,7 @@ class Pool:
             *script_call(
                 "put", self.keys, (self.keys.stream(lane),), lane,
                 entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name, str(cost_ms), str(fill),
+                int(not probe), long_ms,
             )
         )  # fmt: skip
         return int(delivered)
@@ -242,11 +251,21 @@ class Pool:
         return consumer
 
     def next(
-        self, name: str, *finished: Lease, leased: int = 0, wanted: int = 4, sent: Collection[Key] = ()
+        self,
+        name: str,
+        *finished: Lease,
+        leased: int = 0,
+        wanted: int = 4,
+        sent: Collection[Key] = (),
+        used: Mapping[str, tuple[float, int]] | None = None,
     ) -> list[Lease]:
-        """Acknowledge leases, with a reply for those whose reply was not `sent` before, and return further ones."""
+        """Acknowledge leases, with a reply for those whose reply was not `sent` before, and return further ones.
+
+        `used`: lane -> run time that it was not charged for, how long it counts as one with long runs; in ms.
+        """
         consumer = self.worker(name)
-        consumer.send_next(_finished(name, finished, sent), leased, wanted)
+        told = [str(word) for lane, times in (used or {}).items() for word in (lane, *times)]
+        consumer.send_next(_finished(name, finished, sent), leased, wanted, told)
         return consumer.receive_next()
 
     def wait(
@@ -280,6 +299,10 @@ class Pool:
             "deadlines": pipeline.hgetall,
             "vtimes": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "idle": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "called": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "called_long": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "long": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "held": pipeline.hgetall,
             "workers": lambda key: pipeline.zrange(key, 0, -1),
             "lanes": pipeline.smembers,
             "draining": pipeline.smembers,
@@ -303,6 +326,12 @@ class Pool:
             else:
                 snapshot.others.add(key)
         return snapshot
+
+    def left(self) -> list[bytes]:
+        """Return all keys but those that tell, for some seconds, which lanes were called or had long runs."""
+        lately = {self.keys.prefix + name for name in (b"called", b"called_long", b"long")}
+        keys: list[bytes] = self.redis.keys()
+        return [key for key in keys if key not in lately]
 
     def check(self) -> RedisSnapshot:
         """Return the current state. Raises AssertionError if it violates an invariant."""
@@ -344,7 +373,9 @@ def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
 
 
 def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
-    if kind in {"ready", "vtimes", "idle"}:
+    if kind == "held":
+        return {worker.decode(): lane.decode() for worker, lane in answer.items()}
+    if kind in {"ready", "vtimes", "idle", "called", "called_long", "long"}:
         return {member.decode(): score for member, score in answer}
     if kind == "deadlines":
         return {lane.decode(): float(deadline) for lane, deadline in answer.items()}

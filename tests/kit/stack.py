@@ -362,6 +362,7 @@ def assert_nothing_left(stack: Stack) -> None:
 #: keys that a stack without requests has
 _LASTING = {
     *("idle", "lanes", "workers", "record", "instances", "pools", "epoch", "gateways", "blamed", "counted"),
+    *("called", "called_long", "long"),  # expire
     *("leader", "leader_token", "fence", "loads", "scale", "keys_read", "log_levels"),
 }
 

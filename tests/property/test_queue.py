@@ -45,7 +45,12 @@ GATEWAYS = ("g0", "g1")
 WORKERS_MAX = 5
 DEMAND_MS = 60_000  # no test lasts that long: `outlive_a_demand` changes the time in Redis
 FAR_MS = 10**13  # on the Redis clock: a deadline that has not passed
+LONG_MS = 60_000  # no test lasts that long
 OVERDUE_MAX = 8  # entries of a lane that one call of reclaim looks at
+#: lane -> run time that it was not charged for, how long it counts as one with long runs; in ms
+USED = st.dictionaries(
+    st.sampled_from(LANES), st.tuples(st.integers(1, 99) | st.just(0), st.sampled_from([0, LONG_MS]))
+)
 SOME_LANES = st.sets(st.sampled_from(LANES))
 
 
@@ -68,6 +73,8 @@ class Batch:
     cost_ms: int
     fill: float
     attempt: int = 1
+    call: bool = True
+    long_ms: int = 0
 
 
 @dataclass
@@ -94,6 +101,34 @@ class Demand:
 
     worker: str
     until_ms: float
+
+
+def may_have(snapshot: RedisSnapshot, lane: str, worker: str) -> bool:
+    """Whether a lane may have a worker: one with long runs leaves a worker to each lane that was called lately.
+
+    A lane with short runs is left one without any long run, a lane with long runs one without this lane's.
+    """
+    if lane not in snapshot.long:
+        return True
+    peers = {peer for peer in snapshot.workers if peer != worker}
+
+    def left(other: str) -> bool:
+        """Whether another worker could run it soon."""
+        able = {peer for peer in peers if other in snapshot.lanes.get(peer, ())}
+        taken = {peer for peer, held in snapshot.held.items() if held == lane or other not in snapshot.long}
+        return bool(able - taken)
+
+    elsewhere = any(lane in snapshot.lanes.get(peer, ()) for peer in peers)
+    others = {**snapshot.called, **snapshot.called_long}.keys() & snapshot.lanes.get(worker, set()) - {lane}
+    return not elsewhere or all(left(other) for other in others)
+
+
+def charge(snapshot: RedisSnapshot, lane: str, ms: float) -> None:
+    """Charge a lane for run time, if it is more than a trifle."""
+    if ms >= 1:
+        where = snapshot.ready if lane in snapshot.ready else snapshot.vtimes
+        vtimes = (snapshot.ready.get(lane, 0), snapshot.vtimes.get(lane, 0), snapshot.vtimes.get("", 0))
+        where[lane] = max(vtimes) + ms
 
 
 class ExchangeMachine(RuleBasedStateMachine):
@@ -137,16 +172,34 @@ class ExchangeMachine(RuleBasedStateMachine):
         deadline_ms=st.integers(1, 99) | st.integers(FAR_MS, FAR_MS + 99),
         cost_ms=st.integers(0, 20),
         fill=st.sampled_from([0, 0.25, 0.5, 1, 2]),
+        call=st.booleans(),
+        long_ms=st.sampled_from([0, 0, LONG_MS]),
     )
-    def put(self, lane: str, gateway: str, deadline_ms: int, cost_ms: int, fill: float) -> None:
+    def put(
+        self,
+        lane: str,
+        gateway: str,
+        deadline_ms: int,
+        cost_ms: int,
+        fill: float,
+        call: bool = True,
+        long_ms: int = 0,
+    ) -> None:
         self.named += 1
         name = f"b{self.named}"
-        self.batches[name] = Batch(lane, gateway, deadline_ms, cost_ms, fill)
+        self.batches[name] = Batch(lane, gateway, deadline_ms, cost_ms, fill, call=call, long_ms=long_ms)
         self._put(name)
 
     def _put(self, name: str) -> None:
         batch, before = self.batches[name], self.snapshot
-        able = {worker: score for worker, score in before.idle.items() if batch.lane in before.lanes.get(worker, ())}
+        if batch.long_ms:
+            before.long[batch.lane] = math.inf
+        waiting = before.waiting(batch.lane)
+        able = {
+            worker: score
+            for worker, score in before.idle.items()
+            if batch.lane in before.lanes.get(worker, ()) and may_have(before, batch.lane, worker)
+        }
         delivered = self.pool.put(
             batch.lane,
             name,
@@ -154,12 +207,23 @@ class ExchangeMachine(RuleBasedStateMachine):
             gateway=batch.gateway,
             cost_ms=batch.cost_ms,
             fill=batch.fill,
+            probe=not batch.call,
+            long_ms=batch.long_ms,
         )
-        assert delivered == bool(able)
-        self.snapshot = self.pool.snapshot()
+        assert delivered == bool(able and not waiting)
+        after = self.snapshot = self.pool.snapshot()
+        assert batch.lane in {**after.called, **after.called_long} or delivered or not batch.call
         if able:
-            [worker] = [entry.worker for entry in self.snapshot.entries if entry.name == name]
+            first = [*waiting, name][0]
+            [worker] = [entry.worker for entry in after.entries if entry.name == first]
             assert able[str(worker)] == min(able.values())
+            charge(before, batch.lane, self.batches[first].cost_ms)
+            if batch.lane in before.long:
+                before.held[str(worker)] = batch.lane
+        assert after.held == before.held
+        assert {**after.vtimes, **after.ready}.get(batch.lane, 0) == {**before.vtimes, **before.ready}.get(
+            batch.lane, before.vtimes.get("", 0) if batch.lane in after.ready else 0
+        )
 
     @rule(data=st.data(), lane=st.sampled_from(LANES))
     def demand(self, data: st.DataObject, lane: str) -> None:
@@ -416,11 +480,38 @@ class ExchangeMachine(RuleBasedStateMachine):
         worker.sent.update(keys(leases))
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
-    @rule(data=st.data(), wanted=st.integers(0, 4), leased=st.integers(0, 1))
-    def next(self, data: st.DataObject, wanted: int, leased: int) -> None:
+    @rule(data=st.data(), wanted=st.integers(0, 4), leased=st.integers(0, 1), used=USED)
+    def next(self, data: st.DataObject, wanted: int, leased: int, used: dict[str, tuple[float, int]]) -> None:
         worker = self._awake(data)
         finished = data.draw(st.integers(0, len(worker.hand)))
-        self._next(worker, worker.hand[:finished], leased, wanted)
+        self._next(worker, worker.hand[:finished], leased, wanted, used)
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), lane=st.sampled_from(LANES), ms=st.integers(0, 99), busy=st.booleans(), ends=st.booleans())
+    def run_long(self, data: st.DataObject, lane: str, ms: int, busy: bool, ends: bool) -> None:
+        """A long run goes on, of a batch that came directly or from the queue; or it ends."""
+        worker, before = self._awake(data), self.snapshot
+        consumer = self.pool.worker(worker.name)
+        if ends:
+            consumer.runs_no_longer()
+            assert worker.name not in self.pool.snapshot().held
+            return
+        known = worker.name in before.workers
+        others = (
+            {**before.called, **before.called_long}.keys()
+            & before.lanes.get(worker.name, set())
+            & before.ready.keys() - {lane}
+        )
+        assert consumer.running(lane, ms / 1000, LONG_MS, busy=busy) == bool(known and others)
+        after = self.pool.snapshot()
+        if not known:
+            assert after == before
+            return
+        charge(before, lane, ms)
+        assert (after.ready, after.vtimes) == (before.ready, before.vtimes)
+        assert after.held == {**before.held, worker.name: lane}
+        assert lane in after.long
+        assert not (busy and worker.name in after.idle)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data(), wanted=st.integers(1, 4))
@@ -444,14 +535,22 @@ class ExchangeMachine(RuleBasedStateMachine):
         assert sorted(names(recovered)) == sorted(missing)
         worker.hand = hand + recovered
 
-    def _next(self, worker: Worker, finished: list[Lease], leased: int | None, wanted: int) -> None:
+    def _next(
+        self,
+        worker: Worker,
+        finished: list[Lease],
+        leased: int | None,
+        wanted: int,
+        used: dict[str, tuple[float, int]] | None = None,
+    ) -> None:
         """Send replies and lease; with `leased` None the worker leases nothing and blocks on its inbox."""
-        before = self.snapshot
+        before, used = self.snapshot, used or {}
         mine = {entry.key for entry in before.entries if entry.worker == worker.name}
         if leased is None:
             got = self.pool.wait(worker.name, *finished, wanted=wanted, timeout_s=0.001, sent=worker.sent)
         else:
-            got = self.pool.next(worker.name, *finished, leased=leased, wanted=wanted, sent=worker.sent)
+            got = self.pool.next(worker.name, *finished, leased=leased, wanted=wanted, sent=worker.sent, used=used)
+        self._note_used(before, worker.name, used)
         for lease, key in zip(finished, keys(finished), strict=True):
             if key in mine and key in worker.sent:
                 self.batches.pop(lease.header.name)
@@ -465,17 +564,32 @@ class ExchangeMachine(RuleBasedStateMachine):
         elif before.inbox.get(worker.name):
             assert keys(got) == before.inbox[worker.name][:wanted]
         else:
+            before.held.pop(worker.name, None)
             self._check_leased(worker, before, got, wanted)
+
+    def _note_used(self, before: RedisSnapshot, worker: str, used: dict[str, tuple[float, int]]) -> None:
+        """What the script was told of run time is known to it before it chooses a lane."""
+        for lane, (ms, long_ms) in used.items():
+            charge(before, lane, ms)
+            before.called[lane] = math.inf
+            if long_ms:
+                before.long[lane] = math.inf
 
     def _check_leased(self, worker: Worker, before: RedisSnapshot, got: list[Lease], wanted: int) -> None:
         """The front of the lane whose turn it is, a fair part of it; nothing only if there is nothing.
 
         Its turn has the most urgent one that had no more than its share, else the one that had least.
         """
-        able = [(tag, lane) for lane, tag in before.ready.items() if lane in before.lanes.get(worker.name, ())]
+        able = [
+            (tag, lane)
+            for lane, tag in before.ready.items()
+            if lane in before.lanes.get(worker.name, ()) and may_have(before, lane, worker.name)
+        ]
         if not able:
             assert got == []
-            assert worker.name in self.pool.snapshot().idle
+            after = self.pool.snapshot()
+            assert worker.name in after.idle
+            assert after.held == before.held
             return
         now = max(before.vtimes.get("", 0), min(able)[0])
         lane = min((before.deadlines[lane], tag, lane) for tag, lane in able if tag <= now)[2]
@@ -485,6 +599,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         count = max(1, min(wanted, fitting, math.ceil(len(waiting) / max(1, len(before.workers)))))
         assert names(got) == waiting[:count]
         after = self.pool.snapshot()
+        assert after.held == (before.held | {worker.name: lane} if lane in before.long else before.held)
         assert after.vtimes.get("", 0) == now
         left = after.ready if count < len(waiting) else after.vtimes
         assert left[lane] == now + sum(self.batches[name].cost_ms for name in waiting[:count])
@@ -655,7 +770,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         answered = [_answered(answer) for answer in answers]
         before = [_answered(answer) for replies in self.replies.values() for answer in replies]
         assert sorted(answered) == sorted([*self.batches, *before])
-        left = set(self.pool.redis.keys()) - self.theirs.keys()
+        left = set(self.pool.left()) - self.theirs.keys()
         assert left <= {self.pool.keys.of_installation.pools}
 
 

@@ -6,10 +6,20 @@ import time
 from dataclasses import replace
 
 from millstream.services.errors import Code
+from millstream.services.model.manifest import ModelConfig
 from millstream.services.queue.clock import RedisClock
-from millstream.services.wire.batch import ENDLESS
 from millstream.workers.batches.lease import Lease
-from millstream.workers.batches.watchdog import GRACE_S, SUSPICIOUS_RUNS, SUSPICIOUS_S, UNMEASURED_S, Guarded, Watchdog
+from millstream.workers.batches.watchdog import (
+    GRACE_S,
+    MEASURED_S_MIN,
+    SUSPICIOUS_RUNS,
+    UNMEASURED_S,
+    USUAL_S_MIN,
+    Guarded,
+    Watchdog,
+)
+from millstream.workers.models.run_history import RUNS_MIN
+from millstream.workers.models.usage_log import Calls
 from tests.unit.test_runner import holding, lease, signature
 
 
@@ -23,7 +33,7 @@ class Told:
             run_s_max,
             lambda _: self.said.append("long"),
             lambda _: self.said.append("stuck"),
-            on_look=lambda: self.said.append("look"),
+            on_look=[lambda _: self.said.append("look")],
         )
 
     def terminate(self) -> None:
@@ -35,17 +45,25 @@ class Told:
         self.watchdog._check(guarded, time.monotonic())
         return list(self.said)
 
-    def arm(self, *leases: Lease, measured_s: float = 0.001, left_s: float = 1e6) -> Guarded:
+    def arm(
+        self, *leases: Lease, measured_s: float = 0.001, left_s: float = 1e6, usual_s: float = 0, **config: float
+    ) -> Guarded:
+        """Arm it; `usual_s`: what runs of this size took before, if it is known."""
         for one in leases:
             one.header.deadlines_ms[:] = [(time.time() + left_s) * 1000] * len(one.header.deadlines_ms)
         held = replace(holding(None, signature()), instance=self, measured={64: measured_s})  # type: ignore[arg-type]
-        return self.watchdog.arm(list(leases), held)
+        manifest = held.manifest.model_copy(update={"config": ModelConfig(**config)})
+        guarded = self.watchdog.arm(list(leases), replace(held, manifest=manifest, calls=Calls()))
+        for _ in range(RUNS_MIN if usual_s else 0):
+            guarded.model.calls.history.add(guarded.input_bytes, usual_s)
+        return guarded
 
 
 def passed(guarded: Guarded, seconds: float) -> None:
     guarded.began -= seconds
     if guarded.until:
         guarded.until -= seconds
+        guarded.until_limit -= seconds
         guarded.terminated_at -= seconds
 
 
@@ -53,7 +71,7 @@ def test_a_run_within_its_time_is_left_alone() -> None:
     told = Told()
     guarded = told.arm(lease([1]))
     assert told.look(guarded) == []
-    passed(guarded, SUSPICIOUS_S / 2)
+    passed(guarded, MEASURED_S_MIN / 2)
     assert told.look(guarded) == []
 
 
@@ -67,7 +85,9 @@ def test_a_lone_request_runs_until_its_deadline() -> None:
     passed(guarded, 1.1)
     assert told.look(guarded) == ["terminate"]
     assert told.look(guarded) == []
-    assert guarded.error()[0] == ENDLESS
+    assert guarded.error is not None
+    assert guarded.error[0] == Code.EXPIRED
+    assert guarded.suspicious
     passed(guarded, GRACE_S + 0.1)
     told.watchdog._guarded = guarded
     assert told.look(guarded) == ["stuck"]
@@ -91,7 +111,7 @@ def test_no_process_ends_for_a_short_deadline() -> None:
     told.look(guarded)
     passed(guarded, 0.1)
     assert told.look(guarded) == ["terminate"]
-    assert guarded.error() == (
+    assert guarded.error == (
         Code.EXPIRED,
         "the deadline passed before the model answered, and its run was terminated",
     )
@@ -108,7 +128,8 @@ def test_the_limit_of_a_run_is_nobodys_deadline() -> None:
     assert told.look(guarded) == []
     passed(guarded, 3.1)
     assert told.look(guarded) == ["terminate"]
-    code, message = guarded.error()
+    assert guarded.error is not None
+    code, message = guarded.error
     assert code == Code.MODEL
     assert "longer than 3 s" in message
 
@@ -139,3 +160,55 @@ def test_each_look_reports_also_between_two_runs() -> None:
     passed(guarded, UNMEASURED_S + 1)
     told.watchdog._look()
     assert told.said == ["look", "long", "look"]
+
+
+def test_what_is_far_longer_than_usual_is_ended_while_others_wait() -> None:
+    told = Told()
+    guarded = told.arm(lease([1]), measured_s=9.0, usual_s=0.004)
+    assert told.look(guarded) == []
+    guarded.others_wait = True
+    passed(guarded, USUAL_S_MIN / 2)
+    assert told.look(guarded) == []
+    passed(guarded, USUAL_S_MIN)
+    guarded.others_wait = False
+    assert told.look(guarded) == ["long"], "it takes nothing from anybody"
+    guarded.others_wait = True
+    assert told.look(guarded) == ["terminate"]
+    assert guarded.error is not None
+    assert "far longer than runs of this size usually take" in guarded.error[1]
+
+
+def test_what_is_usual_for_a_slow_version_is_twenty_times_its_longest_runs() -> None:
+    told = Told()
+    guarded = told.arm(lease([1]), measured_s=0.001, usual_s=1.0)
+    guarded.others_wait = True
+    assert told.look(guarded) == []
+    passed(guarded, SUSPICIOUS_RUNS - 1)
+    assert told.look(guarded) == []
+    passed(guarded, 0.2 * SUSPICIOUS_RUNS)
+    assert told.look(guarded) == ["long", "terminate"]
+
+
+def test_without_runs_of_its_size_nothing_is_usual() -> None:
+    told = Told()
+    guarded = told.arm(lease([1]), measured_s=0.001)
+    guarded.model.calls.history.add(guarded.input_bytes * 16, 0.001)
+    for _ in range(RUNS_MIN):
+        guarded.model.calls.history.add(guarded.input_bytes * 16, 0.001)
+    guarded.others_wait = True
+    told.look(guarded)
+    passed(guarded, MEASURED_S_MIN + 1)
+    assert told.look(guarded) == ["long"], "its callers may wait for it: other sizes say nothing about it"
+
+
+def test_a_version_can_have_a_limit_of_its_own() -> None:
+    told = Told()
+    guarded = told.arm(lease([1]), usual_s=0.001, run_ms_max=5000)
+    guarded.others_wait = True
+    told.look(guarded)
+    passed(guarded, 4)
+    assert told.look(guarded) == ["long"]
+    passed(guarded, 1.1)
+    assert told.look(guarded) == ["terminate"]
+    assert guarded.error is not None
+    assert "longer than 5 s" in guarded.error[1]

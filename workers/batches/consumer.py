@@ -23,7 +23,7 @@ from millstream.workers.batches.reply_limits import LOSSES_MAX, refusal
 _NO_GROUP = "NOGROUP"
 _SCRIPTS = (
     "next", "add_lanes", "remove_lane", "release_lane", "lanes_in_use", "recover", "pass_on", "beat", "store_instances",
-    "reclaim", "give_back", "demand", "end_demand",
+    "reclaim", "give_back", "running", "blame", "demand", "end_demand",
 )  # fmt: skip
 _BESIDE_MAIN_LOOP = -1  # instead of a number of entries: lease nothing, and leave an idle worker idle
 log = logging.getLogger("millstream.consumer")
@@ -89,13 +89,19 @@ class Consumer:
             raise
         self._next_head = script_call("next", keys, (keys.inbox(worker), keys.lanes(worker)), worker)
 
-    def send_next(self, finished: Sequence[Finished], leased: int, wanted: int) -> None:
+    def send_next(
+        self, finished: Sequence[Finished], leased: int, wanted: int, used: Sequence[bytes | str] = ()
+    ) -> None:
         """Send replies, acknowledge, and ask for up to `wanted` entries, which `receive_next` returns.
 
-        `leased` is the number of batches that the worker leases already: workers with fewer batches are served first.
+        Args:
+            finished: batches that ran.
+            leased: batches that the worker leases already: workers with fewer batches are served first.
+            wanted: entries.
+            used: run time that Redis does not know of (`RunTime.take`).
         """
         self._requested_at = time.monotonic()
-        self._link.send(self._next(finished, leased, wanted, leave=False))
+        self._link.send(self._next(finished, leased, wanted, used, leave=False))
 
     def reply_beside_main_loop(self, finished: Sequence[Finished]) -> None:
         """Send replies and acknowledge, over a connection that is not the main loop's.
@@ -105,7 +111,13 @@ class Consumer:
         self._link.call(*self._next(finished, 0, _BESIDE_MAIN_LOOP, leave=False))
 
     def _next(
-        self, finished: Sequence[Finished], leased: int, wanted: int, *, leave: bool
+        self,
+        finished: Sequence[Finished],
+        leased: int,
+        wanted: int,
+        used: Sequence[bytes | str] = (),
+        *,
+        leave: bool,
     ) -> tuple[bytes | str | int, ...]:
         words: list[bytes | str | int] = [*self._next_head, leased, wanted, int(leave), len(finished)]
         for lease, reply, blob in finished:
@@ -119,6 +131,7 @@ class Consumer:
                     self.on_refused()
             inputs = self._keys.blob(lease.header.blob) if lease.header.blob else b""
             words += (lease.lane, lease.entry, lease.header.replies, reply, inputs, outputs)
+        words += used
         return tuple(words)
 
     def _store_outputs(self, lease: Lease, key: bytes, blob: bytes) -> Failure | None:
@@ -169,7 +182,14 @@ class Consumer:
         """Return the leases that `send_next` asked for."""
         return self._leases(self._link.receive())
 
-    def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float, leased: int = 0) -> None:
+    def send_wait(
+        self,
+        finished: Sequence[Finished],
+        wanted: int,
+        timeout_s: float,
+        leased: int = 0,
+        used: Sequence[bytes | str] = (),
+    ) -> None:
         """Send as `send_next` does, and block on the inbox, in one write.
 
         For a worker that leases nothing, or whose batches came directly; then `leased` is ATTACHED.
@@ -178,7 +198,7 @@ class Consumer:
         self._answer_due = self._requested_at + timeout_s + self._reply_s_max
         self._queued = None
         wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
-        self._link.send_both(self._next(finished, leased, wanted, leave=True), wait)
+        self._link.send_both(self._next(finished, leased, wanted, used, leave=True), wait)
 
     def receive_wait(self) -> tuple[list[Lease], bool]:
         """Return the leases that `send_wait` asked for (none after the timeout), and whether batches were queued."""
@@ -366,6 +386,26 @@ class Consumer:
         own = (keys.lanes(self._worker), keys.draining(self._worker), keys.inbox(self._worker))
         names = [lease.header.name for lease in running]
         return int(self._script("give_back", own, self._worker, *names))
+
+    def running(self, lane: str, seconds: float, long_ms: int, *, busy: bool) -> bool:
+        """Report a long run while it goes on; return whether a call of another lane waits for a worker like this.
+
+        Args:
+            lane: whose batches run.
+            seconds: run time that the lane was not charged for yet.
+            long_ms: how long the lane counts as one with long runs.
+            busy: whether the worker is not idle, although Redis may take it for that because it is attached.
+        """
+        return bool(self._script("running", (), self._worker, lane, b"%.3f" % (seconds * 1000), long_ms, int(busy)))
+
+    def runs_no_longer(self) -> None:
+        """Report the end of the run that `running` reported."""
+        self._script("running", (), self._worker)
+
+    def blame(self, lane: str, event: str, weight: float) -> None:
+        """Count an event against a version, as gateways do (scripts/blame.lua), with this weight."""
+        own = (self._keys.blamed, self._keys.counted(event))
+        self._link.call("EVALSHA", script("blame").sha, len(own), *own, lane, b"%.3f" % weight)
 
     def leave(self, attempts_max: int, *, dying: bool = False) -> None:
         """Remove this worker from its pool, and return the batches that it leases to the queue.

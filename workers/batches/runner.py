@@ -199,7 +199,7 @@ class _Runner:
             try:
                 outputs = list(model.instance.run(inputs))
             except Terminated:
-                if self._guarded is not None and self._guarded.expired:
+                if self._guarded is not None and self._guarded.error:
                     raise
                 # The previous run was to be terminated, but had ended before the request.
                 outputs = list(model.instance.run(inputs))

@@ -1,10 +1,10 @@
 """watchdog: a thread that terminates runs that take too long, and ends the process if they do not end.
 
 arm ─> run ─> disarm                     records the current run; two assignments for each run
-  longer than normal: on_long ─> batches that wait behind it go to other workers
+  longer than usual: on_long ─> batches that wait behind it go to other workers
   longer than allowed: Instance.terminate ─> the run raises Terminated, and the main loop answers
   still not over after GRACE_S: on_stuck ─> its requests are answered, other batches are given back, the process ends
-each look: on_look ─> replies that wait for the main loop are sent without it
+each look: on_look ─> a long run is reported to Redis, replies that wait for the main loop are sent without it
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from millstream.services.crashes.run_marks import RunMark
 from millstream.services.errors import Code
 from millstream.services.queue.clock import RedisClock
-from millstream.services.wire.batch import ENDLESS
 from millstream.workers.batches.lease import Lease
 from millstream.workers.models.loaded_models import LoadedModel
 
@@ -25,9 +24,11 @@ log = logging.getLogger("millstream.watchdog")
 
 CHECK_S = 0.1  # interval of the checks
 GRACE_S = 5.0  # for a run to end after it was terminated; libraries check for it between two operators
-#: A run is suspicious when it takes SUSPICIOUS_RUNS times its measured time, and at least SUSPICIOUS_S.
+#: A run is suspicious when it takes SUSPICIOUS_RUNS times what is usual for its size, and at least USUAL_S_MIN. While
+#: too few runs of its size are known, it is the time that the warm-up measured, and at least MEASURED_S_MIN.
 SUSPICIOUS_RUNS = 20
-SUSPICIOUS_S = 2.0
+USUAL_S_MIN = 1.0
+MEASURED_S_MIN = 2.0
 UNMEASURED_S = 10.0  # a run of a size that was never measured is suspicious after this time
 
 
@@ -41,55 +42,100 @@ class Guarded:
     __slots__ = (
         "alone",
         "began",
-        "expired",
+        "bounded",
+        "detached",
+        "error",
         "gave_back",
         "group",
-        "limit_s",
         "model",
+        "others_wait",
+        "over",
+        "reported_at",
+        "reported_s",
         "suspicious_s",
         "terminated_at",
         "until",
+        "until_limit",
+        "waited_s",
     )
 
     def __init__(self, group: Sequence[Lease], model: LoadedModel) -> None:
         self.group = group
         self.model = model
         self.began = time.monotonic()
-        self.expired = False  # its termination was requested
+        self.error: tuple[Code, str] | None = None  # of its request, once its termination was requested
         self.gave_back = False  # the batches that waited behind it were given to other workers
+        self.over = False  # the main loop is no longer inside it
         self.until = 0.0  # when to terminate it; 0: not computed yet
+        self.detached = False  # what came directly and waited behind it was returned to its gateway
+        # Written by the reports of long runs (run_time.py).
+        self.others_wait = False  # a call of another version waits for a worker, at the last report
+        self.waited_s = 0.0  # for which others waited during this run
+        self.reported_at = self.began
+        self.reported_s = 0.0  # run time beyond what was expected that was reported
+
+    @property
+    def direct(self) -> bool:
+        """Whether its batches came directly from a gateway."""
+        return self.group[0].link is not None
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds that its lane was charged for when it was leased."""
+        return 0.0 if self.direct else self.model.run_s(self._rows)
+
+    @property
+    def _rows(self) -> int:
+        return sum([lease.rows for lease in self.group])
+
+    @property
+    def input_bytes(self) -> int:
+        return sum([tensor.size_bytes for lease in self.group for tensor in lease.header.inputs])
 
     def compute_limits(self, run_s_max: float, now_ms: float) -> None:
         """Compute when to terminate the run. `now_ms` is on the Redis clock, as deadlines are."""
-        leases = self.group
-        self.limit_s = run_s_max
+        leases, config = self.group, self.model.manifest.config
         self.terminated_at = float("inf")
         self.alone = sum([len(lease.live_requests) for lease in leases]) <= 1
-        measured_s = self.model.run_s(sum([lease.rows for lease in leases]))
-        self.suspicious_s = max(SUSPICIOUS_S, SUSPICIOUS_RUNS * measured_s) if measured_s else UNMEASURED_S
-        until = self.began + run_s_max
+        usual_s = self.model.calls.history.usual_s(self.input_bytes)
+        measured_s = self.model.run_s(self._rows)
+        if usual_s:
+            self.suspicious_s = max(USUAL_S_MIN, SUSPICIOUS_RUNS * usual_s)
+        else:
+            self.suspicious_s = max(MEASURED_S_MIN, SUSPICIOUS_RUNS * measured_s) if measured_s else UNMEASURED_S
+        self.bounded = usual_s > 0 and config.run_ms_max is None
+        limit_s = min(run_s_max, config.run_ms_max / 1000) if config.run_ms_max is not None else run_s_max
+        self.until_limit = self.began + limit_s
+        until = self.until_limit
         if not leases[0].header.probe:  # a probe has no caller who stops waiting, and may be for a slow model
             left_s = (max([max(lease.header.deadlines_ms) for lease in leases]) - now_ms) / 1000
             until = min(until, time.monotonic() + max(0.0, left_s))
         # One of several requests may use up the time of all: they are terminated while there is time to try each alone.
         self.until = until if self.alone else min(until, self.began + self.suspicious_s)
 
-    def error(self) -> tuple[str, str]:
-        """Return the error code and message for the request of a run that was terminated."""
-        now = time.monotonic()
-        if now - self.began >= self.limit_s:
-            message = (
-                f"the model ran longer than {self.limit_s:g} s, the limit of one run (MILLSTREAM_WORKER_RUN_S_MAX)"
+    def why_end(self, now: float) -> tuple[Code, str] | None:
+        """Return the error code and message for the request of a run whose time is over; None: it may go on.
+
+        A run that takes far longer than usual is ended while other versions wait for this worker. While none waits it
+        goes on: it takes nothing from anybody, and ending it would refuse what waiting can still answer.
+        """
+        if now >= self.until_limit:
+            return Code.MODEL, (
+                f"the model ran longer than {self.until_limit - self.began:g} s, the limit of one run "
+                "(MILLSTREAM_WORKER_RUN_S_MAX, or run_ms_max in the version's configuration)"
             )
-        else:
-            message = "the deadline passed before the model answered, and its run was terminated"
-        if self.suspicious:
-            return ENDLESS, message
-        return Code.MODEL if now - self.began >= self.limit_s else Code.EXPIRED, message
+        if now > self.until:
+            return Code.EXPIRED, "the deadline passed before the model answered, and its run was terminated"
+        if self.bounded and self.others_wait and self.suspicious:
+            return Code.MODEL, (
+                f"the run took longer than {self.suspicious_s:.3g} s, far longer than runs of this size usually take, "
+                "while other models waited for the worker (run_ms_max in the configuration sets another limit)"
+            )
+        return None
 
     @property
     def suspicious(self) -> bool:
-        """Whether the run takes far longer than measured, whatever the callers' deadlines are."""
+        """Whether the run takes far longer than usual, whatever the callers' deadlines are."""
         return time.monotonic() - self.began >= self.suspicious_s
 
 
@@ -103,7 +149,7 @@ class Watchdog:
         on_stuck: called in that thread when a terminated run does not end; it does not return.
         grace_s: how long a terminated run may take to end; longer for devices whose libraries seldom check.
         mark: file that records the current run, for the process that reads it after a crash.
-        on_look: called in that thread at each look, also between two runs; it does not block.
+        on_look: called in that thread at each look with the run, None between two runs; they do not block.
     """
 
     def __init__(
@@ -114,7 +160,7 @@ class Watchdog:
         on_stuck: Callable[[Guarded], None],
         grace_s: float = GRACE_S,
         mark: RunMark | None = None,
-        on_look: Callable[[], None] = lambda: None,
+        on_look: Sequence[Callable[[Guarded | None], None]] = (),
     ) -> None:
         self._clock = clock
         self._run_s_max = run_s_max
@@ -154,10 +200,11 @@ class Watchdog:
                 self._check(guarded, time.monotonic())
             except Exception:
                 log.exception("watching a run failed")
-        try:
-            self._on_look()
-        except Exception:
-            log.exception("sending overdue replies failed")
+        for look in self._on_look:
+            try:
+                look(guarded)
+            except Exception:
+                log.exception("reporting a run, or sending overdue replies, failed")
 
     def _check(self, guarded: Guarded, now: float) -> None:
         if not guarded.until:
@@ -165,10 +212,15 @@ class Watchdog:
         if guarded.suspicious and not guarded.gave_back:
             guarded.gave_back = True
             self._on_long(guarded)
-        if not guarded.expired and now > guarded.until:
-            guarded.expired, guarded.terminated_at = True, now
-            if guarded.model.instance is not None:
-                guarded.model.instance.terminate()
+        if guarded.error is None and (error := guarded.why_end(now)) is not None:
+            self.end(guarded, error)
         # A short deadline of a caller must not end the process: a run that is no longer than usual is left to end.
         elif now > guarded.terminated_at + self._grace_s and guarded.suspicious and guarded is self._guarded:
             self._on_stuck(guarded)
+
+    @staticmethod
+    def end(guarded: Guarded, error: tuple[Code, str]) -> None:
+        """Have a run terminated; its request gets the error, code and message. May be called in any thread."""
+        guarded.error, guarded.terminated_at = error, time.monotonic()
+        if guarded.model.instance is not None:
+            guarded.model.instance.terminate()

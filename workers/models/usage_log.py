@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 
 from millstream.services.placement.usage import GAP_S_MIN, HALVE_AT, NO_USAGE, Usage
+from millstream.workers.models.run_history import RunHistory
 
 VERSIONS_MAX = 10_000  # beyond, the one that was read or called least recently is forgotten
 SIZES_MAX = 16  # powers of two up to the most rows of a run
@@ -26,9 +27,10 @@ class Calls:
         runs: runs of this instance. Only grows.
         busy_s: seconds that they took together. Only grows.
         batches: how many runs had 1 row, 2, 3 or 4, 5 to 8, …; the last element has all larger ones.
+        history: how long they took.
     """
 
-    __slots__ = ("batches", "bursts", "busy_s", "gaps", "last", "runs")
+    __slots__ = ("batches", "bursts", "busy_s", "gaps", "history", "last", "runs")
 
     def __init__(self, last: float = 0.0) -> None:
         self.last = last
@@ -37,6 +39,7 @@ class Calls:
         self.batches = [0] * (SIZES_MAX + 1)
         self.bursts = 0  # calls that came within GAP_S_MIN after the call before them
         self.gaps: deque[float] = deque(maxlen=GAPS_MAX)  # between the other calls
+        self.history = RunHistory()
 
     def sizes(self) -> dict[int, int]:
         """Return how many runs had at most so many rows, and more than the next smaller size."""

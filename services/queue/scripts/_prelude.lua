@@ -18,6 +18,10 @@ local GROUP = 'w' -- a lane's stream has one consumer group, whose consumers are
 local PAGE = 32 -- members of a sorted set that are read at a time
 local REPLIES_LIFE_S = 60 -- a reply list expires when its gateway has not read it for this time
 local UNSERVED_LIFE_S = 3660 -- lifetime of a stream that no worker serves; longer than the longest deadline, an hour
+local CHARGED_MS = 1 -- expected run time of a delivered entry from which on its lane is charged for it
+local LONG_LIFE_MS_MAX = 60000 -- for which a lane counts as one with long runs at most (queue/sharing.py)
+local CALLED_LIFE_MS = 10000 -- for which a lane counts as called after its last call
+local HELD_LIFE_MS = 10000 -- of the notes of long runs after the last report of one
 
 -- clock() -> milliseconds on the Redis clock
 local function clock()
@@ -47,23 +51,107 @@ local function push_inbox(worker, lane, entry)
   redis.call('RPUSH', PREFIX .. 'inbox:' .. worker, cmsgpack.pack(leased_item(lane, entry)))
 end
 
--- deliver(lane, worker) -> id of the entry that was put into the worker's inbox, or nil. The worker is no longer idle.
-local function deliver(lane, worker)
+-- charge(lane, ms): advance the virtual time of a lane by run time. A lane behind the pool's counts as equal to it.
+local function charge(lane, ms)
+  local ready, vtimes = redis.call('ZSCORE', READY, lane), redis.call('ZMSCORE', VTIMES, '', lane)
+  local vtime = math.max(tonumber(ready or 0), tonumber(vtimes[1] or 0), tonumber(vtimes[2] or 0)) + ms
+  redis.call('ZADD', ready and READY or VTIMES, vtime, lane)
+end
+
+-- is_long(lane) -> whether the lane counts as one with long runs
+local function is_long(lane)
+  local till = redis.call('ZSCORE', PREFIX .. 'long', lane)
+  return till and tonumber(till) > clock()
+end
+
+-- note_called(lane): the lane was called just now. Lanes with long runs have a list of their own, because any number of
+-- them may wait, and only the latest of a list are looked at.
+local function note_called(lane)
+  local key, now = PREFIX .. (is_long(lane) and 'called_long' or 'called'), clock()
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now - CALLED_LIFE_MS)
+  redis.call('ZADD', key, now, lane)
+  redis.call('PEXPIRE', key, CALLED_LIFE_MS)
+end
+
+-- called(worker) -> lanes that the worker serves and that were called lately; the latest PAGE of each list are looked at.
+local function called(worker)
+  local since, found = clock() - CALLED_LIFE_MS, {}
+  for _, key in ipairs({PREFIX .. 'called', PREFIX .. 'called_long'}) do
+    local lanes = redis.call('ZRANGE', key, '+inf', since, 'BYSCORE', 'REV', 'LIMIT', 0, PAGE)
+    local served = #lanes > 0 and redis.call('SMISMEMBER', PREFIX .. 'lanes:' .. worker, unpack(lanes))
+    for i, lane in ipairs(lanes) do
+      if served[i] == 1 then found[#found + 1] = lane end
+    end
+  end
+  return found
+end
+
+-- note_long(lane, life_ms): the lane counts as one with long runs for this time.
+local function note_long(lane, life_ms)
+  local key, now = PREFIX .. 'long', clock()
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  redis.call('ZADD', key, 'GT', now + life_ms, lane)
+  redis.call('PEXPIRE', key, LONG_LIFE_MS_MAX)
+end
+
+-- note_held(worker, lane): the worker has a batch of a lane with long runs. It is over when the worker asks for work.
+local function note_held(worker, lane)
+  redis.call('HSET', PREFIX .. 'held', worker, lane)
+  redis.call('PEXPIRE', PREFIX .. 'held', HELD_LIFE_MS)
+end
+
+-- reserve(worker) -> a function that tells whether a lane with long runs may have the worker now.
+-- It may not have the last worker on which another lane, which was called lately, would not have to wait for it: for a
+-- lane with short runs, the last one without any long run; for another lane with long runs, the last one without this
+-- lane's. So one lane holds all workers but one at most, and so do all lanes with long runs together beside a lane with
+-- short runs. A lane that no other worker serves may always have its only worker.
+local function reserve(worker)
+  local others, peers, held, long = called(worker), nil, nil, nil
+  return function(lane)
+    if #others == 0 then return true end
+    if not peers then
+      peers, held, long = redis.call('ZRANGE', WORKERS, 0, -1), {}, {}
+      local holds, till = redis.call('HGETALL', PREFIX .. 'held'), redis.call('ZMSCORE', PREFIX .. 'long', unpack(others))
+      for i = 1, #holds, 2 do held[holds[i]] = holds[i + 1] end
+      for i, other in ipairs(others) do long[other] = till[i] and tonumber(till[i]) > clock() end
+    end
+    local waiting, elsewhere = {}, false
+    for _, other in ipairs(others) do waiting[other] = other ~= lane or nil end
+    for _, peer in ipairs(peers) do
+      local serves = peer ~= worker and redis.call('SMISMEMBER', PREFIX .. 'lanes:' .. peer, lane, unpack(others))
+      elsewhere = elsewhere or serves and serves[1] == 1
+      for i = 1, serves and #others or 0 do
+        local other = others[i]
+        local free = not held[peer] or (long[other] and held[peer] ~= lane)
+        if free and serves[i + 1] == 1 then waiting[other] = nil end
+      end
+    end
+    return not elsewhere or next(waiting) == nil
+  end
+end
+
+-- deliver(lane, worker, long) -> id of the entry that was put into the worker's inbox, or nil. The worker is no longer
+-- idle. `long`: the lane counts as one with long runs.
+local function deliver(lane, worker, long)
   local entry = lease(PREFIX .. 'stream:' .. lane, worker, 1)[1]
   if not entry then return nil end
   push_inbox(worker, lane, entry)
   redis.call('ZREM', IDLE, worker)
+  if long then note_held(worker, lane) end
+  local cost = tonumber(entry[FIELDS][COST] or 1)
+  if cost >= CHARGED_MS then charge(lane, cost) end
   return entry[ID]
 end
 
--- offer(lane) -> id of the entry that an idle worker got, or nil when no idle worker serves the lane.
+-- offer(lane) -> id of the entry that an idle worker got, or nil when no idle worker may have the lane.
 local function offer(lane)
-  local start = 0
+  local start, long = 0, nil
   while true do
     local idle = redis.call('ZRANGE', IDLE, start, start + PAGE - 1)
     for _, worker in ipairs(idle) do
       if redis.call('SISMEMBER', PREFIX .. 'lanes:' .. worker, lane) == 1 then
-        return deliver(lane, worker)
+        if long == nil then long = is_long(lane) or false end
+        if not long or reserve(worker)(lane) then return deliver(lane, worker, long) end
       end
     end
     if #idle < PAGE then return nil end

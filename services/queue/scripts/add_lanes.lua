@@ -14,7 +14,8 @@ for i = 3, #ARGV do
   redis.call('SREM', DRAINING, lane)
   redis.call('HDEL', DEMANDS, lane)
   if undelivered(lane) > 0 then
-    if redis.call('ZSCORE', IDLE, worker) then deliver(lane, worker) end
+    local long = is_long(lane)
+    if redis.call('ZSCORE', IDLE, worker) and (not long or reserve(worker)(lane)) then deliver(lane, worker, long) end
     if undelivered(lane) > 0 then
       mark_ready(lane, clock())
     else

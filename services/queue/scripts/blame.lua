@@ -1,13 +1,13 @@
--- blame (gateway): count that a version ended a worker, or that a run of it was terminated. A version that does so
--- repeatedly is refused for a while, each time for longer.
+-- blame (gateway, worker): count that a version ended a worker, or that a run of it was terminated. A version that does
+-- so repeatedly is refused for a while, each time for longer.
 -- KEYS: blamed versions (hash), marker of the event that is counted
--- ARGV: version (name of its lane); '': count nothing
+-- ARGV: version (name of its lane), '': count nothing; how much the event counts (default 1), LIMIT at most
 -- returns {1 if the event was counted, else 0; then for each refused version: {version, recent deaths, ms to go}}
 -- The count halves every minute. A count of five refuses the version for ten seconds. While a refusal is remembered,
 -- one more event refuses it again, for twice as long as the time before, ten minutes at most. One refusal is forgotten
 -- for every ten minutes in which the version was not refused.
 local BLAMED, COUNTED = KEYS[1], KEYS[2]
-local version = ARGV[1]
+local version, weight = ARGV[1], tonumber(ARGV[2] or 1)
 local HALF_LIFE_MS, LIMIT, FIRST_MS, MOST_MS, FORGET_MS = 60000, 5, 10000, 600000, 600000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -33,7 +33,7 @@ end
 if version ~= '' and redis.call('SET', COUNTED, 1, 'NX', 'PX', FORGET_MS) then
   counted = 1
   local count, refusals, till = decayed(redis.call('HGET', BLAMED, version))
-  count = count + 1
+  count = count + math.min(weight, LIMIT)
   if now >= till and (count > LIMIT - 0.5 or refusals > 0) then -- five events within seconds still count as five
     refusals = refusals + 1
     till = now + math.min(MOST_MS, FIRST_MS * 2 ^ (refusals - 1))

@@ -4,7 +4,8 @@
 --       beside the worker's main loop, which alone decides whether the worker is idle),
 --       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number of finished batches,
 --       then for each of them: lane, entry id, reply list, reply ('': its gateway has it already), blob key or '',
---       key of the reply's blob or ''
+--       key of the reply's blob or ''; then for lanes whose runs took time that they were not charged for: lane, this
+--       time (ms), how long the lane counts as one with long runs (ms; 0: none was long)
 -- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or the number
 -- of entries in the inbox; empty or 0: the worker is idle now
 -- If a lease was lost (reclaimed while the worker was frozen), nothing is acknowledged and the reply is dropped:
@@ -27,11 +28,20 @@ for i = 0, tonumber(finished) - 1 do
     redis.call('DEL', reply_blob)
   end
 end
+local first_used = FIRST_FINISHED + finished * FINISHED_ARGS
+for i = first_used, #ARGV, 3 do
+  local lane, ms, long_ms = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  note_called(lane)
+  if ms > 0 then charge(lane, ms) end
+  if long_ms > 0 then note_long(lane, long_ms) end
+end
 if wanted <= 0 then
   if wanted == 0 then redis.call('ZREM', IDLE, worker) end
   return {}
 end
 
+local any_held = redis.call('EXISTS', PREFIX .. 'held') == 1
+if any_held then redis.call('HDEL', PREFIX .. 'held', worker) end -- a worker that asks for work is in no long run
 if leave then
   local waiting = redis.call('LLEN', INBOX)
   if waiting > 0 then return waiting end
@@ -40,33 +50,49 @@ else
   if waiting then return waiting end
 end
 
--- choose() -> the lane to run next, the pool's virtual time then, and the virtual time before; nil: the worker serves
--- no ready lane.
+-- may_take(lane) -> whether a lane with long runs may have the worker now. Of more than PAGE such lanes that may not,
+-- the others are not asked about.
+local may, refused = nil, 0
+local function may_take(lane)
+  may = may or reserve(worker)
+  local taken = refused < PAGE and may(lane)
+  if not taken then refused = refused + 1 end
+  return taken
+end
+
+-- choose() -> the lane to run next, the pool's virtual time then, and the virtual time before; nil: the worker may have
+-- no ready lane. `long_lanes` has the lanes with long runs that were looked at.
 -- Lanes share the workers by time (start-time fair queueing, Goyal et al. 1996): a run advances the virtual time of its
 -- lane by its cost, and the lane with the least virtual time is next. The pool's virtual time, kept in `vtimes` under
 -- the name '', is that of the lane that was chosen last. A lane behind it counts as equal to it: a lane gains no credit
 -- by being idle. Among lanes with equal virtual time the one with the earliest deadline is first. When no
--- batch waits, all virtual times start at 0 again.
+-- batch waits, and no long run is under way, all virtual times start at 0 again.
+local long_lanes = {}
 local function choose()
   local start = 0
   while true do
     local page = redis.call('ZRANGE', READY, start, start + PAGE - 1, 'WITHSCORES')
     if #page == 0 then
-      if start == 0 then redis.call('DEL', VTIMES) end
+      if start == 0 and not (any_held and redis.call('EXISTS', PREFIX .. 'held') == 1) then redis.call('DEL', VTIMES) end
       return nil
     end
     start = start + PAGE
     local lanes, vtimes = {}, {}
     for i = 1, #page, 2 do lanes[#lanes + 1], vtimes[#vtimes + 1] = page[i], tonumber(page[i + 1]) end
     local served = redis.call('SMISMEMBER', LANES, unpack(lanes))
+    local long, at = redis.call('ZMSCORE', PREFIX .. 'long', unpack(lanes)), nil
     local ties, before, now = {}, nil, nil
     for i, lane in ipairs(lanes) do
-      if served[i] == 1 then
+      if long[i] then
+        at = at or clock()
+        long[i] = tonumber(long[i]) > at
+        if long[i] then long_lanes[lane] = true end
+      end
+      if served[i] == 1 and not (now and vtimes[i] > now) and (not long[i] or may_take(lane)) then
         if not now then
           before = tonumber(redis.call('ZSCORE', VTIMES, '') or 0)
           now = math.max(before, vtimes[i])
         end
-        if vtimes[i] > now then break end
         ties[#ties + 1] = lane
       end
     end
@@ -122,6 +148,7 @@ while lane do
   if #got > 0 then
     advance_vtime(lane, got, left, now, before)
     redis.call('ZREM', IDLE, worker)
+    if long_lanes[lane] then note_held(worker, lane) end
     for i, entry in ipairs(got) do
       if leave then push_inbox(worker, lane, entry) else got[i] = leased_item(lane, entry) end
     end

@@ -33,6 +33,7 @@ for i, worker in ipairs(removed) do
   alone[i] = redis.call('GET', running)
   redis.call('ZREM', IDLE, worker)
   redis.call('ZREM', WORKERS, worker)
+  redis.call('HDEL', PREFIX .. 'held', worker)
   redis.call('DEL', lanes_of, draining, running, PREFIX .. 'inbox:' .. worker, PREFIX .. 'record:' .. worker,
     PREFIX .. 'instances:' .. worker,
     PREFIX .. 'orders:' .. worker)
