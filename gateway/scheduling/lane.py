@@ -88,6 +88,8 @@ class Lane:
         self.retry_at = 0.0
         self._cold = True  # no instance is ready, or none can serve
         self._cold_since = 0.0
+        #: when its first instance became ready, after warm-up runs: as good as a reply; on the lane's clock
+        self.loaded_at = 0.0
         self.held = False
         self.local_workers: frozenset[str] = frozenset()
         self.direct_from = 0.0
@@ -245,6 +247,7 @@ class Lane:
         if self.ready and not instances:
             self._cold_since = now
         elif instances and not self.ready:
+            self.loaded_at = now
             self._count_load(ready=True)
         self._cold = failed is not None or not instances
         if failed is not None:

@@ -1,6 +1,7 @@
 """Proves readiness: sends a small inference of each idle model through the real queue to a worker and back.
 
-A model is ready if a reply of any kind came recently. Traffic proves that as well, so only idle models are probed.
+A model is ready if a reply of any kind came recently, or a worker has just loaded it and warmed it up. Traffic proves
+that as well, so only idle models are probed.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class ReadinessProbe:
             return lane.ready
         turns = 1 + max(0, self._taking_turns - 1) // ROUND_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
-        return lane.replied_at > self._clock() - longest_s
+        return max(lane.replied_at, lane.loaded_at) > self._clock() - longest_s
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())

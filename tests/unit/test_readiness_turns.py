@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.preloads import Preloads
-from millstream.gateway.scheduling.readiness import EVERY_S, HASTY_ROUND_MAX, ROUND_MAX, ReadinessProbe
+from millstream.gateway.scheduling.readiness import EVERY_S, FRESH_S, HASTY_ROUND_MAX, ROUND_MAX, ReadinessProbe
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.signature import Signature
 
@@ -21,6 +23,7 @@ class IdleLane:
     content_id: str
     answers: bool = True
     replied_at: float = 0.0
+    loaded_at: float = 0.0
     run_s: float = 0.001
     ready: bool = True
     standby: bool = False
@@ -93,3 +96,16 @@ def test_a_lane_with_long_runs_is_probed_seldom_and_delays_no_other():
     for _ in range(20):
         assert slow not in rounds.run()
         assert rounds.answering() == 11
+
+
+@pytest.mark.parametrize("replied_at", [0.0, 10.0], ids=["for the first time", "again"])
+def test_what_was_just_loaded_and_warmed_up_needs_no_probe_to_be_ready(replied_at: float) -> None:
+    """The only version became another one, or was on standby: a load that was answered is to be seen at once."""
+    lane = IdleLane("new", answers=False, replied_at=replied_at)
+    rounds = Rounds([lane])
+    assert not rounds.probe.ready()
+    lane.loaded_at = rounds.now
+    assert rounds.probe.ready()
+    assert rounds.probe.answering("new")
+    rounds.now += FRESH_S + EVERY_S
+    assert not rounds.probe.ready(), "a worker that answers nothing after its load is none"
