@@ -10,12 +10,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import MINUTE_S, Refusals, Who, audit_entry
 from millstream.services.errors import Failure
+from millstream.services.process.audit import Changes
 from millstream.services.process.storage_threads import in_storage_thread
 
 log = logging.getLogger("millstream.admin")
@@ -39,7 +40,7 @@ class AuditTrail:
         self._telling: asyncio.Task[None] | None = None
 
     async def write(
-        self, who: Who, what: str, target: str, outcome: int | str, changes: Sequence[str], *, refused: bool
+        self, who: Who, what: str, target: str, outcome: int | str, changes: Changes, *, refused: bool
     ) -> None:
         """Write an entry; one about a refused call is only counted if its caller has too many.
 
@@ -82,10 +83,11 @@ class AuditTrail:
 
     async def _tell_until(self, now: float) -> None:
         for who, count in self._refusals.left_out(now):
-            changes = [f"{count} refused calls within a minute have no entry"]
+            changes = Changes()
+            changes.texts.append(f"{count} refused calls within a minute have no entry")
             await self._append(who, "left_out", "", "refused", changes)
 
-    async def _append(self, who: Who, what: str, target: str, outcome: int | str, changes: Sequence[str]) -> None:
+    async def _append(self, who: Who, what: str, target: str, outcome: int | str, changes: Changes) -> None:
         now = time.time()  # noqa: TID251 - for people
         entry: dict[str, Any] = audit_entry(now, who, what, target, outcome, changes)
         try:

@@ -37,6 +37,7 @@ ADAPTER = Adapter(
     ),
     schemas=(
         schemas_keys.NewKey,
+        schemas_keys.KeyChanges,
         schemas_keys.Rotation,
         schemas_logs.LogLevels,
         schemas_models.UploadForm,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Annotated
+from math import inf
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from millstream.gateway.access.principal import CALLER
 from millstream.gateway.admin import schemas_keys as schemas
 from millstream.gateway.protocols.http.body import read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import json_body
+from millstream.services.access.audit_rules import Wanted
 from millstream.services.access.document import KeyDocument, StoredSecret
-from millstream.services.access.scopes import check_scope
+from millstream.services.access.scopes import Need, check_scope
 from millstream.services.access.secret import ID_BYTES, PREFIX, SALT_BYTES, format_key, hash_secret
 from millstream.services.process.audit import audit
 from millstream.services.process.storage_threads import in_storage_thread
@@ -30,8 +33,7 @@ AUDIT_ENTRIES_MAX = 1000
     "/keys",
     status_code=201,
     summary="Create an API key; the reply shows it once",
-    description="As soon as there is a key, every call needs one, except health, documentation and, from this machine "
-    "while no key has the scope `admin`, the admin API.",
+    description="As soon as there is a key, every call needs one, except health and documentation.",
     responses=documented(400, 409, 413, 503, 507),
     openapi_extra=json_body(schemas.NewKey),  # no example: one click in /docs would close the server
 )
@@ -73,7 +75,8 @@ async def get_key(key: str, deps: DepsOf) -> schemas.Key:
 @router.post(
     "/keys/{key}/rotate",
     summary="Give an API key a new secret; the reply shows it once",
-    description="The secret before is accepted for a while, so that clients can change over; an older one ends now.",
+    description="The secret before is accepted for a while, so that clients can change over; an older one ends now. "
+    "Scopes, limits and expiry stay, or are those that are given.",
     responses=documented(400, 404, 409, 413, 503, 507),
     openapi_extra=json_body(schemas.Rotation, required=False, example={"grace_s": 3600}),
 )
@@ -82,11 +85,31 @@ async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWit
     found = await asyncio.to_thread(deps.keys.stored.find, key)
     secret, stored = await _new_secret(deps, found.id, now)
     document = await in_storage_thread(
-        deps.keys.stored.change, found.id, lambda document: document.rotated(stored, asked.grace_s)
+        deps.keys.stored.change,
+        found.id,
+        lambda document: document.rotated(stored, asked.grace_s).edited(asked.of(document, now)),
     )
-    audit("key rotated", key=f"{document.id} ({document.name})", grace_s=asked.grace_s)
+    changed = ", ".join(sorted(asked.model_fields_set - {"grace_s"}))
+    audit("key rotated", key=f"{document.id} ({document.name})", grace_s=asked.grace_s, changed=changed)
     await deps.keys.announce()
     return _shown_once(document, secret, now)
+
+
+@router.patch(
+    "/keys/{key}",
+    summary="Change an API key, which keeps its secret",
+    description="Its scopes, limits, priority and expiry. When the reply comes, all gateways know them.",
+    responses=documented(400, 404, 409, 413, 503, 507),
+    openapi_extra=json_body(schemas.KeyChanges, example={"limits": {"requests_per_s": 50}}),
+)
+async def edit_key(key: str, request: Request, deps: DepsOf) -> schemas.Key:
+    asked, now = await read_document(request, schemas.KeyChanges), _now()
+    document = await in_storage_thread(
+        deps.keys.stored.change, key, lambda document: document.edited(asked.of(document, now))
+    )
+    audit("key changed", key=f"{document.id} ({document.name})", changed=", ".join(sorted(asked.model_fields_set)))
+    await deps.keys.announce()
+    return schemas.Key.model_validate(schemas.key_of(document, now))
 
 
 @router.delete(
@@ -124,13 +147,28 @@ async def revoke_key(
 @router.get(
     "/audit",
     summary="What was changed through the admin API, the newest last",
-    description="Who, from where, what, and how it ended; of all gateways. The repository keeps a bounded number.",
+    description="Who, from where, what, and how it ended; of all gateways. The repository keeps a bounded number. "
+    "A key without the scope `admin` is shown the entries about models that it may read.",
     responses=documented(400, 500),
 )
 async def get_audit(
-    deps: DepsOf, limit: Annotated[int, Query(ge=1, le=AUDIT_ENTRIES_MAX, description="Most entries.")] = 100
+    deps: DepsOf,
+    limit: Annotated[int, Query(ge=1, le=AUDIT_ENTRIES_MAX, description="Most entries.")] = 100,
+    key: Annotated[str | None, Query(description="Id or name of the key that made the calls.")] = None,
+    model: Annotated[str | None, Query(description="Name of the model, with * and ? for any characters.")] = None,
+    since: Annotated[float, Query(description="Seconds since the epoch.")] = -inf,
+    until: Annotated[float, Query(description="Seconds since the epoch.")] = inf,
 ) -> schemas.AuditEntries:
-    return schemas.AuditEntries(entries=await asyncio.to_thread(deps.audit.newest, limit))
+    asked, caller = Wanted(key, model, since, until), CALLER.get()
+
+    def wanted(entry: dict[str, Any]) -> bool:
+        if caller is not None and not caller.grants.admin:
+            about = entry.get("model")
+            if not about or not caller.grants.allows(Need.READ, str(about)):
+                return False
+        return asked.matches(entry)
+
+    return schemas.AuditEntries(entries=await asyncio.to_thread(deps.audit.newest, limit, wanted))
 
 
 async def _new_secret(deps: Deps, key_id: str, now: float) -> tuple[str, StoredSecret]:

@@ -49,10 +49,36 @@ class NewKey(BaseModel):
         return name
 
 
-class Rotation(BaseModel):
-    """How a key is rotated."""
+class KeyChanges(BaseModel):
+    """What changes of a key. Fields that are left out keep their values, also within `limits`; null: none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    scopes: list[str] = Field([], min_length=1, max_length=SCOPES_MAX, description="In place of those before.")
+    limits: Limits = Field(Limits(), description="Over all gateways.")
+    priority_max: int | None = Field(
+        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
+    )
+    expires_in_s: float | None = Field(
+        None, gt=0, le=EXPIRY_S_MAX, description="From now on; null: it does not expire."
+    )
+
+    def of(self, document: KeyDocument, now: float) -> dict[str, Any]:
+        """Return the fields of the key's document that change."""
+        given: dict[str, Any] = {}
+        if "scopes" in self.model_fields_set:
+            given["scopes"] = tuple(self.scopes)
+        if "limits" in self.model_fields_set:
+            given["limits"] = document.limits.model_copy(update=self.limits.model_dump(exclude_unset=True))
+        if "priority_max" in self.model_fields_set:
+            given["priority_max"] = self.priority_max
+        if "expires_in_s" in self.model_fields_set:
+            given["expires_at"] = None if self.expires_in_s is None else now + self.expires_in_s
+        return given
+
+
+class Rotation(KeyChanges):
+    """How a key is rotated, and what else changes of it."""
 
     grace_s: float = Field(
         GRACE_S, ge=0, le=GRACE_S_MAX, description="Seconds for which the secret before is accepted, too."

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from heapq import nlargest
 from pathlib import Path
@@ -82,14 +82,14 @@ class AuditLog:
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._writer}{f'.{number}' if number else ''}.jsonl"
 
-    def newest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest entries of all writers, the newest last. Blocking. Raises Failure(INTERNAL)."""
+    def newest(self, count: int, wanted: Callable[[dict[str, Any]], bool] = bool) -> list[dict[str, Any]]:
+        """Return the newest wanted entries of all writers, the newest last. Blocking. Raises Failure(INTERNAL)."""
         with storage_errors(self._folder):
             try:
                 paths = sorted(self._folder.glob("*.jsonl"))
             except FileNotFoundError:
                 return []
-            found = nlargest(count, (entry for path in paths for entry in _entries(path)), key=_instant)
+            found = nlargest(count, filter(wanted, (entry for path in paths for entry in _entries(path))), key=_instant)
         return found[::-1]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from math import inf
 from typing import Any, NamedTuple
+
+from millstream.services.process.audit import Changes
 
 TEXT_CHARACTERS_MAX = 512  # of an address, a path, …
 #: Entries about refused calls of one key in a minute. Beyond, they are only counted: else a caller without rights, or
@@ -88,9 +92,31 @@ class Refusals:
                 del self._minutes[key]
 
 
-def audit_entry(
-    now: float, who: Who, what: str, target: str, outcome: int | str, changes: Sequence[str]
-) -> dict[str, Any]:
+class Wanted(NamedTuple):
+    """Which entries are wanted.
+
+    Args:
+        key: id or name of the key, or the whole `by`; None: any.
+        model: glob of the model's name; None: any.
+        since, until: seconds since the epoch.
+    """
+
+    key: str | None = None
+    model: str | None = None
+    since: float = -inf
+    until: float = inf
+
+    def matches(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry is wanted."""
+        by, at = str(entry.get("by", "")), entry.get("at")
+        if self.key is not None and self.key not in {entry.get("key"), by} and not by.endswith(f" ({self.key})"):
+            return False
+        if self.model is not None and not fnmatchcase(str(entry.get("model") or ""), self.model):
+            return False
+        return self.since <= (at if isinstance(at, int | float) else 0.0) < self.until
+
+
+def audit_entry(now: float, who: Who, what: str, target: str, outcome: int | str, changes: Changes) -> dict[str, Any]:
     """Return an entry of the audit log.
 
     Args:
@@ -99,7 +125,7 @@ def audit_entry(
         what: the operation.
         target: method and path, or the full name of a gRPC method.
         outcome: the HTTP status, or the gRPC status code.
-        changes: what the operation says that it changed.
+        changes: what the operation says that it changed, and of which model.
     """
     return {
         "at": round(now, 3),
@@ -110,5 +136,6 @@ def audit_entry(
         "what": what[:TEXT_CHARACTERS_MAX],
         "target": target[:TEXT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode(),
         "outcome": outcome,
-        "changes": list(changes),
+        "model": changes.model[:TEXT_CHARACTERS_MAX],
+        "changes": changes.texts,
     }

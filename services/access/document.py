@@ -1,7 +1,8 @@
-"""document: a key as the repository stores it, and its changes: create, rotate, revoke. Pure; time is passed in."""
+"""document: a key as the repository stores it, and how it changes: edit, rotate, revoke. Pure; time is passed in."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -99,6 +100,17 @@ class KeyDocument(BaseModel):
             until = min(until, newest.expires_at)
         before = () if grace_s <= 0 else (newest.model_copy(update={"expires_at": until}),)
         return self._changed(secrets=(*before, secret))
+
+    def edited(self, changes: Mapping[str, Any]) -> KeyDocument:
+        """Return the key with other scopes, limits, priority or expiry, and the same secrets.
+
+        Raises Failure: CONFLICT (it was revoked), INVALID (no such scope).
+        """
+        if self.revoked_at is not None:
+            raise Failure(Code.CONFLICT, f"key '{self.name}' has been revoked: make another")
+        for scope in changes.get("scopes", ()):
+            check_scope(scope)
+        return self._changed(**changes) if changes else self
 
     def revoked(self, now: float) -> KeyDocument:
         """Return the key without a secret. The document stays, so that the name of the key remains known."""

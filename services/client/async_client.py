@@ -168,9 +168,17 @@ class AsyncClient:
         """Do as Client.keys."""
         return await self._run(keys.manage(action, name, document or {}, forget=forget))
 
-    async def audit(self, limit: int = 100) -> list[dict[str, Any]]:
-        """Return the newest entries of the audit log, the newest last."""
-        return await self._run(keys.audit(limit))
+    async def audit(
+        self,
+        limit: int = 100,
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the newest entries of the audit log, the newest last. Arguments as of `Client.audit`."""
+        return await self._run(keys.audit(limit, key=key, model=model, since=since, until=until))
 
     async def pools(self) -> list[dict[str, Any]]:
         return await self._run(models.pools())

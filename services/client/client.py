@@ -269,9 +269,25 @@ class Client:
         """
         return self._run(keys.manage(action, name, document or {}, forget=forget))
 
-    def audit(self, limit: int = 100) -> list[dict[str, Any]]:
-        """Return the newest entries of the audit log, the newest last."""
-        return self._run(keys.audit(limit))
+    def audit(
+        self,
+        limit: int = 100,
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the newest entries of the audit log, the newest last.
+
+        Args:
+            limit: how many at most.
+            key: id or name of the key that made the calls.
+            model: name of the model, with * and ? for any characters.
+            since: seconds since the epoch.
+            until: the same; not included.
+        """
+        return self._run(keys.audit(limit, key=key, model=model, since=since, until=until))
 
     def pools(self) -> list[dict[str, Any]]:
         """Return the pools of workers."""

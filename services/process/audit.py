@@ -18,9 +18,21 @@ log = logging.getLogger("millstream.admin")
 
 #: who makes the change that the current task works on
 _ACTOR: ContextVar[str] = ContextVar("actor", default="unknown")
-#: what the call that the current task answers has changed; None: nothing collects it
-CHANGES: ContextVar[list[str] | None] = ContextVar("changes", default=None)
 CHANGES_MAX = 32  # of one call; further ones are only in the log
+
+
+class Changes:
+    """What a call has changed. `model`: that it is about; "": none, or several."""
+
+    __slots__ = ("model", "texts")
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.texts: list[str] = []
+
+
+#: of the call that the current task answers; None: nothing collects it
+CHANGES: ContextVar[Changes | None] = ContextVar("changes", default=None)
 
 
 def acting(address: str, label: str = "") -> None:
@@ -34,9 +46,17 @@ def audit(change: str, model: str | None = None, **fields: object) -> None:
     subject = "" if model is None else f": {model}"
     details = "".join(f", {name} {value}" for name, value in fields.items() if value != "")
     changes = CHANGES.get()
-    if changes is not None and len(changes) < CHANGES_MAX:
-        changes.append(f"{change}{subject}{details}")
+    if changes is not None and len(changes.texts) < CHANGES_MAX:
+        changes.texts.append(f"{change}{subject}{details}")
+    concerns(model or "")
     log.info("%s%s%s (by %s)", change, subject, details, actor, extra=about(model, by=actor, change=change, **fields))
+
+
+def concerns(model: str) -> None:
+    """Note which model the call of the current task is about; "": it is not known."""
+    changes = CHANGES.get()
+    if changes is not None and model:
+        changes.model = model
 
 
 @contextmanager

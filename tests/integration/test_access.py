@@ -139,13 +139,14 @@ def test_tritonclient_over_http_and_grpc(stack: Stack) -> None:
             lambda: client.infer("two", [tensor], headers=headers),
             lambda: client.get_model_metadata("two", headers=headers),
             lambda: client.load_model("one", headers=headers),
-            lambda: client.get_model_repository_index(headers=headers),
-            lambda: client.get_inference_statistics(headers=headers),
+            lambda: client.get_inference_statistics("two", headers=headers),
         ):
             with pytest.raises(InferenceServerException) as refused:
                 call()
             assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
         assert client.get_model_metadata("one", headers=headers).name == "one"
+        assert {one.name for one in client.get_model_repository_index(headers=headers).models} == {"one"}
+        assert {one.name for one in client.get_inference_statistics(headers=headers).model_stats} == {"one"}
         assert client.is_server_live()
 
 

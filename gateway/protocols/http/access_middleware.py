@@ -12,7 +12,7 @@ from millstream.gateway.access.gate import Pass
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.services.access.audit_rules import Who
 from millstream.services.access.table import Row
-from millstream.services.process.audit import CHANGES
+from millstream.services.process.audit import CHANGES, Changes
 
 _VISIT = "millstream.visit"  # key of a scope
 
@@ -55,7 +55,7 @@ class AccessMiddleware:
             await self.app(scope, receive, send)
             return
         visit = visit_of(scope)
-        token = CHANGES.set([])
+        token = CHANGES.set(Changes())
         CALLER.set(None)  # the task of a pipelined request has the context of the request before
 
         async def audited(message: Message) -> None:
@@ -78,4 +78,4 @@ class AccessMiddleware:
         label, key_id = (visit.label, "") if principal is None else (principal.label, principal.key_id)
         who = Who(label, key_id, "" if client is None else client[0])
         target = f"{scope['method']} {scope['path']}"
-        await self._audit.write(who, visit.what, target, status, CHANGES.get() or [], refused=status >= 400)
+        await self._audit.write(who, visit.what, target, status, CHANGES.get() or Changes(), refused=status >= 400)

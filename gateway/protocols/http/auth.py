@@ -22,7 +22,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.sigv4 import SignedRequest, is_signature
 from millstream.services.access.table import Row, http_row
 from millstream.services.errors import Code, Failure
-from millstream.services.process.audit import acting
+from millstream.services.process.audit import acting, concerns
 from millstream.services.process.offload import run_in_thread_if_large
 
 #: documents that routes need a key; `authorize` checks it
@@ -47,6 +47,8 @@ async def authorize(request: Request, deps: DepsOf) -> None:
     visit = visit_of(request.scope)
     visit.row = row
     visit.what = name or ""
+    if row.model is not None:
+        concerns(request.path_params.get(row.model, ""))
     if deps.gate.is_open(row):
         return
     if sagemaker_manages(deps, path):

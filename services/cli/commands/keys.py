@@ -1,7 +1,8 @@
-"""`millstream keys`: creates, lists, rotates and revokes API keys; `millstream audit`: what was changed, by whom."""
+"""`millstream keys`: creates, edits, rotates and revokes API keys; `millstream audit`: what was changed, by whom."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -22,6 +23,7 @@ class KeyAction(StrEnum):
 
     CREATE = "create"
     LIST = "list"
+    EDIT = "edit"
     ROTATE = "rotate"
     REVOKE = "revoke"
 
@@ -49,7 +51,7 @@ def keys(
         int | None, typer.Option(metavar="N", help="Highest priority of its requests; 1 is the highest.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Life of the key, as 90d, 12h, 30m or 45s; default: no end.")
+        str | None, typer.Option(metavar="TIME", help="Life of the key from now on, as 90d, 12h, 30m, 45s.")
     ] = None,
     grace: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long `rotate` keeps the secret before; default 24h.")
@@ -61,24 +63,21 @@ def keys(
     endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
-    """Create, list, rotate or revoke API keys. A new key is printed once; the server keeps only a hash of it.
+    """Create, list, edit, rotate or revoke API keys. A new key is printed once; the server keeps only a hash of it.
 
-    As soon as there is a key, every call needs one. `rotate` gives a key a new secret; the one before is accepted for a
-    while. A revoked key is refused by all gateways within a second.
+    As soon as there is a key, every call needs one. `edit` changes what is given, and the key keeps its secret; 0 takes
+    a limit away, `--expires never` the end. `rotate` gives a key a new secret, and changes what is given; the secret
+    before is accepted for a while. A revoked key is refused by all gateways within a second.
     """
     if action is not KeyAction.LIST and not name:
         raise wrong_usage(f"keys {action}: name the key")
-    document: dict[str, Any] = {}
+    limits = {"requests_per_s": rate, "rows_per_s": rows, "concurrency": concurrency, "compute_s_per_minute": compute}
+    document = _asked(action, scope, limits, priority, expires)
+    _check_options(action, document, grace=grace, forget=forget)
     if action is KeyAction.CREATE:
-        limits = {
-            "requests_per_s": rate,
-            "rows_per_s": rows,
-            "concurrency": concurrency,
-            "compute_s_per_minute": compute,
-        }
-        document = _new_key(name, scope, limits, priority, expires)
-    elif action is KeyAction.ROTATE and grace is not None:
-        document = {"grace_s": _seconds("--grace", grace)}
+        document["name"] = name
+    if grace is not None:
+        document["grace_s"] = _seconds("--grace", grace)
     from millstream.services.client.client import Client
 
     with Client(server_address(context, endpoint, key), retries=0) as client:
@@ -89,32 +88,51 @@ def keys(
         _show_all(found)
     elif "key" in found:
         _show_new(found)
+    elif action is KeyAction.EDIT:
+        _show_all({"keys": [found], "damaged": []})
     else:
         results().print(f"key {escape(found['name'])} ({found['id']}) is {found['state']}")
 
 
-def _new_key(
-    name: str | None,
+def _check_options(action: KeyAction, given: Mapping[str, Any], *, grace: str | None, forget: bool) -> None:
+    """Raise wrong usage if an option would be ignored, or one is missing."""
+    if action is KeyAction.CREATE and "scopes" not in given:  # it could do nothing
+        raise wrong_usage("keys create: give at least one --scope, such as --scope infer:digits")
+    if action is KeyAction.EDIT and not given:
+        raise wrong_usage("keys edit: give what to change, such as --rate 50 or --expires 90d")
+    if action in {KeyAction.LIST, KeyAction.REVOKE} and given:
+        raise wrong_usage(f"keys {action} changes neither scopes, limits, priority nor expiry: keys edit does")
+    if grace is not None and action is not KeyAction.ROTATE:
+        raise wrong_usage("--grace is for keys rotate")
+    if forget and action is not KeyAction.REVOKE:
+        raise wrong_usage("--forget is for keys revoke")
+
+
+def _asked(
+    action: KeyAction,
     scopes: list[str] | None,
-    limits: dict[str, float | None],
+    limits: Mapping[str, float | None],
     priority: int | None,
     expires: str | None,
 ) -> dict[str, Any]:
-    """Return the document that asks for a new key. Raises for a key without scopes, which could do nothing."""
-    if not scopes:
-        raise wrong_usage("keys create: give at least one --scope, such as --scope infer:digits")
-    return {
-        "name": name,
-        "scopes": scopes,
-        "limits": {limit: value for limit, value in limits.items() if value is not None},
-        "priority_max": priority,
-        "expires_in_s": None if expires is None else _seconds("--expires", expires),
-    }
+    """Return what is given. Of a key that exists, 0 and `never` take away what was."""
+    exists = action is not KeyAction.CREATE
+    given: dict[str, Any] = {"scopes": scopes} if scopes else {}
+    if changed := {limit: value for limit, value in limits.items() if value is not None}:
+        given["limits"] = {limit: None if exists and not value else value for limit, value in changed.items()}
+    if priority is not None:
+        given["priority_max"] = None if exists and not priority else priority
+    if expires is not None:
+        given["expires_in_s"] = None if exists and expires == "never" else _seconds("--expires", expires)
+    return given
 
 
 def audit(
     context: typer.Context,
     lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", min=1, max=1000, help="Most entries.")] = 20,
+    of: Annotated[str | None, typer.Option("--of", metavar="NAME", help="Of the key with this name or id.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="GLOB", help="About models with such names.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Of the last 90d, 12h, 30m or 45s.")] = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
@@ -123,7 +141,8 @@ def audit(
     from millstream.services.client.client import Client
 
     with Client(server_address(context, endpoint, key)) as client:
-        entries = client.audit(lines)
+        first = None if since is None else time.time() - _seconds("--since", since)  # noqa: TID251 - instants for people
+        entries = client.audit(lines, key=of, model=model, since=first)
     if json_output:
         emit({"entries": entries})
         return

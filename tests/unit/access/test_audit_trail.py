@@ -13,6 +13,7 @@ import pytest
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import KEYS_MAX, MINUTE_S, REFUSALS_A_MINUTE, Refusals, Who
+from millstream.services.process.audit import Changes
 from tests.kit.application import OPERATOR, Application
 
 pytestmark = pytest.mark.anyio
@@ -31,11 +32,11 @@ class Trail:
         self.trail = AuditTrail(self._log, lambda: self.now)
 
     async def call(self, key: str, outcome: int = 404) -> None:
-        await self.trail.write(who(key), "remove", "DELETE /x", outcome, [], refused=outcome >= 400)
+        await self.trail.write(who(key), "remove", "DELETE /x", outcome, Changes(), refused=outcome >= 400)
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        return self._log.newest(10_000)
+        return self._log.newest(10_000, lambda _: True)
 
 
 async def test_calls_that_fail_are_bounded_for_each_key_and_changes_are_not(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from millstream.services.access.audit_rules import Who
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import GRPC, Row
 from millstream.services.errors import GRPC_STATUS, Code, Failure
-from millstream.services.process.audit import CHANGES, acting
+from millstream.services.process.audit import CHANGES, Changes, acting, concerns
 
 _Handle = Callable[[Any, Any], Awaitable[Any]]
 _REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
@@ -103,7 +103,7 @@ class Guard:
 
     async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
         """Handle a call and write its entry: before its reply, unless something else than the handler ends the call."""
-        changes: list[str] = []
+        changes = Changes()
         written = False
 
         async def write(code: str) -> None:
@@ -127,11 +127,9 @@ class Guard:
             if not written:
                 await write(getattr(code, "name", str(code)))
 
-    async def _write(
-        self, method: str, context: Any, principal: Principal | None, code: str, changes: list[str]
-    ) -> None:
+    async def _write(self, method: str, context: Any, principal: Principal | None, code: str, changes: Changes) -> None:
         what = method.rpartition("/")[2]
-        if GRPC[method].of_message is not None and code == "OK" and not changes:
+        if GRPC[method].of_message is not None and code == "OK" and not changes.texts:
             return  # it only read
         if code in _REFUSED and principal is None:
             return  # anybody can make such calls
@@ -158,10 +156,11 @@ def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> No
     if row is None:
         return
     row = row.for_message(request)
+    model = "" if row.model is None else attrgetter(row.model)(request)
+    concerns(model)
     principal = CALLER.get()
     if principal is None:
         if gate.is_open(row):
             return
         principal = _identify(gate, context)
-    model = None if row.model is None else attrgetter(row.model)(request)
     principal.require(row.need, model or None)
