@@ -24,7 +24,8 @@ from millstream.workers.residency.residency import Residency
 log = logging.getLogger("millstream.orders")
 
 ORDER_WAIT_S = 0.25  # interval at which orders of the worker itself are noticed
-#: Likewise after an order to load, for SHORT_LOAD_S: memory is made free again as soon as its load has ended.
+#: Likewise while a load waits for its turn, and after an order to load, for SHORT_LOAD_S: memory is made free again as
+#: soon as its load has ended.
 LOAD_WAIT_S = 0.01
 SHORT_LOAD_S = 0.25
 BACKOFF_S_MIN = 0.05
@@ -80,6 +81,7 @@ class OrderThread:
         if self._current is not None:
             self._obey(self._current, consumer)
             self._current = None
+        residency.advance(consumer)
         while residency.ended:
             consumer.end_demand(residency.ended[0])
             residency.ended.popleft()
@@ -88,7 +90,8 @@ class OrderThread:
         residency.evictions.unload_idle(consumer)
         residency.evictions.unload_ahead(consumer)
         if not residency.again:
-            data = consumer.take_order(LOAD_WAIT_S if time.monotonic() < self._loads_until else ORDER_WAIT_S)
+            soon = residency.line or time.monotonic() < self._loads_until
+            data = consumer.take_order(LOAD_WAIT_S if soon else ORDER_WAIT_S)
             self._current = None if data is None else self._read(data)
 
     def _read(self, data: bytes) -> Order | None:

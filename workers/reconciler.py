@@ -113,6 +113,7 @@ class Reconciler:
             for content_id, model in self._models.all().items()
             if content_id not in wanted or model.state is State.DRAINING
         ]
+        unwanted = [model for model in unwanted if not self._unloads.any_closing([model.manifest.content_id])]
         if any(model.state is State.READY for model in unwanted):
             self._stopping.wait(PROPAGATION_S)
         for model in unwanted:

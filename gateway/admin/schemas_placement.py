@@ -54,8 +54,7 @@ class LoadRefusal(BaseModel):
 
     worker: str
     kind: str = Field(
-        description="too_large, nothing_evictable, thrashing, too_slow, no_worker or failed; later releases may add "
-        "others."
+        description="too_large, nothing_evictable, busy, too_slow, no_worker or failed; later releases may add others."
     )
     reason: str
     retry_after_s: float = Field(description="Seconds after which another try is worth it.")

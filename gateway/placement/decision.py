@@ -23,7 +23,6 @@ NO_WORKER_RETRY_S = 5.0  # hint to clients of a version whose pools have no work
 #: which refusal is reported if several workers refuse: the one that a retry can most likely mend
 _RETRY_FIRST = (
     RefusalKind.TOO_SLOW,
-    RefusalKind.THRASHING,
     RefusalKind.NOTHING_EVICTABLE,
     RefusalKind.FAILED,
     RefusalKind.TOO_LARGE,
@@ -137,7 +136,7 @@ def _refusals(cold: ColdVersion) -> Mapping[str, Refusal]:
             reason = at.instance.reason or "it failed to load"
             refusals[at.worker.id] = Refusal(RefusalKind.FAILED, reason, _retry_after_s(at.instance, cold.now))
     for worker, one in cold.workers.refusals.get(cold.version.manifest.content_id, {}).items():
-        if one.until > cold.now:
+        if one.until > cold.now and one.kind != RefusalKind.BUSY:  # it was no call that was refused
             refusals[worker] = Refusal(_kind(one.kind), one.reason, one.until - cold.now)
     return refusals
 

@@ -22,7 +22,7 @@ from millstream.gateway.placement.refusals import failure_of, too_slow
 from millstream.gateway.placement.usage_memory import UsageMemory
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.load_queue import ready_in_s
+from millstream.services.placement.line import ready_in_s
 from millstream.services.placement.views import Footprint, Refusal
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.clock import RedisClock
@@ -32,7 +32,10 @@ from millstream.services.wire.records import State, WorkerRecord
 log = logging.getLogger("millstream.demands")
 
 REPEAT_S = 1.0  # interval at which a demand is repeated: a Redis that lost its data has lost the order
-DEMAND_LIFE_S = 30.0  # a worker that has not begun a load that it was ordered for this long, may be passed over
+#: No other worker is ordered for this time, or until the deadline of those that wait. When half of it is over, the
+#: worker that has the load in its line is told how long those wait that wait now.
+DEMAND_LIFE_S = 30.0
+DEMAND_LIFE_S_MIN = 2.0  # at least this long, for a load that is about to begin
 RETRIED_WITHIN_S = 10.0  # after the predicted end of a load, in which a refused request is expected to come again
 #: A refusal is told to further requests for this long at most, before workers are looked at again.
 REFUSAL_S_MAX = 0.25
@@ -164,10 +167,12 @@ class Demands:
         if demand.looked_at is not self._snapshot() or (demand.refusal is not None and now >= demand.refusal_until):
             self._look(demand)
         load_s = _remaining_s(demand, now)
-        late = now + load_s > request.deadline
-        demand.deadline = math.inf if late else max(demand.deadline, request.deadline)
+        # What was predicted for a version that was never measured is no reason to refuse: it is tried.
+        certain_s = load_s if demand.need.measured else load_s - demand.need.load_s
+        late = now + certain_s > request.deadline
         if late:
             demand.kept_until = now + load_s + RETRIED_WITHIN_S
+        demand.deadline = max(demand.deadline, demand.kept_until if late else request.deadline)
         if demand.refusal is not None:
             raise failure_of(lane.manifest.model, demand.refusal)
         if late:
@@ -309,7 +314,7 @@ class Demands:
 
         def load_s_of(other: str) -> float:
             instance = cold.workers.fleet[worker].instances.get(other)
-            return 0.0 if instance is None else instance.footprint.load_s
+            return instance.footprint.load_s if instance is not None and instance.footprint.measured else 0.0
 
         return now + ready_in_s(record.loads, load_s_of, content_id, load_s, cold.now)
 
@@ -325,8 +330,9 @@ class Demands:
                 deadline=0.0 if demand.active else self._on_redis_clock(lane, demand.deadline),
                 usage=self.usage.packed(lane.content_id),
             )
+            life_s = max(DEMAND_LIFE_S_MIN, min(DEMAND_LIFE_S, demand.deadline - self._clock()))
             worker, now = await lane.link.demand(
-                lane.content_id, round(DEMAND_LIFE_S * 1000), order.model_dump_json().encode(), workers
+                lane.content_id, round(life_s * 1000), order.model_dump_json().encode(), workers
             )
             demand.ordered = worker
             if now:

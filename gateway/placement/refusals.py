@@ -7,7 +7,7 @@ import math
 from millstream.services.errors import Code, Failure
 from millstream.services.placement.views import Refusal, RefusalKind
 
-_WITHOUT_MEMORY = frozenset({RefusalKind.TOO_LARGE, RefusalKind.NOTHING_EVICTABLE, RefusalKind.THRASHING})
+_WITHOUT_MEMORY = frozenset({RefusalKind.TOO_LARGE, RefusalKind.NOTHING_EVICTABLE})
 
 
 class PassedOn(Failure):

@@ -16,7 +16,7 @@ from millstream.services.placement.pools import pools_of
 from millstream.services.placement.views import RefusalKind
 from millstream.services.wire.records import InstanceRecord, State
 
-_FOR_NOW = frozenset({RefusalKind.NOTHING_EVICTABLE, RefusalKind.THRASHING})
+_FOR_NOW = frozenset({RefusalKind.NOTHING_EVICTABLE, RefusalKind.BUSY})
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0
 KEPT_CHECK_S = 1.0  # interval at which a load looks whether its versions were deleted

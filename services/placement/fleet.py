@@ -27,11 +27,9 @@ CLASSES_PER_OCTAVE = 2  # of sizes: a price is that of the class's largest size
 #: order decides. So several gateways that see the same cheapest worker do not send all versions there.
 CLOSE_LOADS = 0.1
 QUOTE_LIFE_S = 5.0  # after which a quote is renewed although its worker has not changed: instances get idle
-EXACT_LIFE_S = 0.25  # likewise, where by the kept quotes no worker can load a version
 RENEWALS_MAX = 8  # quotes renewed for their age at one choice
 #: of which the refusal is reported if several workers refuse: the one that an operator or a retry can most likely mend
 _BEST_REFUSAL = (
-    RefusalKind.THRASHING,
     RefusalKind.NOTHING_EVICTABLE,
     RefusalKind.TOO_LARGE,
     RefusalKind.NO_WORKER,
@@ -173,7 +171,7 @@ class Fleet:
         asked = self._without(exclude)
         prices = self._row(_size_class(need)) + asked
         if prices.min() == _NONE:
-            prices = self._exact_prices(need, now) + asked  # the class's largest size may be too large, the need not
+            prices = self._exact_prices(need) + asked  # the class's largest size may be too large, the need not
         best = float(prices.min())
         if best == _NONE:
             return self._refusal(need)
@@ -227,16 +225,16 @@ class Fleet:
         view = self._workers[slot]
         assert view is not None
         self.quoted += 1
-        room = Room.of(view, now)
+        room = Room.of(view)
         known = self._costs.get(view.id, {})
         costs: dict[str, tuple[PlacedInstance, float, float]] = {}
-        for one in room.settled:
+        for one in room.evictable:
             priced = known.get(one.content_id)
             if priced is None or priced[0] is not one or now - priced[1] >= QUOTE_LIFE_S:
                 priced = (one, now, cost(one, now))
             costs[one.content_id] = priced
         self._costs[view.id] = costs
-        seconds = [costs[one.content_id][2] for one in room.settled]
+        seconds = [costs[one.content_id][2] for one in room.evictable]
         order = room.cheapest_first(seconds)
         quote = _Quote(
             now,
@@ -271,11 +269,8 @@ class Fleet:
         added[[self._slots[worker] for worker in exclude if worker in self._slots]] = _NONE
         return added
 
-    def _exact_prices(self, need: Footprint, now: float) -> npt.NDArray[np.float64]:
-        """Return the prices of exactly this need, from quotes that are at most EXACT_LIFE_S old."""
-        for slot, quote in enumerate(self._quotes):
-            if quote is not None and now - quote.made_at >= EXACT_LIFE_S:
-                self._quote(slot, now)
+    def _exact_prices(self, need: Footprint) -> npt.NDArray[np.float64]:
+        """Return the prices of exactly this need."""
         sizes = (need.load_bytes, need.device_load_bytes)
         return self._prices_of([np.array([size], np.float64) for size in sizes])
 

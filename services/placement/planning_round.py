@@ -256,7 +256,7 @@ class PlanningRound:
     def _room(self, view: WorkerView) -> Room:
         known = self._rooms.get(view.id)
         if known is None or known[0] is not view:
-            known = self._rooms[view.id] = view, Room.of(view, self.now)
+            known = self._rooms[view.id] = view, Room.of(view)
         return known[1]
 
     def _order(self, order: PlannedOrder) -> None:

@@ -24,9 +24,6 @@ from millstream.services.placement.views import (
 )
 from millstream.services.sizes import sizes
 
-#: An instance stays for this multiple of its load time, so that two models do not take turns in the same memory.
-RESIDENCE_LOADS = 10.0
-RETRY_S_MIN = 0.1
 OTHERS_BUSY_RETRY_S = 1.0
 
 
@@ -36,15 +33,15 @@ class Space(NamedTuple):
     Args:
         of_device: whether it is the memory of an accelerator.
         budget_bytes: 0: no limit.
-        free_bytes: free now.
+        free_bytes: free now, or free soon because it is on its way out.
         models_bytes: the budget without what the process takes for itself.
-        resident: resident bytes of the settled instances, in the order of `Room.settled`.
+        resident: resident bytes of the evictable instances, in the order of `Room.evictable`.
         peaks: peak bytes of these.
         largest_peak: of all instances.
         second_peak: of all instances but one with the largest.
-        kept_peak: the largest of the instances that are not settled.
-        settled_bytes: what unloading all settled instances frees.
-        evictable_bytes: what unloading all instances frees that may be unloaded at some time.
+        kept_peak: the largest of the instances that are not evictable.
+        evictable_bytes: what unloading all evictable instances frees.
+        loading_bytes: what is reserved for loads in progress.
     """
 
     of_device: bool
@@ -56,8 +53,8 @@ class Space(NamedTuple):
     largest_peak: int
     second_peak: int
     kept_peak: int
-    settled_bytes: int
     evictable_bytes: int
+    loading_bytes: int
 
     def missing_bytes(self, need: Footprint) -> int:
         return self.needed_bytes(need) - self.free_bytes
@@ -71,7 +68,7 @@ class Space(NamedTuple):
         return "device memory" if self.of_device else "memory"
 
     def freed_alone(self) -> list[int]:
-        """Return what unloading each of the settled instances alone frees."""
+        """Return what unloading each of the evictable instances alone frees."""
         if self.largest_peak == self.second_peak:
             return list(self.resident)
         second = self.second_peak
@@ -81,7 +78,7 @@ class Space(NamedTuple):
         ]
 
     def kept(self, at: int, staying_peak: int) -> tuple[int, int]:
-        """Return the bytes that are not freed if one settled instance stays, and the largest peak of what stays then.
+        """Return the bytes that are not freed if one evictable instance stays, and the largest peak of what stays then.
 
         Args:
             at: the index of the instance.
@@ -91,8 +88,8 @@ class Space(NamedTuple):
         return self.resident[at] + max(0, peak_bytes - staying_peak), max(staying_peak, peak_bytes)
 
     def freed_in_order(self, order: Sequence[int]) -> list[int]:
-        """Return what unloading the first 0, 1, 2, … settled instances of an order frees."""
-        freed, staying = self.settled_bytes, self.kept_peak
+        """Return what unloading the first 0, 1, 2, … evictable instances of an order frees."""
+        freed, staying = self.evictable_bytes, self.kept_peak
         amounts = [freed]
         for at in reversed(order):
             peak = self.peaks[at]
@@ -108,8 +105,7 @@ class Space(NamedTuple):
 class _Groups(NamedTuple):
     """The instances of a worker."""
 
-    settled: list[PlacedInstance]  # may be unloaded now
-    young: list[PlacedInstance]  # may be unloaded once they have been there long enough
+    evictable: list[PlacedInstance]
     kept: list[PlacedInstance]  # in use, pinned or protected
     loading: list[PlacedInstance]
 
@@ -120,35 +116,29 @@ class Room:
 
     Args:
         pool: the worker's pool, for messages.
-        settled: instances that may be unloaded now.
+        evictable: instances that may be unloaded.
         spaces: the memory of the host, and that of the device if it has a limit.
-        settles_in_s: time until the next instance may be unloaded; 0 if none waits for that.
     """
 
     pool: str
-    settled: Sequence[PlacedInstance]
+    evictable: Sequence[PlacedInstance]
     spaces: Sequence[Space]
-    settles_in_s: float
 
     @staticmethod
-    def of(worker: WorkerView, now: float, protected: Collection[str] = ()) -> Room:
+    def of(worker: WorkerView, protected: Collection[str] = ()) -> Room:
         """Return the room in a worker, in which the content ids `protected` must stay."""
-        groups = _Groups([], [], [], [])
-        settles_in_s = math.inf
+        groups = _Groups([], [], [])
         for one in worker.instances.values():
             if one.loaded_at == math.inf:
                 groups.loading.append(one)
             elif one.in_use or one.pinned or one.content_id in protected:
                 groups.kept.append(one)
-            elif (wait_s := RESIDENCE_LOADS * one.footprint.load_s - (now - one.loaded_at)) <= 0:
-                groups.settled.append(one)
             else:
-                groups.young.append(one)
-                settles_in_s = min(settles_in_s, wait_s)
+                groups.evictable.append(one)
         spaces = [_space(worker, groups, of_device=False)]
         if worker.device_budget_bytes:
             spaces.append(_space(worker, groups, of_device=True))
-        return Room(worker.pool, groups.settled, spaces, settles_in_s if settles_in_s < math.inf else 0.0)
+        return Room(worker.pool, groups.evictable, spaces)
 
     def short(self, need: Footprint) -> list[tuple[Space, int]]:
         """Return the spaces in which `need` does not fit now, with the bytes that are missing there."""
@@ -156,8 +146,8 @@ class Room:
         return [one for one in missing if one[1] > 0]
 
     def attainable_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the host and of the device that can be made free at some time, if what is kept stays."""
-        attainable = [space.free_bytes + space.evictable_bytes for space in self.spaces]
+        """Return the bytes of the host and of the device that can be made free, once loads have ended."""
+        attainable = [space.free_bytes + space.evictable_bytes + space.loading_bytes for space in self.spaces]
         return attainable[0], attainable[1] if len(attainable) > 1 else UNLIMITED_BYTES
 
     def models_bytes(self) -> tuple[int, int]:
@@ -165,12 +155,12 @@ class Room:
         return self.spaces[0].models_bytes, self.spaces[1].models_bytes if len(self.spaces) > 1 else UNLIMITED_BYTES
 
     def cheapest_first(self, costs: Sequence[float]) -> list[int]:
-        """Return the indices of the settled instances, those with the least cost for their share of memory first."""
-        settled = self.settled
+        """Return the indices of the evictable instances, those with the least cost for their share of memory first."""
+        evictable = self.evictable
         ranks = [
-            (cost / weight, one.content_id) for cost, weight, one in zip(costs, self._weights(), settled, strict=True)
+            (cost / weight, one.content_id) for cost, weight, one in zip(costs, self._weights(), evictable, strict=True)
         ]
-        return sorted(range(len(settled)), key=ranks.__getitem__)
+        return sorted(range(len(evictable)), key=ranks.__getitem__)
 
     def _weights(self) -> Sequence[float]:
         """Return the bytes that unloading each instance frees; with device memory, shares of both budgets."""
@@ -178,10 +168,10 @@ class Room:
         if len(shares) == 1:
             return [max(1, freed) for freed in shares[0][0].freed_alone()]
         both = [[share * max(1, freed) for freed in space.freed_alone()] for space, share in shares]
-        return [sum(weights) for weights in zip(*both, strict=True)] if both else [1.0] * len(self.settled)
+        return [sum(weights) for weights in zip(*both, strict=True)] if both else [1.0] * len(self.evictable)
 
     def refusal(self, need: Footprint) -> Refusal:
-        """Return why `need` does not fit, for a need that settled instances do not make room for."""
+        """Return why `need` does not fit, for a need that evictable instances do not make room for."""
         for space in self.spaces:
             if space.needed_bytes(need) > space.models_bytes:
                 takes, has = sizes(space.needed_bytes(need), space.models_bytes)
@@ -189,21 +179,14 @@ class Room:
                     RefusalKind.TOO_LARGE,
                     f"it takes {takes} of {space.name}, and a worker of pool {self.pool} has {has} for models",
                 )
-        for space, missing in self.short(need):
-            if space.evictable_bytes < missing:
-                takes, free = sizes(space.needed_bytes(need), space.free_bytes)
-                return Refusal(
-                    RefusalKind.NOTHING_EVICTABLE,
-                    f"it takes {takes} of {space.name}, {free} are free, and all other models are in use, pinned or "
-                    "still loading",
-                    OTHERS_BUSY_RETRY_S,
-                )
-        device = all(space.of_device for space, missing in self.short(need) if space.settled_bytes < missing)
+        short = (space for space, missing in self.short(need) if space.evictable_bytes < missing)
+        space = next(short, self.spaces[0])
+        takes, free = sizes(space.needed_bytes(need), space.free_bytes)
         return Refusal(
-            RefusalKind.THRASHING,
-            f"the models that could be unloaded for its {'device memory' if device else 'memory'} were loaded a moment "
-            "ago",
-            max(RETRY_S_MIN, self.settles_in_s),
+            RefusalKind.NOTHING_EVICTABLE,
+            f"it takes {takes} of {space.name}, {free} are free, and all other models are in use, pinned or still "
+            "loading",
+            OTHERS_BUSY_RETRY_S,
         )
 
 
@@ -220,33 +203,32 @@ def freed_bytes(worker: WorkerView, victims: Collection[str]) -> tuple[int, int]
 
 
 def _space(worker: WorkerView, groups: _Groups, *, of_device: bool) -> Space:
-    settled, young, kept, loading = groups
-    resident, peaks = _resident(settled, of_device), _peaks(settled, of_device)
-    resident_bytes, young_bytes = sum(resident), sum(_resident(young, of_device))
+    evictable, kept, loading = groups
+    resident, peaks = _resident(evictable, of_device), _peaks(evictable, of_device)
+    resident_bytes, kept_peak = sum(resident), max(_peaks(kept, of_device))
     loading_bytes = sum(_resident(loading, of_device)) + sum(_peaks(loading, of_device))
-    ready_peak = max(_peaks(kept, of_device))
-    kept_peak = max(ready_peak, *_peaks(young, of_device))
     largest_peak = max(kept_peak, *peaks)
-    held_bytes = resident_bytes + young_bytes + sum(_resident(kept, of_device)) + loading_bytes + largest_peak
+    held_bytes = resident_bytes + sum(_resident(kept, of_device)) + loading_bytes + largest_peak
     budget_bytes = worker.device_budget_bytes if of_device else worker.budget_bytes
     used_bytes = worker.device_used_bytes if of_device else worker.used_bytes
+    leaving_bytes = worker.device_leaving_bytes if of_device else worker.leaving_bytes
     models_bytes = worker.device_room_bytes if of_device else worker.room_bytes
     if not budget_bytes:
         models_bytes = UNLIMITED_BYTES
     elif not models_bytes:
-        models_bytes = max(0, budget_bytes - max(0, used_bytes - held_bytes))
+        models_bytes = max(0, budget_bytes - max(0, used_bytes - leaving_bytes - held_bytes))
     return Space(
         of_device,
         budget_bytes,
-        worker.device_free_bytes if of_device else worker.free_bytes,
+        max(0, budget_bytes - used_bytes + leaving_bytes) if budget_bytes else UNLIMITED_BYTES,
         models_bytes,
         resident,
         peaks[1:],
         largest_peak,
-        max(kept_peak, sorted(peaks)[-2] if settled else 0),
+        max(kept_peak, sorted(peaks)[-2] if evictable else 0),
         kept_peak,
         resident_bytes + largest_peak - kept_peak,
-        resident_bytes + young_bytes + largest_peak - ready_peak,
+        loading_bytes,
     )
 
 

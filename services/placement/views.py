@@ -76,6 +76,8 @@ class WorkerView:
         device_used_bytes: likewise in use.
         room_bytes: what all instances together may take of the budget; 0: what is not used by anything else now.
         device_room_bytes: likewise.
+        leaving_bytes: what of `used_bytes` is on its way out: of instances that are being unloaded.
+        device_leaving_bytes: likewise.
     """
 
     id: str
@@ -88,6 +90,8 @@ class WorkerView:
     device_used_bytes: int = 0
     room_bytes: int = 0
     device_room_bytes: int = 0
+    leaving_bytes: int = 0
+    device_leaving_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:
@@ -112,15 +116,15 @@ class WorkerView:
 class RefusalKind(StrEnum):
     """Why no memory can be made free. Each has an HTTP status of its own in the gateway.
 
-    TOO_LARGE: larger than the budget of every worker, whatever is unloaded. NOTHING_EVICTABLE: all others are in use,
-    pinned or needed (503). THRASHING: only instances that were loaded a moment ago could be unloaded (503, retry).
-    TOO_SLOW: the load takes longer than the request may wait (429). NO_WORKER: the pool has no worker (503).
-    FAILED: the load was tried and failed (503, retry).
+    TOO_LARGE: larger than the budget of every worker, whatever is unloaded. NOTHING_EVICTABLE: all others are pinned or
+    needed (503). BUSY: no call waits for it, and what could go is called; a call waits in line instead. TOO_SLOW: the
+    load takes longer than the request may wait (429). NO_WORKER: the pool has no worker (503). FAILED: the load was
+    tried and failed (503, retry).
     """
 
     TOO_LARGE = "too_large"
     NOTHING_EVICTABLE = "nothing_evictable"
-    THRASHING = "thrashing"
+    BUSY = "busy"
     TOO_SLOW = "too_slow"
     NO_WORKER = "no_worker"
     FAILED = "failed"

@@ -34,6 +34,7 @@ from tests.bench.result import Figure, Measured, Result
 from tests.bench.rounds import Say, medians, ratio
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
+from tests.bench.waiting_line import measure_waits
 from tests.kit import models
 
 MIB = 2**20
@@ -210,6 +211,30 @@ def churn(folder: Path, say: Say) -> Result:
     return Result((figure,), ())
 
 
+def waiting_line(folder: Path, say: Say) -> Result:
+    """Measure how long calls wait where memory is one model short."""
+    found = measure_waits(folder, say)
+    figures = (
+        Figure(
+            name="waiting line: calls refused",
+            measured=found.refused,
+            bound=0,
+            unit="refused",
+            detail=f"of {found.calls:,}, four models, memory for three",
+            at_most=True,
+        ),
+        Figure(
+            name="waiting line: mean wait",
+            measured=found.wait_s / found.rules_s,
+            bound=1.25,
+            unit="x least recently used",
+            detail=f"{found.wait_s:.2f} s, simulated rules {found.rules_s:.2f} s",
+            at_most=True,
+        ),
+    )
+    return Result(figures, ())
+
+
 def loads(folder: Path, say: Say) -> Result:
     """Measure a hot model beside a stream of loads, and the worker's memory after many loads and unloads."""
     found = measure_loads(folder, say)
@@ -335,6 +360,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             storm(folder, say),
             loads(folder, say),
             churn(folder, say),
+            waiting_line(folder, say),
             thousand(folder, say),
             overflow(folder, say),
             idle_memory(folder, say),

@@ -159,6 +159,8 @@ A figure is the median of the rounds' ratios.
   serve. Requests arrive in an open loop (Poisson), and their deadline is five such runs. At the same time, a model of
   the same kind gets five requests a second.
 - **loads**: a model gets 100 requests a second, while one of 50 MB and squeezenet are loaded and unloaded in turn.
+- **waiting line**: four models are called once a second each, at random instants, where memory is for three. The rules
+  that unload the least recently used model are simulated with the same calls, without network and queue.
 - **churn**: ten models for five places, two gateways, two workers; random versions, deletions, unloads and deaths.
 - **hot calls** come from one connection, in turn to 50 of 1,000 models in one worker, or to the only model of another
   installation. **First calls** are those of models that no worker holds, and for which another one is unloaded or not.

@@ -254,7 +254,7 @@ def test_an_order_does_not_wait_for_the_close_of_another_model(shop: Shop) -> No
     shop.push(Order(do="load", content_id=other.content_id, why="a call", evict=True))
     shop.until_ready(other)
     assert shop.record.used_bytes >= 300 * MIB, "its bytes count until it is closed"
-    assert shop.instance(waiting) is None
+    assert not shop.is_ready(waiting)
     assert not shop.record.refusals  # and at the end the worker drains, without waiting for the close
 
 

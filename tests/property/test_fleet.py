@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.services.placement.eviction import cost_of, make_room
-from millstream.services.placement.fleet import CLASSES_PER_OCTAVE, CLOSE_LOADS, EXACT_LIFE_S, Fleet, rendezvous
+from millstream.services.placement.fleet import CLASSES_PER_OCTAVE, CLOSE_LOADS, QUOTE_LIFE_S, Fleet, rendezvous
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from tests.kit.fleets import NOW, fleets, footprints, workers
 
@@ -155,16 +154,6 @@ def test_a_size_just_below_the_budget_is_not_refused_for_its_class():
     assert isinstance(_choice(_many(3, 1000), "m:1:x", Footprint(1001), NOW), Refusal)
 
 
-def test_time_makes_an_instance_evictable_without_news_of_its_worker():
-    young = PlacedInstance("a", Footprint(1000, 0, 2.0), NOW, NOW)
-    fleet = _fleet([replace(_many(1)[0], used_bytes=1000, instances={"a": young})])
-    refused = fleet.choose("m:1:x", Footprint(10), NOW)
-    assert isinstance(refused, Refusal)
-    assert refused.kind is RefusalKind.THRASHING
-    assert refused.retry_after_s == pytest.approx(20.0)
-    assert fleet.choose("m:1:x", Footprint(10), NOW + 20.0) == ["cpu-0-7"]
-
-
 def test_a_choice_makes_only_the_quotes_of_workers_that_changed():
     views = _many(200)
     fleet = _fleet(views)
@@ -177,7 +166,7 @@ def test_a_choice_makes_only_the_quotes_of_workers_that_changed():
     assert fleet.quoted < 200 + 1000, "one changed worker at each choice"
     for at in range(1000):  # nothing fits: the quotes serve a while
         assert isinstance(fleet.choose(f"n{at}:1:x", Footprint(5000), NOW + 1 + at / 1000), Refusal)
-    assert fleet.quoted <= 200 + 1000 + 200 * (1 + 1 / EXACT_LIFE_S)
+    assert fleet.quoted <= 200 + 1000 + 200 * (1 + 1 / QUOTE_LIFE_S)
 
 
 @given(fleets)

@@ -96,6 +96,10 @@ class Loads:
     def pending(self) -> bool:
         return bool(self.queue or self.running)
 
+    @property
+    def takes_demanded(self) -> bool:
+        return not self.running and not any(request.demanded for request in self.queue)
+
     def active(self) -> set[str]:
         return {*self.running, *(request.content_id for request in self.queue if request.demanded)}
 
@@ -152,7 +156,8 @@ class Redis:
     def leased(self, lane: str) -> bool:
         return False
 
-    def remove_lane(self, lane: str) -> None: ...
+    def remove_lane(self, lane: str) -> None:
+        self.in_use.discard(lane)  # its batches run, or wait for another load
 
     def close(self) -> None: ...
 
@@ -202,7 +207,9 @@ class WorkerMachine(RuleBasedStateMachine):
         consumer = cast("Any", self.redis)
         while self.residency.again:
             self.residency.load(self.residency.again.popleft(), consumer)
+        self.residency.advance(consumer)
         self.residency.evictions.repay(consumer)
+        self.residency.evictions.recall(consumer)
         self.residency.evictions.unload_ahead(consumer)
         while self.residency.ended:
             self.open.discard(self.residency.ended.popleft())
@@ -220,6 +227,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def publish(self, name: str, resident: int, peak: int, pin: bool) -> None:
         self._publish(name, resident, peak, pin=pin)
         held = {content_id for content_id, one in self.models.all().items() if one.state is State.READY}
+        self.settle_line()
         self.update()
         assert held & self.wanted.keys() <= self.models.all().keys(), "publishing unloads nothing"
 
@@ -231,8 +239,18 @@ class WorkerMachine(RuleBasedStateMachine):
         called = {
             content_id for content_id, one in held if one.state is State.READY and (one.calls.last or one.demanded)
         }
+        self.settle_line()
         self.update()
         assert called & self.wanted.keys() <= self.models.all().keys(), "publishing unloads nothing that was called"
+
+    def settle_line(self) -> None:
+        """Forget the orders that wait for their turn, which comes at any time."""
+        for content_id in self.residency.line.content_ids():
+            self.residency.line.remove(content_id)
+            self.open.discard(content_id)
+            model = self.models.get(content_id)
+            if model is not None and model.state is State.LOADING and content_id not in self.loads.active():
+                self.models.remove(content_id)
 
     def _publish(self, name: str, resident: int, peak: int, *, pin: bool, measured: bool = True) -> None:
         known = self.of(name)
@@ -368,8 +386,9 @@ class WorkerMachine(RuleBasedStateMachine):
             self.begin_load()
             for content_id in list(self.loads.running):
                 self.finish(content_id)
+            self.clock.seconds += 1.0  # residences end
             self.step()
-            if not self.loads.pending:
+            if not (self.loads.pending or self.residency.line):
                 break
         assert self.open == set(), "every order ends in an instance, a refusal, or the end of its version"
         reserved = self.memory.budget.used_bytes - BASE
@@ -685,7 +704,7 @@ def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothin
     assert worker.models.get(preloaded.content_id) is not None, "it is not on standby"
     order = Order(do="load", content_id=called.content_id, why="a call", evict=True)
     worker.residency.load(order, cast("Any", worker.redis))
-    assert list(worker.residency.again) == [order]
+    assert called.content_id in worker.residency.line
     worker.loads.giving_way = False
     budget.begin_unload("a race")
     budget.freed("a race")
@@ -719,17 +738,19 @@ def test_a_call_that_came_as_its_version_was_unloaded_has_it_loaded_and_a_readin
 def test_a_version_that_is_unloaded_before_its_lane_was_added_ends_its_demand() -> None:
     """It took more than was predicted, and is unloaded at once; its calls are to order a load again, not to wait."""
     worker = WorkerMachine()
-    worker.begin([100, 100, 100, 251, 100, 200])
-    worker.begin_load()
-    worker.order(which=2, evict=True, late=1)
-    worker.begin_load()
-    worker.unload(name="m0")
-    worker.publish_doubtful(name="m0")
-    worker.finish(min(worker.loads.running))
-    worker.order(which=44, evict=True, late=1)
-    large = next(content_id for content_id in worker.open if content_id.startswith("m0:2:"))
+    worker.begin([1000, 1000, 1000, 1000, 500, 100])
+    held, ordered = list(worker.wanted.values())[-2:]
     worker.begin_load()
     for content_id in list(worker.loads.running):
         worker.finish(content_id)
+    worker.unload(name=ordered.manifest.model)
+    worker.redis.in_use.add(held.content_id)
+    worker.open.add(ordered.content_id)
+    order = Order(do="load", content_id=ordered.content_id, why="a call", evict=True)
+    worker.residency.load(order, cast("Any", worker.redis))
+    worker.begin_load()
+    worker.needs[ordered.content_id] = Footprint(450, 0, 0.1)
+    large = ordered.content_id
+    worker.finish(large)
     assert worker.models.get(large) is None
     assert worker.open == set()

@@ -77,7 +77,7 @@ class Waiting:
 class Bench:
     """A gateway's demands for version 1 of model m; the test sets workers and clock."""
 
-    def __init__(self, home: Path, load_s: float = LOAD_S) -> None:
+    def __init__(self, home: Path, load_s: float = LOAD_S, *, measured: bool = True) -> None:
         self.now = 1000.0
         repository = FolderRepository(home)
         self.manifest = publish(repository, "m", 1)
@@ -92,7 +92,7 @@ class Bench:
         self.demands = Demands(
             lambda: self.snapshot,
             lambda content_id: self.lane if content_id == self.manifest.content_id else None,
-            lambda _manifest, _worker: Footprint(10 * MB, load_s=self.load_s),
+            lambda _manifest, _worker: Footprint(10 * MB, load_s=self.load_s, measured=measured),
             lambda: self.now,
         )
         self.set_workers(self.worker("w1"), self.worker("w2"))
@@ -279,7 +279,7 @@ def test_a_load_longer_than_the_deadline_is_refused_and_ordered(tmp_path):
         assert (refused.value.code, refused.value.retry_after) == (Code.OVERLOADED, 4)
         await bench.turn()
         [(worker, order)] = bench.link.orders
-        assert order["deadline"] == 0  # the retry is to find it, whenever it comes
+        assert order["deadline"] == bench.now + LOAD_S + RETRIED_WITHIN_S  # the retry is to find it
         bench.set_workers(bench.worker(worker, bench.instance(State.LOADING, why="a call")))
         bench.now += 3.0
         with pytest.raises(Failure) as refused:
@@ -291,6 +291,16 @@ def test_a_load_longer_than_the_deadline_is_refused_and_ordered(tmp_path):
         assert bench.link.calls == 1
 
     run(test, tmp_path)
+
+
+def test_what_was_never_measured_is_tried_however_long_it_is_predicted_to_take(tmp_path):
+    async def test(bench: Bench) -> None:
+        bench.call(timeout_s=1.0)
+        await bench.turn()
+        [(_, order)] = bench.link.orders
+        assert order["deadline"] == bench.now + 1.0
+
+    run(test, tmp_path, load_s=4762.0, measured=False)
 
 
 def test_loads_that_the_worker_makes_before_it_count_in_the_prediction(tmp_path):

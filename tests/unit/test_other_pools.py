@@ -123,7 +123,7 @@ def test_a_request_that_comes_again_is_not_passed_on_by_the_same_pool(tmp_path: 
 def test_a_pool_that_refused_it_or_failed_to_load_it_is_not_asked(tmp_path: Path) -> None:
     pools = Pools(tmp_path, gpu=[FULL], cpu=[FREE])
     content_id = pools.manifest.content_id
-    refusal = RefusalRecord(content_id=content_id, kind="thrashing", reason="r", until=NOW)
+    refusal = RefusalRecord(content_id=content_id, kind="nothing_evictable", reason="r", until=NOW)
     gpu = pools.worker("gpu", 0, FULL)
     pools.set(gpu, pools.worker("cpu", 0, FREE, refusals=(refusal,)))
     assert pools.loads(object()) == "gpu"

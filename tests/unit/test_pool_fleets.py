@@ -138,14 +138,16 @@ def test_a_pin_that_is_set_protects_instances_in_the_next_snapshot(tmp_path):
 
 def test_workers_that_refuse_drain_or_are_gone_are_not_ordered(tmp_path):
     manifest = publish(FolderRepository(tmp_path), "cold", 1)
-    refusal = RefusalRecord(content_id=manifest.content_id, kind="thrashing", reason="young", until=NOW + 3)
+    refusal = RefusalRecord(
+        content_id=manifest.content_id, kind="nothing_evictable", reason="all are pinned", until=NOW + 3
+    )
     workers = (_worker(0), _worker(1, refusals=(refusal,)), _worker(2, draining=True), _worker(3))
     fleets, snapshot = _fleets(), _snapshot(workers)
     assert sorted(_chosen(_cold(fleets, snapshot, manifest))) == ["cpu-0-1", "cpu-3-1"]
     fewer = _snapshot(workers[1:3])
     refused = decide(_cold(fleets, fewer, manifest))
     assert isinstance(refused, Refusal)
-    assert (refused.kind, refused.retry_after_s) == (RefusalKind.THRASHING, 3.0)
+    assert (refused.kind, refused.retry_after_s) == (RefusalKind.NOTHING_EVICTABLE, 3.0)
     assert decide(_cold(fleets, fewer, manifest, now=NOW + 4)) == ["cpu-1-1"], "the refusal is over"
     only = _snapshot(workers[2:3])
     assert decide(_cold(fleets, only, manifest)) is WAIT, "a worker may start"

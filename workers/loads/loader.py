@@ -49,7 +49,6 @@ class LoadRequest(NamedTuple):
     demanded: bool = False  # calls wait for it, or a load that is staged
     staged: bool = False  # no call waits for it
     why: str = ""  # for people
-    until: float = float("inf")  # after this time (the loader's clock) the load does not begin: no call waits for it
 
     @property
     def content_id(self) -> str:
@@ -179,6 +178,15 @@ class Loader:
     def busy(self) -> bool:
         """Whether a load is in progress."""
         return bool(self._loads)
+
+    @property
+    def takes_demanded(self) -> bool:
+        """Whether a load that calls wait for would begin at once."""
+        now = self._clock()
+        with self._lock:
+            if any(request.demanded for request in self._queue) or len(self._loads) >= LOADS_MAX:
+                return False
+            return all(now - load.began >= _waits_s(True, load.wanted.demanded) for load in self._loads)
 
     @property
     def pending(self) -> bool:

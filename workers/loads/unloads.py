@@ -2,6 +2,7 @@
 
 removed from the repository: draining ─> its stream is empty ─> remove its lane ─> no lease is left ─> close
 makes room for another one:  release its lane, unless it is in use (one script) ─> close, in a thread of its own
+its turn is over:            remove its lane ─> its batches have run ─> close, in a thread of its own
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 log = logging.getLogger("millstream.reconciler")
 
 DRAIN_S_MAX = 30.0
+STOP_CHECK_S = 0.02  # interval at which it is looked whether the batches of a version have run
 PROPAGATION_S = 0.3  # for gateways to learn that a version was removed, and to send its waiting requests
 
 
@@ -135,13 +137,61 @@ class Unloads:
                 return False
             self._budget.begin_unload(content_id)
             self._models.remove(content_id)
-        began, last_call = time.monotonic(), model.calls.last
-        self._metrics.evicted(model.manifest, reason.value, began - last_call if last_call else None)
         self._metrics.unloaded(model)
-        with self._lock:
-            self._closing[content_id] += 1
+        began = self._begin(model, reason)
         self._run_apart(lambda: self._close(model, why, began))
         return True
+
+    def stop(self, consumer: Consumer, content_id: str, reason: EvictionReason, why: str) -> bool:
+        """Unload a version that is called: batches that are leased run, those that wait in the lane wait for a load.
+
+        False: it is not loaded. Raises Failure(UNAVAILABLE).
+        """
+        with self._models.changing_lanes:
+            model = self._models.get(content_id)
+            if model is None or model.state is not State.READY:
+                return False
+            model.gate.closed = True
+            try:
+                consumer.remove_lane(content_id)
+            except Failure:
+                model.gate.closed = False
+                self._on_unsure()
+                raise
+            self._budget.begin_unload(content_id)
+            self._models.move(content_id, State.DRAINING)
+        began = self._begin(model, reason)
+        self._run_apart(lambda: self._close_when_run(model, why, began))
+        return True
+
+    def _begin(self, model: LoadedModel, reason: EvictionReason) -> float:
+        """Count an eviction, whose instance is closed in a moment; return the current instant."""
+        now, last_call = time.monotonic(), model.calls.last
+        self._metrics.evicted(model.manifest, reason.value, now - last_call if last_call else None)
+        with self._lock:
+            self._closing[model.manifest.content_id] += 1
+        return now
+
+    def _close_when_run(self, model: LoadedModel, why: str, began: float) -> None:
+        """Close an instance after its last batch, in a thread of its own. The watchdog bounds what that takes."""
+        content_id = model.manifest.content_id
+        while not self._stopping.is_set():
+            try:
+                consumer = self._connect()
+                try:
+                    while (consumer.leased(content_id) or model.gate.inside) and not self._stopping.is_set():
+                        self._stopping.wait(STOP_CHECK_S)
+                    with self._models.changing_lanes:
+                        consumer.remove_lane(content_id)  # again: nothing is leased, and an empty stream is deleted
+                finally:
+                    consumer.close()
+                break
+            except Failure as failure:
+                log.debug("%s is not closed yet: %s", content_id, failure.message)
+                self._stopping.wait(STOP_CHECK_S)
+        self._models.remove(content_id)
+        self._metrics.unloaded(model)
+        self._close(model, why, began)
 
     def _close(self, model: LoadedModel, why: str, began: float) -> None:
         """Close an instance whose lane is released, and return its memory to the system.

@@ -122,6 +122,11 @@ class VersionLoads:
         """Whether a load is in progress or waits."""
         return self._loader.pending
 
+    @property
+    def takes_demanded(self) -> bool:
+        """Whether a load that calls wait for would begin at once."""
+        return self._loader.takes_demanded
+
     def active(self) -> set[str]:
         """Return the content ids of versions that are being loaded or are demanded."""
         return self._loader.active()

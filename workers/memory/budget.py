@@ -116,6 +116,13 @@ class MemoryBudget:
             return self._device_used()
 
     @property
+    def leaving_bytes(self) -> tuple[int, int]:
+        """What of the host and of the device is not yet free after an unload."""
+        with self._lock:
+            leaving = [one for unloads in self._unloading.values() for one in unloads]
+            return sum(host for host, _ in leaving), sum(device for _, device in leaving)
+
+    @property
     def device_free_bytes(self) -> int:
         return max(0, self.device_budget_bytes - self.device_used_bytes) if self.device_budget_bytes else 1 << 62
 

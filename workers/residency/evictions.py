@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from millstream.services.placement.eviction import make_room
 from millstream.services.placement.headroom import headroom_of, unloaded_ahead
 from millstream.services.placement.ordered_loads import OrderedLoads
-from millstream.services.placement.views import Footprint, Refusal, RefusalKind
+from millstream.services.placement.views import Footprint, PlacedInstance, Refusal
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.unloads import EvictionReason, Unloads
 from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModels
-from millstream.workers.residency.own_view import OwnView, settled
+from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.state import ResidencyState
 
 log = logging.getLogger("millstream.residency")
 
 CLOSE_WAIT_S = 0.25  # for an order until what was unloaded for it is closed; then other orders come first
-#: When the lane of an unloaded version is looked at: a gateway may have sent a batch before it knew.
-RECHECKS_S = (1.0, 3.0)
+#: When the lane of an unloaded version is looked at: its batches may wait, or a gateway sent one before it knew.
+RECHECKS_S = (0.0, 1.0, 3.0)
 RECALL_LIFE_MS = 60_000  # of the demand for a version that a batch waits for
 
 
@@ -53,17 +53,23 @@ class Evictions:
         """Look soon whether the budget holds: an instance may have turned out to take more than was predicted."""
         self._measured = True
 
-    def unload(self, content_id: str, reason: EvictionReason, why: str, consumer: Consumer) -> bool:
+    def unload(
+        self, content_id: str, reason: EvictionReason, why: str, consumer: Consumer, *, stop: bool = False
+    ) -> bool:
         """Unload a version that is not in use, not pinned, and not needed for instances_min; False: it stays.
 
-        Raises Failure(UNAVAILABLE) without Redis.
+        `stop`: also if it is in use. Raises Failure(UNAVAILABLE) without Redis.
         """
         with self._state.changed:
             one = self._state.wanted.get(content_id)
             if one is None or one.placement.pin:
                 return False
             model = self._models.get(content_id)
-            if not self._unloads.evict(consumer, content_id, one.placement.instances_min, reason, why):
+            if stop:
+                gone = self._unloads.stop(consumer, content_id, reason, why)
+            else:
+                gone = self._unloads.evict(consumer, content_id, one.placement.instances_min, reason, why)
+            if not gone:
                 return False
             if model is not None and model.demanded:  # if its lane was not added yet, nothing else ends the demand
                 consumer.end_demand(content_id)
@@ -72,10 +78,11 @@ class Evictions:
             self._rechecks.extend((now + after_s, content_id) for after_s in RECHECKS_S)
             return True
 
-    def unload_for(self, content_id: str, victims: Sequence[str], consumer: Consumer) -> None:
-        """Unload instances for a version, up to the first that is in use again."""
-        for victim in victims:
-            if not self.unload(victim, EvictionReason.ROOM, f"to make room for {content_id}", consumer):
+    def unload_for(self, content_id: str, victims: Sequence[PlacedInstance], consumer: Consumer) -> None:
+        """Unload instances for a version, up to the first that is in use again. Those in use have had their turn."""
+        for one in victims:
+            why = f"to make room for {content_id}"
+            if not self.unload(one.content_id, EvictionReason.ROOM, why, consumer, stop=one.in_use):
                 break
 
     def unload_idle(self, consumer: Consumer) -> None:
@@ -105,8 +112,6 @@ class Evictions:
             view, protected = self._view.with_use(consumer)
             need, now = Footprint(over_bytes, device_resident_bytes=device_over_bytes), self._view.now()
             victims = make_room(view, need, now, protected)
-            if isinstance(victims, Refusal) and victims.kind is RefusalKind.THRASHING:
-                victims = make_room(settled(view), need, now, protected)  # the budget comes first
             if isinstance(victims, Refusal):
                 if victims.reason != self._unpaid:
                     log.warning("more than the memory budget is in use: %s", victims.reason)
@@ -153,7 +158,7 @@ class Evictions:
         for _ in range(len(self._rechecks)):
             at, content_id = self._rechecks.popleft()
             gone = self._models.get(content_id) is None and content_id in self._state.wanted
-            if at > now:
+            if at > now or self._unloads.any_closing([content_id]):
                 self._rechecks.append((at, content_id))
             elif gone and consumer.has_calls(content_id):
                 order = Order(do="load", content_id=content_id, why="a call came as it was unloaded", evict=True)

@@ -6,7 +6,6 @@ instances, account of the memory, calls ─> WorkerView ─(and Redis: what is i
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
@@ -87,9 +86,10 @@ class OwnView:
         budget = self._budget
         footprints = budget.footprints()
         for content_id, model in self._models.all().items():
-            if is_held(model, content_id in active):
+            if is_held(model, content_id in active) and (model.state is not State.DRAINING or content_id in footprints):
                 footprint = footprints.get(content_id) or self._memory.need(model.manifest)
                 instances[content_id] = self._placed(model, footprint, content_id in in_use)
+        host_leaving_bytes, device_leaving_bytes = budget.leaving_bytes
         return WorkerView(
             self._worker,
             self._pool,
@@ -100,6 +100,8 @@ class OwnView:
             device_used_bytes=budget.device_used_bytes,
             room_bytes=budget.room_bytes,
             device_room_bytes=budget.device_room_bytes,
+            leaving_bytes=host_leaving_bytes,
+            device_leaving_bytes=device_leaving_bytes,
         )
 
     def _placed(self, model: LoadedModel, footprint: Footprint, in_use: bool) -> PlacedInstance:
@@ -111,27 +113,14 @@ class OwnView:
         was_called = last_used > 0
         if model.staged:  # a client asked for it: it makes room for calls, not for what the worker loads by itself
             last_used = max(last_used, ready_at)
-        draining = model.state is State.DRAINING  # its bytes are there, and go without an order
-        if model.state is not State.READY and not draining:
+        if model.state is not State.READY:  # one that drains goes without an order: it may go as little as a load
             loaded_at = float("inf")
         else:  # a version that was never called is no loss, however young it is
             loaded_at = ready_at if was_called else 0.0
         wanted = self._state.wanted.get(content_id)
         pinned = wanted is not None and wanted.placement.pin
         staged = wanted is not None and wanted.staged  # its activation waits until it is ready
-        in_use = in_use or draining or staged
-        return PlacedInstance(content_id, footprint, loaded_at, last_used, in_use, pinned, known.usage)
-
-
-def settled(worker: WorkerView) -> WorkerView:
-    """Return a worker in which every loaded instance has been there long enough to be unloaded."""
-    return replace(
-        worker,
-        instances={
-            content_id: replace(one, loaded_at=0.0 if one.loaded_at < float("inf") else one.loaded_at)
-            for content_id, one in worker.instances.items()
-        },
-    )
+        return PlacedInstance(content_id, footprint, loaded_at, last_used, in_use, pinned or staged, known.usage)
 
 
 def is_held(model: LoadedModel | None, active: bool) -> bool:

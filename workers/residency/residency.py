@@ -1,8 +1,8 @@
 """residency: which versions this worker holds. Repository and orders in, loads and unloads out.
 
 update (repository changed) ─> preloads ─> loader                     what it holds without any order
-load (order: a call waits) ─> make room: unload what costs least ─> reserve memory ─> loader, before all preloads
-                           └> refusal in the worker's record, end of the demand
+load (order: a call waits) ─> line ─(its turn)─> make room ─> reserve memory ─> loader, before all preloads
+                                              └> refusal in the worker's record, end of the demand
 The decisions are pure (millstream.services.placement); this module brings them the facts and does what they say.
 """
 
@@ -37,9 +37,11 @@ from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
 from millstream.workers.residency.own_view import OwnView, is_held
 from millstream.workers.residency.room_making import Answer, RoomMaking
 from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.waiting_line import WaitingLine
 
 log = logging.getLogger("millstream.residency")
 
+LEAVING_MAX = 8  # orders that wait for what is leaving, before those behind them are not looked at
 UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered just after it was published
 _LOADS = frozenset({State.LOADING, State.WARMING})
 
@@ -85,7 +87,7 @@ class Residency:
         self._retried: set[str] = set()  # content ids of loads that found no memory and are tried again
         self._retries: dict[str, Order] = {}  # for when these loads have ended
         self._fit_checks = FitChecks()
-        self._after_preloads: dict[str, Order] = {}  # of staged versions, for when a preload has ended
+        self.line = WaitingLine()
         loads.follow(self._admit, self._on_end, self._on_out_of_memory)
 
     # What the worker holds without any order.
@@ -107,14 +109,14 @@ class Residency:
     def _forget(self, content_id: str) -> None:
         """Forget a version that was removed. What is loaded of it is unloaded elsewhere."""
         self.refusals.remove(content_id)
-        self._after_preloads.pop(content_id, None)
+        self.line.remove(content_id)
         self._by_verdict.discard(content_id)
         self._batching.forget(content_id)
         self._fit_checks.end(content_id)
         self._loads.failed.forget(content_id)
         model = self._models.get(content_id)
         if model is not None and model.state is State.LOADING and not self._loads.in_progress(content_id):
-            self._room.give_back(content_id)  # it was demanded, and its load had not begun
+            self._room.give_back(content_id)  # it was ordered, and its load had not begun
             self.ended.append(content_id)
 
     def reconsider(self) -> None:
@@ -148,7 +150,7 @@ class Residency:
         queued = [*chosen.content_ids, *too_large]
         self._list(queued if chosen.whole else too_large)
         ordered = {order.content_id for order in list(self.again)}
-        ordered |= {*self._after_preloads, *self._retries, *self._room.waiting}
+        ordered |= self._retries.keys() | self.line.content_ids()
         if not chosen.whole:
             self._unlist(active, [*too_large, *ordered])
         for one, candidate in zip(fitting, candidates, strict=True):
@@ -214,13 +216,7 @@ class Residency:
         """Return whether a load may begin now, and reserve its memory. Called by the loader, which is locked."""
         content_id = request.content_id
         if request.demanded:
-            if time.monotonic() <= request.until:
-                return True
-            log.info("not loaded: %s: the calls that it was ordered for wait no longer", content_id)
-            self._room.give_back(content_id)
-            self._models.remove(content_id)
-            self.ended.append(content_id)
-            return False
+            return True
         need = self._own.need(request.manifest)
         if self._budget.too_large(need):
             return True  # its load fails with the numbers
@@ -258,50 +254,106 @@ class Residency:
                     self._models.set(replace(model, demanded=True))
                 self.ended.append(content_id)
                 return
-            if content_id in {*self._loads.active(), *self._room.waiting, *self._after_preloads}:
+            if content_id in self._loads.active():
                 return
             if self._until(order) < time.monotonic():
                 self.ended.append(content_id)
                 return
             self._usage_of(order)
-            self._load_unless_refused(one, model, order, consumer)
+            failure = self._known_failure(one, model)
+            if failure is not None:
+                self._refuse(one, failure)
+                return
+            check = self._fit_checks.order_of(content_id) is order
+            if not check:
+                self._fit_checks.end(content_id)  # a call decides more, because more makes room for it
+            called = not (order.token or one.staged or check)
+            self.line.add(order, called=called, first=content_id in self._retried)
+            self._list([content_id])
+            self.advance(consumer)
 
-    def _load_unless_refused(self, one: Wanted, model: LoadedModel | None, order: Order, consumer: Consumer) -> None:
-        content_id = one.content_id
-        check = self._fit_checks.order_of(content_id) is order
-        put_away = set(self._state.put_away)
-        answer = self._known_failure(one, model) or self._room.make(one, order, consumer, of_unused=check)
-        if check:
-            self._fit_checks.unloaded(content_id, self._state.put_away - put_away)
-        else:
-            self._fit_checks.end(content_id)  # a call decides more, because more makes room for it
+    def advance(self, consumer: Consumer) -> None:
+        """Begin the loads whose turn it is. Raises Failure(UNAVAILABLE) without Redis."""
+        with self._state.changed:
+            before: list[Footprint] = []  # of those that wait for what is leaving
+            for order, called in self.line:
+                if self._has_left(order):
+                    continue
+                if not self._loads.takes_demanded or len(before) >= LEAVING_MAX:
+                    return
+                one = self._state.wanted[order.content_id]
+                answer = self._make_room(one, order, consumer, before, called=called)
+                if answer is Answer.WAITS:
+                    return
+                if answer is Answer.LEAVING:
+                    before.append(self._own.need(one.manifest))
+                else:
+                    self._end_wait(one, order, answer, called=called)
+
+    def _has_left(self, order: Order) -> bool:
+        """Return whether an order waits no longer: its version was removed or loaded, or its calls have given up."""
+        content_id = order.content_id
+        if content_id not in self.line or content_id not in self._state.wanted:
+            return True
+        model = self._models.get(content_id)
+        is_ready = model is not None and model.state is State.READY
+        if is_ready or content_id in self._loads.active():  # it was preloaded meanwhile
+            self.line.remove(content_id)
+            if is_ready:
+                self.ended.append(content_id)
+            return True
+        if self._until(order) >= time.monotonic():
+            return False
+        log.info("not loaded: %s: the calls that it was ordered for wait no longer", content_id)
+        self.line.remove(content_id)
+        self._retried.discard(content_id)
+        if model is not None and model.state is State.LOADING:
+            self._models.remove(content_id)
+        self.ended.append(content_id)
+        return True
+
+    def _end_wait(self, one: Wanted, order: Order, answer: Refusal | Answer, *, called: bool) -> None:
+        """Begin the load of an order whose memory is reserved, or refuse it."""
+        if one.content_id not in self.line:  # its version was removed while this waited
+            self._room.give_back(one.content_id)
+            return
+        self.line.remove(one.content_id)
         if isinstance(answer, Refusal):
-            if one.staged and answer.kind is RefusalKind.NOTHING_EVICTABLE and self._preloads_now():
-                self._after_preloads[content_id] = order  # then what was preloaded makes room
-            else:
-                self._refuse(one, answer)
-            return
-        if answer is Answer.LATER:
-            return
+            self._refuse(one, answer)
+        else:
+            self._begin(one, order, called=called)
+
+    def _make_room(
+        self, one: Wanted, order: Order, consumer: Consumer, before: list[Footprint], *, called: bool
+    ) -> Refusal | Answer:
+        model = self._models.get(one.content_id)
+        if model is not None and model.state is State.DRAINING:
+            return Answer.LEAVING  # it was stopped for another one, and its last batch runs
+        check = self._fit_checks.order_of(one.content_id) is order
+        put_away = set(self._state.put_away)
+        answer = self._room.make(one, order, consumer, before, called=called, check=check)
+        if check:
+            self._fit_checks.unloaded(one.content_id, self._state.put_away - put_away)
+        return answer
+
+    def _begin(self, one: Wanted, order: Order, *, called: bool) -> None:
+        """Begin a load whose memory is reserved."""
+        content_id = one.content_id
         self.refusals.remove(content_id)
         self._state.put_away.discard(content_id)
         self._by_verdict.discard(content_id)
-        staged = one.staged or check  # no call waits for it
+        staged = one.staged or content_id in self._fit_checks  # no call waits for it
         self._models.set(LoadedModel(one.manifest, State.LOADING, why=order.why, demanded=not staged))
-        self.evictions.ordered.begin(self._own.need(one.manifest))
+        if called:
+            self.evictions.ordered.begin(self._own.need(one.manifest))
         suspect = one.verdict.on(self._kind).deaths > 0
-        self._loads.demand(LoadRequest(one.manifest, suspect, True, staged, order.why, self._until(order)))
+        self._loads.demand(LoadRequest(one.manifest, suspect, True, staged, order.why))
 
     def _until(self, order: Order) -> float:
         """Return the time (monotonic) after which an order is not worth a load."""
         if order.token or not order.deadline:
             return float("inf")
         return order.deadline - self._clock.offset_ms / 1000
-
-    def _preloads_now(self) -> bool:
-        """Return whether the worker is loading a version by itself: for no call, and for no client."""
-        models = map(self._models.get, self._loads.active())
-        return any(one is None or not (one.demanded or one.staged) for one in models)
 
     def _usage_of(self, order: Order) -> None:
         try:
@@ -326,7 +378,10 @@ class Residency:
         content_id = one.content_id
         checked = content_id in self._fit_checks
         if self.refusals.first(content_id, refusal.kind):
-            passing = (one.staged or checked) and refusal.kind is not RefusalKind.TOO_LARGE  # no call waits for it
+            #  no call waits for it
+            passing = refusal.kind is RefusalKind.BUSY or (
+                (one.staged or checked) and refusal.kind is not RefusalKind.TOO_LARGE
+            )
             log.log(logging.INFO if passing else logging.WARNING, "not loaded: %s: %s", content_id, refusal.reason)
         self.refusals.add(content_id, refusal)
         self._retried.discard(content_id)
@@ -361,10 +416,8 @@ class Residency:
         retry = self._retries.pop(content_id, None)
         model = self._models.get(content_id)
         ready = model is not None and model.state is State.READY
-        with self._state.changed:  # no order is deciding to wait for this end
-            self.again.extend(self._after_preloads.values())
-            self._after_preloads.clear()
-            if retry is None:
+        if retry is None:
+            with self._state.changed:
                 self._end_fit_check(content_id, fits=ready)
         if retry is not None:
             self.again.append(retry)

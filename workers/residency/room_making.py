@@ -1,18 +1,18 @@
-"""room_making: gets the memory that an order to load needs: unloads what costs least, and reserves it.
+"""room_making: gets the memory that an order to load needs: unloads what goes for it, and reserves it.
 
-order ─> reserved │ LATER: what was unloaded is still being closed │ Refusal
+order ─> reserved │ LEAVING: what was unloaded is still being closed │ WAITS for its turn │ Refusal
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import Enum
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.eviction import make_room
+from millstream.services.placement.line import Wait, stopped, turn
 from millstream.services.placement.room import Room
-from millstream.services.placement.views import Footprint, Refusal, RefusalKind
+from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind
 from millstream.services.wire.orders import Order
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.unloads import Unloads
@@ -22,7 +22,6 @@ from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.state import ResidencyState
 
-ROOM_TRIES = 32  # to make room while calls for the versions that are to be unloaded keep coming
 TOO_LARGE_RETRY_S = 30.0
 
 
@@ -30,7 +29,8 @@ class Answer(Enum):
     """What making room for a version came to, unless it is refused."""
 
     RESERVED = "reserved"
-    LATER = "later"  # what was unloaded for it is still being closed, or work in the background is ending
+    LEAVING = "leaving"  # there is room once what was unloaded is closed: what fits beside it may be loaded before
+    WAITS = "waits"  # for loads, residences of others, or work in the background to end
 
 
 class RoomMaking:
@@ -46,47 +46,52 @@ class RoomMaking:
         self._unloads = unloads
         self._memory = loads.memory
         self._budget = loads.memory.budget
-        #: content id -> its order, and what was unloaded for it and is not closed yet
-        self.waiting: dict[str, tuple[Order, Sequence[str]]] = {}
         unloads.on_closed = self._on_closed
 
-    def make(self, one: Wanted, order: Order, consumer: Consumer, *, of_unused: bool = False) -> Refusal | Answer:
-        """Unload what costs least until the version fits, and reserve its memory; return why that is not possible.
-
-        While what was unloaded is being closed, for longer than CLOSE_WAIT_S, or what works in the background is being
-        ended, other orders come first: LATER. Raises Failure(UNAVAILABLE) without Redis.
+    def make(
+        self, one: Wanted, order: Order, consumer: Consumer, before: Collection[Footprint], *, called: bool, check: bool
+    ) -> Refusal | Answer:
+        """Unload what goes for a version, and reserve its memory. Raises Failure(UNAVAILABLE) without Redis.
 
         Args:
             one: the version.
             order: to load it.
             consumer: the connection of the caller's thread.
-            of_unused: whether only instances may be unloaded that no client has called or asked for.
+            before: what those take that are before it in the line, and wait for what is leaving.
+            called: whether calls wait for it.
+            check: whether only instances may be unloaded that no client has called or asked for.
         """
         content_id = one.content_id
         self._evictions.wait_for_headroom()
-        for _ in range(ROOM_TRIES):
-            need = self._view.need(one.manifest)
-            if self._budget.too_large(need):
-                return self.too_large(need)
-            if self.reserve(content_id, need, 1.0):
-                return Answer.RESERVED
-            if self._loads.giving_way:  # nothing is unloaded for it
-                self._state.again.append(order)
-                return Answer.LATER
-            found = self._victims(one.manifest, need, order, consumer, of_unused=of_unused)
-            if isinstance(found, Refusal):
-                return found
-            need, victims = found
-            if not victims and self.reserve(content_id, need, 1.0):
-                return Answer.RESERVED
-            self._evictions.unload_for(content_id, victims, consumer)
-            if not self._evictions.closed(victims):
-                self.waiting[content_id] = order, victims
-                return Answer.LATER
-            if self._state.wanted.get(content_id) is not one:  # it changed while this waited
-                self._state.again.append(order)
-                return Answer.LATER
-        return Refusal(RefusalKind.NOTHING_EVICTABLE, "all models that could be unloaded for it are called", 1.0)
+        need = self._view.need(one.manifest)
+        if self._budget.too_large(need):
+            return self.too_large(need)
+        if before:
+            fits = self._fits_beside(need, before) and self.reserve(content_id, need, 1.0)
+            return Answer.RESERVED if fits else Answer.LEAVING
+        if self.reserve(content_id, need, 1.0):
+            return Answer.RESERVED
+        if self._loads.giving_way:  # nothing is unloaded for it
+            return Answer.WAITS
+        found = self._victims(one.manifest, need, order, consumer, called=called, check=check)
+        return found if isinstance(found, Answer | Refusal) else self._unload(content_id, *found, consumer)
+
+    def _unload(
+        self, content_id: str, need: Footprint, victims: Sequence[PlacedInstance], consumer: Consumer
+    ) -> Answer:
+        self._evictions.unload_for(content_id, victims, consumer)
+        if not self._evictions.closed([victim.content_id for victim in victims]):
+            return Answer.LEAVING
+        if self.reserve(content_id, need, 1.0):
+            return Answer.RESERVED
+        return Answer.LEAVING if self._unloads.closing else Answer.WAITS
+
+    def _fits_beside(self, need: Footprint, before: Collection[Footprint]) -> bool:
+        """Return whether a version leaves the memory that those before it wait for."""
+        host, device = self._budget.leaving_bytes
+        host += self._budget.free_bytes - sum(one.load_bytes for one in before)
+        device += self._budget.device_free_bytes - sum(one.device_load_bytes for one in before)
+        return need.load_bytes <= host and need.device_load_bytes <= device
 
     def reserve(self, content_id: str, need: Footprint, share: float) -> bool:
         """Reserve the memory of a load that leaves the other part of the budgets free; compilations end for it.
@@ -108,34 +113,32 @@ class RoomMaking:
         return Refusal(RefusalKind.TOO_LARGE, self._budget.too_large(need), TOO_LARGE_RETRY_S)
 
     def _victims(
-        self, manifest: Manifest, need: Footprint, order: Order, consumer: Consumer, *, of_unused: bool
-    ) -> tuple[Footprint, Sequence[str]] | Refusal:
-        """Return what an order is tried with, and what is to be unloaded for that, or why that is not possible.
+        self, manifest: Manifest, need: Footprint, order: Order, consumer: Consumer, *, called: bool, check: bool
+    ) -> tuple[Footprint, Sequence[PlacedInstance]] | Answer | Refusal:
+        """Return what an order is tried with, and what goes for that, or why that is not possible (now).
 
-        What costs least is unloaded first. If instances that stay are in the way of a version that was never measured,
-        it is tried with the memory that they leave.
+        If instances that stay are in the way of a version that was never measured, it is tried with the memory that
+        they leave.
         """
         view, protected = self._view.with_use(consumer)
-        if of_unused:
+        if check:
             protected |= {content_id for content_id, held in view.instances.items() if held.last_used}
         now = self._view.now()
-        victims = make_room(view, need, now, protected)
-        tried = not need.measured and not of_unused  # a check is to tell whether all memory is enough
-        if isinstance(victims, Refusal) and victims.kind is RefusalKind.NOTHING_EVICTABLE and tried:
-            need = self._memory.need_within(manifest, *Room.of(view, now, protected).attainable_bytes())
-            victims = make_room(view, need, now, protected)
+        victims = turn(view, need, now, protected, called=called)
+        tried = not need.measured and not check  # a check is to tell whether all memory is enough
+        if isinstance(victims, Refusal) and victims.kind is not RefusalKind.BUSY and tried:
+            need = self._memory.need_within(manifest, *Room.of(stopped(view), protected).attainable_bytes())
+            victims = turn(view, need, now, protected, called=called)
         if isinstance(victims, Refusal):
             temporary = victims.kind is RefusalKind.TOO_LARGE
             return replace(victims, kind=RefusalKind.NOTHING_EVICTABLE, retry_after_s=1.0) if temporary else victims
+        if isinstance(victims, Wait):
+            return Answer.WAITS
         if victims and not order.evict:
-            return Refusal(RefusalKind.NOTHING_EVICTABLE, "there is no free memory, and nothing was to be unloaded")
-        return need, victims
+            return Refusal(RefusalKind.BUSY, "there is no free memory, and nothing was to be unloaded", 1.0)
+        return need, [view.instances[victim] for victim in victims]
 
     def _on_closed(self) -> None:
-        """Carry out the orders that waited for the memory of an instance that was closed now, in its thread."""
+        """Let an order go on that waits for the memory of an instance that was closed now, in its thread."""
         with self._state.changed:
-            for content_id, (order, victims) in list(self.waiting.items()):
-                if not self._unloads.any_closing(victims):
-                    del self.waiting[content_id]
-                    self._state.again.append(order)
             self._state.changed.notify_all()

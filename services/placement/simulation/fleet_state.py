@@ -17,7 +17,13 @@ RATE_S = 20.0  # time constant of the mean of calls a second, as in services/con
 
 @dataclass(slots=True)
 class SimulatedInstance:
-    """An instance in a worker; `loaded_at` is infinity while it loads."""
+    """An instance in a worker.
+
+    Args:
+        loaded_at: infinity while it loads.
+        last_used: end of its last run; while it loads, when that began.
+        busy_until: end of the runs that it has begun.
+    """
 
     loaded_at: float = math.inf
     last_used: float = 0.0
@@ -30,10 +36,12 @@ class QueuedLoad:
 
     Args:
         evict: whether it may unload others for it.
+        called: whether calls wait for it.
     """
 
     model: int
     evict: bool = True
+    called: bool = True
 
 
 @dataclass(slots=True)
@@ -47,6 +55,8 @@ class SimulatedWorker:
         starts: how often its process was replaced.
         draining: whether it stops soon.
         ordered: its last loads.
+        leaving_bytes: of models that are unloaded when their last run has ended.
+        looks_at: when it looks next whether the first of its line can be loaded.
     """
 
     index: int
@@ -62,6 +72,8 @@ class SimulatedWorker:
     starts: int = 0
     draining: bool = False
     ordered: OrderedLoads = field(default_factory=OrderedLoads)
+    leaving_bytes: int = 0
+    looks_at: float = math.inf
 
     @property
     def name(self) -> str:
@@ -100,13 +112,19 @@ class FleetState:
             return self.holders[model]
         return [at for at in self.holders[model] if self.workers[at].pool == pool]
 
+    def account_bytes(self, worker: SimulatedWorker) -> int:
+        """Return what a worker's account says: one batch runs at a time, so that only the largest peak counts."""
+        models = self.models
+        loaded = (model for model, one in worker.instances.items() if one.loaded_at < math.inf)
+        return worker.used_bytes + max((models[model].footprint.peak_bytes for model in loaded), default=0)
+
     def must_stay(self, pool: str, model: int) -> bool:
         """Whether no instance of a model may be unloaded in a pool."""
         one = self.models[model]
         return one.pin or len(self.holders_in(pool, model)) <= one.instances_min > 0
 
-    def view(self, worker: SimulatedWorker, now: float) -> WorkerView:
-        """Return a worker as its record would show it."""
+    def view(self, worker: SimulatedWorker, now: float, *, line: bool = True) -> WorkerView:
+        """Return a worker as its record would show it. `line`: with what waits to be loaded."""
         models, usage = self.models, self.usage
         instances = {}
         for model, one in worker.instances.items():
@@ -120,10 +138,18 @@ class FleetState:
                 pinned=self.must_stay(worker.pool, model),
                 usage=usage[model],
             )
-        used_bytes = worker.used_bytes
-        for load in worker.queue:
+        used_bytes = self.account_bytes(worker)
+        for load in worker.queue if line else ():
             need = models[load.model].footprint
             name = models[load.model].name
             instances[name] = PlacedInstance(name, need, math.inf, now, in_use=True)
             used_bytes += need.load_bytes
-        return WorkerView(worker.name, worker.pool, worker.budget_bytes, used_bytes, worker.draining, instances)
+        return WorkerView(
+            worker.name,
+            worker.pool,
+            worker.budget_bytes,
+            used_bytes,
+            worker.draining,
+            instances,
+            leaving_bytes=worker.leaving_bytes,
+        )

@@ -1,7 +1,7 @@
 """What a gateway, the workers and the controller decide in a simulation, with the code that they run. Pure.
 
 records of workers ─> published ─> a Fleet for the gateway, views for the controller
-call of a model that no worker has ─> choose ─(worker)─> make_room ─> load ─> unload_ahead, for the next call
+call of a model that no worker has ─> choose ─(worker)─> its line ─> make_room ─> load ─> unload_ahead
 every round_s: round ─> plan ─> orders
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from millstream.services.placement.eviction import make_room
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.headroom import headroom_of, unloaded_ahead
+from millstream.services.placement.line import Wait, turn
 from millstream.services.placement.planned import Plan, PlannedOrder, ServedVersion
 from millstream.services.placement.planner import plan
 from millstream.services.placement.pool_choice import PoolOffer, is_worth_moving, without_unloading
-from millstream.services.placement.simulation.fleet_state import FleetState, SimulatedWorker
+from millstream.services.placement.simulation.fleet_state import FleetState, QueuedLoad, SimulatedWorker
 from millstream.services.placement.views import UNLIMITED_BYTES, Refusal, WorkerView
 
 #: How old the record of a worker may be in which nothing was loaded or unloaded. Real ones show calls up to 5 s late.
@@ -64,10 +64,10 @@ class Millstream:
         self._refresh(now)
         return is_worth_moving(self._fleets[pool], one.name, one.footprint, now)
 
-    def make_room(self, worker: SimulatedWorker, model: int, now: float) -> Sequence[int] | Refusal:
-        view = self._state.view(worker, now)
-        victims = make_room(view, self._state.models[model].footprint, now)
-        return victims if isinstance(victims, Refusal) else [self._names[name] for name in victims]
+    def make_room(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> Sequence[int] | Wait | Refusal:
+        view = self._state.view(worker, now, line=False)
+        victims = turn(view, self._state.models[load.model].footprint, now, called=load.called)
+        return victims if isinstance(victims, Wait | Refusal) else [self._names[name] for name in victims]
 
     def unload_ahead(self, worker: SimulatedWorker, now: float) -> Sequence[int]:
         expected = worker.ordered.take()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from millstream.services.placement.line import Wait
 from millstream.services.placement.planned import PlannedOrder
-from millstream.services.placement.room import RESIDENCE_LOADS
-from millstream.services.placement.simulation.fleet_state import FleetState, SimulatedWorker
+from millstream.services.placement.simulation.fleet_state import FleetState, QueuedLoad, SimulatedWorker
 from millstream.services.placement.simulation.millstream import Millstream
 from millstream.services.placement.views import Refusal, RefusalKind
 
-_NOTHING_EVICTABLE = Refusal(RefusalKind.NOTHING_EVICTABLE, "all other models are in use, pinned or still loading", 1.0)
-_THRASHING = Refusal(RefusalKind.THRASHING, "the least recently used model was loaded a moment ago", 1.0)
+_NOTHING_EVICTABLE = Refusal(RefusalKind.NOTHING_EVICTABLE, "all other models are pinned", 1.0)
+_TOO_LARGE = Refusal(RefusalKind.TOO_LARGE, "it is larger than a worker", 1.0)
 
 
 class Policy(Protocol):
@@ -40,8 +41,8 @@ class Policy(Protocol):
         """Return whether a preferred pool is to load a model that another pool answers."""
         ...
 
-    def make_room(self, worker: SimulatedWorker, model: int, now: float) -> Sequence[int] | Refusal:
-        """Return the models that a worker unloads for another one."""
+    def make_room(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> Sequence[int] | Wait | Refusal:
+        """Return the models that a worker unloads for the first of its line."""
         ...
 
     def unload_ahead(self, worker: SimulatedWorker, now: float) -> Sequence[int]:
@@ -62,21 +63,20 @@ class Policy(Protocol):
 
 
 class _LeastRecentlyUsed:
-    """Unloads what was used longest ago. Kinder than Ray, which unloads models in use as well."""
+    """Unloads what was used longest ago. Kinder than Ray, which unloads models in use as well: loads wait in line."""
 
     name = ""
     attempts = 1
     sees_records = False  # kinder than reality: these rules know at once what each worker holds
-    residence_loads = 0.0  # an instance stays for this multiple of the load time
 
     def __init__(self, state: FleetState, seed: int) -> None:
         self._state = state
         self._random = np.random.default_rng([seed, 3])
         self.models_max = dict.fromkeys(state.workers_of, 1 << 30)  # in a worker, by pool
 
-    def make_room(self, worker: SimulatedWorker, model: int, now: float) -> Sequence[int] | Refusal:
-        models = self._state.models
-        missing = models[model].footprint.load_bytes - (worker.budget_bytes - worker.used_bytes)
+    def make_room(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> Sequence[int] | Wait | Refusal:
+        models, need = self._state.models, self._state.models[load.model].footprint.load_bytes
+        missing = need - (worker.budget_bytes - self._state.account_bytes(worker))
         peaks = {
             other: models[other].footprint.peak_bytes for other, one in worker.instances.items() if one.loaded_at <= now
         }
@@ -84,14 +84,16 @@ class _LeastRecentlyUsed:
         surplus = len(worker.instances) + 1 - self.models_max[worker.pool]
         if missing <= 0 and surplus <= 0:
             return []
-        victims = []
+        victims: list[int] = []
+        waits_until = math.inf
         for used, other in sorted((one.last_used, other) for other, one in worker.instances.items()):
             del used
             one = worker.instances[other]
-            if self._state.must_stay(worker.pool, other) or one.busy_until > now or one.loaded_at > now:
+            if self._state.must_stay(worker.pool, other):
                 continue
-            if now - one.loaded_at < self.residence_loads * models[other].footprint.load_s:
-                return _THRASHING
+            if one.busy_until > now or one.loaded_at > now:
+                waits_until = min(waits_until, max(one.busy_until, now + 0.01))
+                continue
             victims.append(other)
             del peaks[other]
             staying_peak = max(peaks.values(), default=0)
@@ -100,7 +102,9 @@ class _LeastRecentlyUsed:
             surplus -= 1
             if missing <= 0 and surplus <= 0:
                 return victims
-        return _NOTHING_EVICTABLE
+        if need > worker.budget_bytes:
+            return _TOO_LARGE
+        return Wait(waits_until) if waits_until < math.inf else _NOTHING_EVICTABLE
 
     def loading_pool(self, pools: Sequence[str], model: int) -> str:
         return ""
@@ -145,10 +149,9 @@ class CountLru(_LeastRecentlyUsed):
 
 
 class ByteLru(_LeastRecentlyUsed):
-    """ModelMesh's rule: most free memory; if all are full, the oldest least recently used model; a brake on churn."""
+    """ModelMesh's rule: most free memory; if all are full, the oldest least recently used model; no brake on churn."""
 
     name = "byte LRU"
-    residence_loads = RESIDENCE_LOADS
     close_s, close_share = 45.0, 0.1  # ages of least recently used models that count as equal
 
     def choose(self, pool: str, model: int, now: float, exclude: Collection[int]) -> int | Refusal:
@@ -156,7 +159,7 @@ class ByteLru(_LeastRecentlyUsed):
         need = state.models[model].footprint.load_bytes
         free = [
             worker.budget_bytes
-            - worker.used_bytes
+            - state.account_bytes(worker)
             - sum(state.models[one.model].footprint.load_bytes for one in worker.queue)
             if not worker.draining
             else -1

@@ -24,6 +24,8 @@ class Summary:
         planned: reason -> orders of the controller, prefetches among them.
         memory_share: mean used share of the fleet's memory.
         answered: pool -> calls that it answered.
+        mean_wait_s: of the calls that were answered, seconds beyond their runs; those that found their model, too.
+        starved: models that were called, and of whose calls none was answered.
     """
 
     policy: str
@@ -43,6 +45,8 @@ class Summary:
     evictions: int
     memory_share: float
     answered: dict[str, int]
+    mean_wait_s: float
+    starved: int
 
 
 def summary_of(outcome: Outcome) -> Summary:
@@ -67,4 +71,6 @@ def summary_of(outcome: Outcome) -> Summary:
         evictions=outcome.evictions,
         memory_share=float(np.mean(outcome.memory_shares)) if outcome.memory_shares else 0.0,
         answered=dict(sorted(outcome.answered.items())),
+        mean_wait_s=outcome.wait_s / max(1, outcome.answered.total()),
+        starved=sum(number > 0 and not outcome.served[model] for model, number in outcome.called.items()),
     )

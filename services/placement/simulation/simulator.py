@@ -4,10 +4,10 @@ calls, loads that end, records, rounds of the controller, restarts ─> the earl
 call ─> the first of its pools that has the model and answers in time ─none─> load in the first with memory free, else
 in the first that makes room
 
-Simulated: the memory, loads in parallel, run slots and queues of each worker; calls that wait for a load within their
-deadline; refusals; memory that is kept free ahead of calls; the controller; records that show a change only when they
-are renewed; restarts of workers. Not simulated: the network, batches, failures. A load takes its model's load time, an
-unload none.
+Simulated: the memory, loads in parallel, run slots, queues and line of each worker; calls that wait for a load within
+their deadline; refusals; memory that is kept free ahead of calls; the controller; records that show a change only when
+they are renewed; restarts of workers. Not simulated: the network, batches, failures. A load takes its model's load
+time, an unload none beyond the runs in progress.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from millstream.services.placement.line import Wait, ready_in_s
 from millstream.services.placement.ordered_loads import OrderedLoads
 from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.simulation.fleet_options import FleetOptions, workers_of
@@ -32,6 +33,7 @@ from millstream.services.placement.simulation.models import SimulatedModel
 from millstream.services.placement.simulation.policies import Policy
 from millstream.services.placement.simulation.traffic import Trace
 from millstream.services.placement.views import Refusal, RefusalKind
+from millstream.services.wire.records import LoadRecord
 
 WARMUP_SHARE = 0.25  # of the trace, which is simulated but not counted: at the start nothing is loaded
 PROGRESS_CALLS = 20_000  # calls between two reports of progress
@@ -46,6 +48,7 @@ DISPLACED_S = 1.0  # between two orders to load a model in the preferred pool wh
 
 _Lane = tuple[str, int]  # a pool, and the index of a model
 _NO_FREE_MEMORY = Refusal(RefusalKind.NOTHING_EVICTABLE, "no memory is free", 1.0)
+_NOBODY_WAITS = Refusal(RefusalKind.TOO_SLOW, "its calls wait no longer")
 
 
 @dataclass(slots=True)
@@ -60,6 +63,9 @@ class Outcome:
         in_time: calls that were answered within IN_TIME_S beyond their run.
         memory_shares: used share of all memory, every SAMPLE_S.
         answered: calls that were answered, by pool.
+        wait_s: of the calls that were answered, seconds beyond their runs.
+        called: counted calls by model.
+        served: calls that were answered by model.
     """
 
     policy: str
@@ -74,6 +80,9 @@ class Outcome:
     evictions: int = 0
     memory_shares: list[float] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)
+    wait_s: float = 0.0
+    called: Counter[int] = field(default_factory=Counter)
+    served: Counter[int] = field(default_factory=Counter)
 
 
 class Simulator:
@@ -98,6 +107,7 @@ class Simulator:
         self._number = 0
         self._loading: Counter[_Lane] = Counter()  # loads that wait or are in progress
         self._waiting: defaultdict[_Lane, list[float]] = defaultdict(list)  # instants of calls that wait for a load
+        self._loads_at: dict[_Lane, SimulatedWorker] = {}  # that was ordered last to load it
         self._displaced_at: dict[int, float] = {}  # model -> when it was last ordered in its preferred pool
         self._unpublished: set[int] = set()  # workers whose record is about to show a change
         self._count_from = 0.0
@@ -147,6 +157,7 @@ class Simulator:
     def _call(self, model: int, now: float) -> None:
         state = self._state
         self.outcome.calls += self._counted
+        self.outcome.called[model] += self._counted
         state.called(model, now)
         pool, in_time = self._answering(model, now)
         loads_in = "" if in_time else self._loads_in(model, now)
@@ -198,10 +209,19 @@ class Simulator:
 
     def _wait(self, pool: str, model: int, now: float) -> None:
         """Let a call wait for a load, unless it takes too long: the model is loaded all the same, for the next call."""
-        if self._state.models[model].footprint.load_s > self._options.timeout_s:
+        if self._ready_in_s(pool, model, now) > self._options.timeout_s:
             self._refuse(RefusalKind.TOO_SLOW, 1)
         else:
             self._waiting[pool, model].append(now)
+
+    def _ready_in_s(self, pool: str, model: int, now: float) -> float:
+        """Return the seconds until a model is loaded at the earliest that its worker loads, or has in its line."""
+        models, worker = self._state.models, self._loads_at[pool, model]
+        begun = [(other, one.last_used) for other, one in worker.instances.items() if one.loaded_at == math.inf]
+        waiting = [(one.model, 0.0) for one in worker.queue]
+        loads = [LoadRecord(content_id=str(one), began=began, yields_s=math.inf) for one, began in begun + waiting]
+        load_s = models[model].footprint.load_s
+        return ready_in_s(loads, lambda one: models[int(one)].footprint.load_s, str(model), load_s, now)
 
     def _order_for_calls(self, pool: str, model: int, now: float) -> bool:
         """Order a worker of a pool to load a model, and the next one if it refuses; return whether one loads it."""
@@ -224,42 +244,77 @@ class Simulator:
         model = load.model
         if worker.draining or model in worker.instances or any(one.model == model for one in worker.queue):
             return False
-        worker.queue.append(load)
+        calls = next((at for at, one in enumerate(worker.queue) if not one.called), len(worker.queue))
+        worker.queue.insert(calls if load.called else len(worker.queue), load)
         self._loading[worker.pool, model] += 1
+        self._loads_at[worker.pool, model] = worker
         self._begin_loads(worker, now)
         self._changed(worker, now)
         return load in worker.queue or model in worker.instances
 
     def _begin_loads(self, worker: SimulatedWorker, now: float) -> None:
-        """Begin the loads that a worker has a slot for, or refuse them if it cannot make room."""
+        """Begin the loads that a worker has a slot for: the first of its line as soon as there is room for it."""
         while worker.queue and worker.loads < worker.loads_max:
-            load = worker.queue.popleft()
-            victims = self._make_room(worker, load, now)
+            load = worker.queue[0]
+            victims = _NOBODY_WAITS if self._is_over(worker.pool, load, now) else self._make_room(worker, load, now)
             if isinstance(victims, Refusal):
+                del worker.queue[0]
                 self._last_refusal = victims.kind
                 self._lost(worker.pool, load.model, now)
                 continue
+            if isinstance(victims, Wait):
+                runs_end = [one.busy_until for one in worker.instances.values() if one.busy_until > now]
+                self._look_at(worker, min([victims.until, *runs_end]))
+                return
             for victim in victims:
-                self._unload(worker, victim)
+                self._unload(worker, victim, now)
                 self.outcome.evictions += self._counted
             need = self._state.models[load.model].footprint
-            worker.ordered.begin(need)
-            worker.used_bytes += need.load_bytes
-            worker.loads += 1
-            worker.instances[load.model] = SimulatedInstance(last_used=now)
-            self.outcome.loads += self._counted
-            self._at(now + need.load_s, partial(self._loaded, worker, load.model, worker.starts))
+            if need.load_bytes > worker.budget_bytes - self._state.account_bytes(worker):
+                return  # until what is leaving is gone
+            del worker.queue[0]
+            self._begin_load(worker, load.model, now)
 
-    def _make_room(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> Sequence[int] | Refusal:
+    def _begin_load(self, worker: SimulatedWorker, model: int, now: float) -> None:
+        need = self._state.models[model].footprint
+        worker.ordered.begin(need)
+        worker.used_bytes += need.load_bytes
+        worker.loads += 1
+        worker.instances[model] = SimulatedInstance(last_used=now)
+        self.outcome.loads += self._counted
+        self._at(now + need.load_s, partial(self._loaded, worker, model, worker.starts))
+
+    def _is_over(self, pool: str, load: QueuedLoad, now: float) -> bool:
+        """Return whether no call waits any more for a load that calls waited for."""
+        waiting = self._waiting.get((pool, load.model))
+        return load.called and bool(waiting) and waiting[-1] + self._options.timeout_s < now  # type: ignore[index]
+
+    def _look_at(self, worker: SimulatedWorker, instant: float) -> None:
+        """Have a worker look again at its line."""
+        if instant >= worker.looks_at:
+            return
+        worker.looks_at = instant
+        self._at(instant, partial(self._look, worker, instant))
+
+    def _look(self, worker: SimulatedWorker, instant: float, now: float) -> None:
+        if worker.looks_at == instant:
+            worker.looks_at = math.inf
+            self._begin_loads(worker, now)
+            self._changed(worker, now)
+
+    def _make_room(self, worker: SimulatedWorker, load: QueuedLoad, now: float) -> Sequence[int] | Wait | Refusal:
         need = self._state.models[load.model].footprint
-        if not load.evict and need.load_bytes > worker.budget_bytes - worker.used_bytes:
+        if not load.evict and need.load_bytes > worker.budget_bytes - self._state.account_bytes(worker):
             return _NO_FREE_MEMORY
-        return self._policy.make_room(worker, load.model, now)
+        return self._policy.make_room(worker, load, now)
 
     def _lost(self, pool: str, model: int, now: float) -> None:
         """Count that a load will not end; calls that wait for it alone have another worker ordered, or are refused."""
         self._loading[pool, model] -= 1
         calls = [] if self._loading[pool, model] else self._waiting.pop((pool, model), [])
+        late = [called_at for called_at in calls if called_at + self._options.timeout_s < now]
+        self.outcome.expired += self._number_counted(late)
+        calls = calls[len(late) :]
         if not calls:
             return
         other = self._loads_in(model, now)
@@ -268,11 +323,24 @@ class Simulator:
         else:
             self._refuse(self._last_refusal, self._number_counted(calls))
 
-    def _unload(self, worker: SimulatedWorker, model: int) -> None:
-        del worker.instances[model]
+    def _unload(self, worker: SimulatedWorker, model: int, now: float) -> None:
+        """Unload a model: its memory is free when its last run has ended."""
+        busy_until = worker.instances.pop(model).busy_until
         if worker.index in self._state.holders[model]:
             self._state.holders[model].remove(worker.index)
-        worker.used_bytes -= self._state.models[model].footprint.resident_bytes
+        size_bytes = self._state.models[model].footprint.resident_bytes
+        if busy_until <= now:
+            worker.used_bytes -= size_bytes
+        else:
+            worker.leaving_bytes += size_bytes
+            self._at(busy_until, partial(self._left, worker, size_bytes, worker.starts))
+
+    def _left(self, worker: SimulatedWorker, size_bytes: int, starts: int, now: float) -> None:
+        if worker.starts == starts:
+            worker.leaving_bytes -= size_bytes
+            worker.used_bytes -= size_bytes
+            self._begin_loads(worker, now)
+            self._changed(worker, now)
 
     def _loaded(self, worker: SimulatedWorker, model: int, starts: int, now: float) -> None:
         """End a load: the calls that wait for it run, and the next load begins."""
@@ -296,7 +364,7 @@ class Simulator:
     def _unload_ahead(self, worker: SimulatedWorker, now: float) -> None:
         """Have a worker keep memory free for the next calls of models that it does not have."""
         for victim in self._policy.unload_ahead(worker, now):
-            self._unload(worker, victim)
+            self._unload(worker, victim, now)
             self.outcome.evictions += self._counted
 
     def _changed(self, worker: SimulatedWorker, now: float) -> None:
@@ -317,7 +385,7 @@ class Simulator:
         for order in self._policy.round(now):
             worker, model = self._worker_of[order.worker], self._model_of[order.content_id]
             if order.do == "load":
-                done = self._order(worker, QueuedLoad(model, order.evict), now)
+                done = self._order(worker, QueuedLoad(model, order.evict, called=False), now)
             else:
                 done = self._unload_planned(worker, model, now)
             if done and self._counted:
@@ -331,7 +399,7 @@ class Simulator:
             return False
         if not worker.draining and self._state.must_stay(worker.pool, model):
             return False
-        self._unload(worker, model)
+        self._unload(worker, model, now)
         self._changed(worker, now)
         return True
 
@@ -351,7 +419,7 @@ class Simulator:
     def _replace(self, worker: SimulatedWorker, now: float) -> None:
         loading = [model for model, one in worker.instances.items() if one.loaded_at == math.inf]
         worker.instances.clear()
-        worker.used_bytes = worker.loads = 0
+        worker.used_bytes = worker.leaving_bytes = worker.loads = 0
         worker.starts += 1
         worker.ordered = OrderedLoads()
         worker.draining = False
@@ -365,7 +433,7 @@ class Simulator:
             self.outcome.refused[kind] += calls
 
     def _sample(self) -> None:
-        used_bytes = sum(worker.used_bytes for worker in self._state.workers)
+        used_bytes = sum(map(self._state.account_bytes, self._state.workers))
         self.outcome.memory_shares.append(used_bytes / self._memory_bytes)
 
     def _run_s(self, pool: str, model: int) -> float:
@@ -379,16 +447,18 @@ class Simulator:
         slot = min(range(len(worker.free_at)), key=worker.free_at.__getitem__)
         end = max(now, worker.free_at[slot]) + run_s
         instance = worker.instances[model]
-        instance.last_used = now
         counted = called_at >= self._count_from
         if end - called_at > self._options.timeout_s:
             self.outcome.expired += counted
             return
+        instance.last_used = end
         worker.free_at[slot] = end
         instance.busy_until = max(instance.busy_until, end)
         if not counted:
             return
         self.outcome.answered[pool] += 1
+        self.outcome.served[model] += 1
+        self.outcome.wait_s += end - called_at - run_s
         if end - called_at <= run_s + IN_TIME_S:
             self.outcome.in_time += 1
         if called_at < now:

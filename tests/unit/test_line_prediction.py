@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.placement.load_queue import ready_in_s
+from millstream.services.placement.line import ready_in_s
 from millstream.services.wire.records import LoadRecord
 
 NOW = 1000.0
