@@ -22,6 +22,7 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
 
     connections: set[asyncio.Task[None]] = set()
     transports: set[asyncio.WriteTransport] = set()
+    secured: set[asyncio.WriteTransport] = set()  # over one of the others each
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(65536):
@@ -31,7 +32,7 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await writer.start_tls(context)
-        transports.add(writer.transport)
+        secured.add(writer.transport)
         if address.path is not None:
             back_reader, back_writer = await asyncio.open_unix_connection(address.path)
         else:
@@ -49,6 +50,9 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
+        for transport in secured:
+            # Not aborted: until Python 3.11.3 one that was closed twice cannot be. The transport below is.
+            transport.close()
         await _end(server, connections, transports)
 
 
