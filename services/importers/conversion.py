@@ -23,6 +23,7 @@ from millstream.services.ingest.confined_process import confined_environment, pr
 from millstream.services.ingest.report import Converted, Recognised, Rejection
 from millstream.services.repository.disk import is_full, storage_failure
 from millstream.services.sandbox.folder_watch import FolderWatch
+from millstream.services.sandbox.group_watch import GroupWatch
 from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.import")
@@ -52,10 +53,14 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
         unconfined=settings.unconfined_imports == "accept",
     )
     environment = _environment(task.folder / SCRATCH)
-    watch = FolderWatch(task.folder, settings.import_disk_bytes_max)
+    written = FolderWatch(task.folder, settings.import_disk_bytes_max)
+
+    def watch_of(leader: int) -> GroupWatch:
+        return GroupWatch(leader, written, settings.import_memory_bytes_max, alone=True)
+
     try:
         async with _slot(), asyncio.timeout(settings.import_s_max):
-            ended = await run_process(_MODULE, task.folder, task.model_dump_json().encode(), environment, watch)
+            ended = await run_process(_MODULE, task.folder, task.model_dump_json().encode(), environment, watch_of)
     except TimeoutError:
         raise _too_slow(recognised, settings) from None
     except OSError as error:
@@ -63,10 +68,11 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
         raise Failure(Code.UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
     if ended.errors:  # for the operator alone: an uploader could have it print what it found
         log.info("the import of a %s model printed: %s", recognised.importer, printed(ended.errors))
-    if await asyncio.to_thread(watch.measure):
+    await asyncio.to_thread(written.measure)  # what it wrote last
+    if exceeded := ended.exceeded or written.exceeded:
         raise invalid(
-            f"the import of the {recognised.importer} model was ended: {watch.exceeded} "
-            "(MILLSTREAM_IMPORT_DISK_BYTES_MAX sets the limit on bytes)"
+            f"the import of the {recognised.importer} model was ended: {exceeded} "
+            "(MILLSTREAM_IMPORT_DISK_BYTES_MAX sets the limit on bytes of files)"
         )
     if ended.status == -signal.SIGXCPU:
         raise _too_slow(recognised, settings)

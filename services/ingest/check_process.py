@@ -12,7 +12,7 @@ import logging
 import shutil
 import signal
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import (
     COMPILED,
     REPORT_BYTES_MAX,
+    REWRITE_BYTES,
     UPLOAD,
     CheckedModel,
     CheckReport,
@@ -35,6 +36,8 @@ from millstream.services.ingest.report import (
 )
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
 from millstream.services.repository.disk import storage_errors
+from millstream.services.sandbox.folder_watch import FolderWatch
+from millstream.services.sandbox.group_watch import GroupWatch
 from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.check")
@@ -67,7 +70,7 @@ async def examine(task: CheckTask, seconds_max: float) -> CheckedModel | Recogni
     except TimeoutError:
         raise _too_slow(seconds_max) from None
     # A report lists up to 10,001 files: parse it in a thread, so that it does not block the event loop.
-    return await asyncio.to_thread(_outcome, *ended, task, seconds_max)
+    return await asyncio.to_thread(_outcome, ended, task, seconds_max)
 
 
 async def end_fork_server() -> None:
@@ -113,7 +116,7 @@ async def _forked(task: CheckTask) -> Ended | None:
     document = task.model_dump_json().encode()
     for _ in range(_FORK_ATTEMPTS):
         try:
-            ended = await _forker().run(document)
+            ended = await _forker().run(document, partial(_watch, task))
         except OSError as error:
             raise _not_started(error) from error
         if ended is not None:
@@ -146,18 +149,27 @@ def _undo(task: CheckTask) -> None:
 async def _started(task: CheckTask) -> Ended:
     """Run a checker in a process that is started for it."""
     try:
-        return await run_process(_MODULE, task.folder, task.model_dump_json().encode(), _environment())
+        document, watch_of = task.model_dump_json().encode(), partial(_watch, task)
+        return await run_process(_MODULE, task.folder, document, _environment(), watch_of)
     except OSError as error:
         raise _not_started(error) from error
+
+
+def _watch(task: CheckTask, leader: int) -> GroupWatch:
+    """Return what bounds a check: the upload, what it unpacks and what it rewrites; in place it may write nothing."""
+    written = 3 * task.unpacked_bytes_max + REWRITE_BYTES
+    folder = FolderWatch(task.folder if task.served is None else None, written)
+    return GroupWatch(leader, folder, task.memory_bytes_max, alone=True)
 
 
 def _not_started(error: OSError) -> Failure:
     return Failure(Code.UNAVAILABLE, f"the model check cannot be started: {error.strerror}", retry_after_s=_RETRY_S)
 
 
-def _outcome(
-    report: bytes, errors: bytes, status: int, task: CheckTask, seconds_max: float
-) -> CheckedModel | Recognised:
+def _outcome(ended: Ended, task: CheckTask, seconds_max: float) -> CheckedModel | Recognised:
+    report, errors, status, exceeded = ended
+    if exceeded:
+        raise invalid(f"the model check was ended: {exceeded}")
     if status == -signal.SIGXCPU:
         raise _too_slow(seconds_max)
     if status < 0:

@@ -21,6 +21,7 @@ from millstream.services.importers.base import SOURCE, Source
 from millstream.services.importers.registry import find_importer
 from millstream.services.ingest.archive import check_kind, unpack
 from millstream.services.ingest.report import (
+    REWRITE_BYTES,
     UPLOAD,
     CheckedModel,
     CheckReport,
@@ -35,9 +36,6 @@ from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
 from millstream.services.torch_export.archive import is_program_file
-
-#: how much larger than the upload limit a rewritten model may be
-_REWRITE_BYTES = 64 << 20
 
 
 def main(set_title: Callable[..., None] | None = None) -> NoReturn:
@@ -62,7 +60,7 @@ def main(set_title: Callable[..., None] | None = None) -> NoReturn:
 def _confine(task: CheckTask) -> None:
     """Limit the memory, CPU time and files of this process, since a model may take it over. Raises OSError."""
     os.nice(NICE)
-    limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.unpacked_bytes_max + _REWRITE_BYTES)
+    limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.unpacked_bytes_max + REWRITE_BYTES)
     folder = task.folder.resolve()
     if task.served is None:
         confine(reads=(), writes=(folder,), limits=limits)

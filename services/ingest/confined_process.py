@@ -12,35 +12,33 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from millstream.services.environment import library_environment
-from millstream.services.ingest.forked_check import Ended
+from millstream.services.ingest.forked_check import Ended, WatchOf, watched
 from millstream.services.ingest.report import ERRORS_BYTES_KEPT, MESSAGE_CHARACTERS_MAX, REPORT_BYTES_MAX, one_line
 from millstream.services.process.uninterruptible import uninterrupted
-from millstream.services.sandbox.folder_watch import FolderWatch
 
 IMPORT_ROOT = Path(__file__).parents[3]
 
 
 async def run_process(
-    module: str, folder: Path, task: bytes, environment: Mapping[str, str], watch: FolderWatch | None = None
+    module: str, folder: Path, task: bytes, environment: Mapping[str, str], watch_of: WatchOf
 ) -> Ended:
     """Run `module` on `task`; its process group has ended on return, error and cancellation.
 
     Its command line has the `folder` of the files that it reads, so that `ps` shows it. It is killed if it exceeds the
-    limit of `watch`. Raises OSError if the process cannot be started.
+    limits of its watch. Raises OSError if the process cannot be started.
     """
     starting = asyncio.ensure_future(_start(module, folder, environment))
-    watching = None
     try:
         process = await asyncio.shield(starting)
-        watching = asyncio.ensure_future(_watched(process, watch)) if watch else None
-        report, errors = await _communicate(process, task)
-        return Ended(report, errors, await process.wait())
+        async with watched(watch_of(process.pid), partial(_kill, process)) as watching:
+            report, errors = await _communicate(process, task)
+            status = await process.wait()
+        return Ended(report, errors, status, watching.exceeded)
     finally:
-        if watching is not None:
-            watching.cancel()
         # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
         await uninterrupted(_end(starting))
 
@@ -70,11 +68,6 @@ async def _start(module: str, folder: Path, environment: Mapping[str, str]) -> a
         env=environment,
         start_new_session=True,
     )
-
-
-async def _watched(process: asyncio.subprocess.Process, watch: FolderWatch) -> None:
-    await watch.until_exceeded(process.pid)
-    _kill(process)
 
 
 async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:

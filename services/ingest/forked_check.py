@@ -13,14 +13,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.ingest.fork_server import REQUEST, kill_group
 from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
+from millstream.services.process.cancel import cancel_all
 from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.sandbox.group_watch import GroupWatch
 
 #: The fork server ends after this time without a check.
 IDLE_S_MAX = 60.0
@@ -39,11 +41,18 @@ _TITLE_BYTES = 512
 
 
 class Ended(NamedTuple):
-    """A checker that has ended: what it printed, and its exit status; negative: the signal that ended it."""
+    """A process that has ended: what it printed, and its exit status; negative: the signal that ended it.
+
+    `exceeded`: which limit it was ended for; empty: none.
+    """
 
     report: bytes
     errors: bytes
     status: int
+    exceeded: str = ""
+
+
+WatchOf = Callable[[int], GroupWatch]  # the process that leads a group -> what bounds the group
 
 
 class Forker:
@@ -67,8 +76,8 @@ class Forker:
         """The pid of the fork server; None if none runs."""
         return self._server.process.pid if self._server is not None and self._server.runs() else None
 
-    async def run(self, task: bytes) -> Ended | None:
-        """Run a checker on `task` (a CheckTask as JSON) and return its end.
+    async def run(self, task: bytes, watch_of: WatchOf) -> Ended | None:
+        """Run a checker on `task` (a CheckTask as JSON), within its watch's limits, and return its end.
 
         Returns None if no checker ran, or if the fork server ended before the checker did. The checker has ended on
         return, error and cancellation. Raises OSError if there are too many processes or open files.
@@ -76,7 +85,7 @@ class Forker:
         server = self._running_server()
         check = _ForkedCheck(server, task)
         try:
-            return await check.run()
+            return await check.run(watch_of)
         finally:
             await uninterrupted(check.end())
 
@@ -148,7 +157,7 @@ class _ForkedCheck:
             self._sent = _send(server.control, [_memory_file(task, theirs), report, errors, status.fileno()])
             self._close = ours.pop_all().close
 
-    async def run(self) -> Ended | None:
+    async def run(self, watch_of: WatchOf) -> Ended | None:
         """Return the end of the checker; None if the server ended first, or did not start the checker."""
         if not self._sent or not await self._started():
             return None
@@ -161,13 +170,14 @@ class _ForkedCheck:
             errors.extend(chunk)
             del errors[:-ERRORS_BYTES_KEPT]
 
-        _, _, status = await asyncio.gather(
-            _drain(self._report, keep_report), _drain(self._errors, keep_errors), self._receive()
-        )
+        async with watched(watch_of(self._pid), lambda: kill_group(self._pid)) as watching:
+            _, _, status = await asyncio.gather(
+                _drain(self._report, keep_report), _drain(self._errors, keep_errors), self._receive()
+            )
         if not status.startswith(_STATUS):
             return None
         self._ended = True
-        return Ended(bytes(report), bytes(errors), int(status.removeprefix(_STATUS)))
+        return Ended(bytes(report), bytes(errors), int(status.removeprefix(_STATUS)), watching.exceeded)
 
     async def _started(self) -> bool:
         try:
@@ -244,6 +254,28 @@ async def _drain(descriptor: int, keep: Callable[[bytes], None] | None) -> None:
         await ended.wait()
     finally:
         loop.remove_reader(descriptor)
+
+
+class Watching:
+    """Which limit a process was ended for; empty: none."""
+
+    exceeded = ""
+
+
+@asynccontextmanager
+async def watched(watch: GroupWatch, kill: Callable[[], None]) -> AsyncIterator[Watching]:
+    """Call `kill` when the limits of `watch` are exceeded within the block."""
+    watching = Watching()
+
+    async def follow() -> None:
+        watching.exceeded = await watch.until_exceeded()
+        kill()
+
+    following = asyncio.create_task(follow(), name="watch of a confined process")
+    try:
+        yield watching
+    finally:
+        await cancel_all([following])
 
 
 def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:

@@ -33,6 +33,8 @@ NAME_CHARACTERS_MAX = 512
 RANK_MAX = 32
 #: files of one version that a worker reads: the model and its weights
 FILES_MAX = 10_001
+#: how much larger than the upload limit a rewritten model may be
+REWRITE_BYTES = 64 << 20
 MESSAGE_CHARACTERS_MAX = 1000
 #: the checker's output: a longer report rejects the model; of its error output only the end is kept
 REPORT_BYTES_MAX = 16 << 20

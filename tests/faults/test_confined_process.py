@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import pytest
 import uvloop
 
 from millstream.services.ingest.confined_process import run_process
+from millstream.services.ingest.forked_check import Ended
+from millstream.services.sandbox.folder_watch import FolderWatch
+from millstream.services.sandbox.group_watch import THREADS_MAX, GroupWatch
 from tests.kit.wait import wait_until
 
 FLOODS = {
@@ -37,11 +41,11 @@ def test_a_flood_is_ended_when_its_time_is_over(tmp_path: Path, flood: str, loop
     )
     (tmp_path / "flood.py").write_text(code)
 
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
     async def run() -> None:
         running = asyncio.create_task(
-            run_process(
-                "flood", tmp_path, b"", {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-            )
+            run_process("flood", tmp_path, b"", environment, lambda pid: watch(pid, tmp_path))
         )
         await asyncio.to_thread(wait_until, lambda: begun.exists() and begun.read_text(), what="begun")
         await asyncio.sleep(0.5)
@@ -52,6 +56,10 @@ def test_a_flood_is_ended_when_its_time_is_over(tmp_path: Path, flood: str, loop
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(run())
     assert not Path("/proc", begun.read_text()).exists()
+
+
+def watch(leader: int, folder: Path) -> GroupWatch:
+    return GroupWatch(leader, FolderWatch(folder, 1 << 40), 1 << 40, alone=True)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +76,19 @@ def gone_process() -> int:
     """Return the number of a process that has ended."""
     with subprocess.Popen(["true"]) as process:
         return process.pid
+
+
+def test_a_process_that_starts_too_many_threads_is_ended(tmp_path: Path) -> None:
+    code = "import sys, threading, time\nthreading.stack_size(32768)\nassert sys.stdin.read() == 'task'\n"
+    code += (
+        "for _ in range(6000): threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\ntime.sleep(1e6)\n"
+    )
+    (tmp_path / "threads.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+    async def run() -> Ended:
+        return await run_process("threads", tmp_path, b"task", environment, lambda pid: watch(pid, tmp_path))
+
+    ended = asyncio.run(run())
+    assert ended.exceeded == f"it started more than {THREADS_MAX} threads"
+    assert ended.status == -signal.SIGKILL

@@ -261,10 +261,11 @@ def test_a_fork_server_that_idles_ends_and_is_started_again(folder: Path) -> Non
         memory_bytes_max=8 << 30,
         cpu_s_max=100,
         served="good.onnx",
-    ).model_dump_json()
+    )
+    document, watch_of = task.model_dump_json().encode(), partial(check_process._watch, task)
 
     async def run_until_done() -> Ended:
-        while (ended := await forker.run(task.encode())) is None:  # it ended just before the request
+        while (ended := await forker.run(document, watch_of)) is None:  # it ended just before the request
             pass
         return ended
 

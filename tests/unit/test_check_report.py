@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest.check_process import _outcome
+from millstream.services.ingest.forked_check import Ended
 from millstream.services.ingest.inspection import inspect
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, REPORT_BYTES_MAX, TENSORS_MAX, CheckTask
@@ -40,7 +41,7 @@ def report() -> dict[str, Any]:
 
 
 def outcome(tmp_path: Path, document: bytes) -> object:
-    return _outcome(document, b"", 0, task(tmp_path), 1.0)
+    return _outcome(Ended(document, b"", 0), task(tmp_path), 1.0)
 
 
 def test_a_valid_report_is_accepted(tmp_path: Path) -> None:
