@@ -9,8 +9,6 @@ import asyncio
 import errno
 import logging
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -18,9 +16,11 @@ from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, SOURCE, ImportOptions
+from millstream.services.importers.import_slots import ImportSlots
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.ingest.confined_process import confined_environment, printed, run_process
 from millstream.services.ingest.report import Converted, Recognised, Rejection
+from millstream.services.process.audit import caller
 from millstream.services.repository.disk import is_full, storage_failure
 from millstream.services.sandbox.folder_watch import FolderWatch
 from millstream.services.sandbox.group_watch import GroupWatch
@@ -28,11 +28,9 @@ from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.import")
 
-#: imports of one gateway that run at once; each may take gigabytes, and further ones wait
-IMPORTS_MAX = 2
 _MODULE = "millstream.services.importers.import_process"
 _RETRY_S = 5.0
-_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ImportSlots] = WeakKeyDictionary()
 
 
 async def convert(folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
@@ -58,8 +56,9 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
     def watch_of(leader: int) -> GroupWatch:
         return GroupWatch(leader, written, settings.import_memory_bytes_max, alone=True)
 
+    slots = _slots_of_loop.setdefault(asyncio.get_running_loop(), ImportSlots())
     try:
-        async with _slot(), asyncio.timeout(settings.import_s_max):
+        async with slots.acquire(caller()), asyncio.timeout(settings.import_s_max):
             ended = await run_process(_MODULE, task.folder, task.model_dump_json().encode(), environment, watch_of)
     except TimeoutError:
         raise _too_slow(recognised, settings) from None
@@ -128,9 +127,3 @@ def _environment(scratch: Path) -> dict[str, str]:
         CUDA_VISIBLE_DEVICES="",
         JOBLIB_MULTIPROCESSING="0",
     )
-
-
-@asynccontextmanager
-async def _slot() -> AsyncIterator[None]:
-    async with _slots_of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(IMPORTS_MAX)):
-        yield

@@ -18,6 +18,8 @@ log = logging.getLogger("millstream.admin")
 
 #: who makes the change that the current task works on
 _ACTOR: ContextVar[str] = ContextVar("actor", default="unknown")
+#: the same without an address, if it has a key
+_CALLER: ContextVar[str] = ContextVar("caller", default="unknown")
 CHANGES_MAX = 32  # of one call; further ones are only in the log
 
 
@@ -38,6 +40,12 @@ CHANGES: ContextVar[Changes | None] = ContextVar("changes", default=None)
 def acting(address: str, label: str = "") -> None:
     """Set who makes the changes of the current task: a caller at `address`. `label`: of its key; "": it has none."""
     _ACTOR.set(f"{label}, {address}" if label else address)
+    _CALLER.set(label or address)
+
+
+def caller() -> str:
+    """Return for whom the current task works, wherever the call came from: the label of a key, else an address."""
+    return _CALLER.get()
 
 
 def audit(change: str, model: str | None = None, **fields: object) -> None:
