@@ -59,7 +59,7 @@ def _outcome(task: CompileTask) -> CompileOutcome:
 def _confine(task: CompileTask, target: Target) -> None:
     """Limit the memory, processor time, files and rights of this process. Raises OSError."""
     if task.low_priority:
-        lower_process(idle=True)
+        lower_process(idle=not task.share)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     folder = task.folder.resolve()
     scratch = folder / SCRATCH

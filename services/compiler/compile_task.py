@@ -29,6 +29,7 @@ class CompileTask(BaseModel):
         memory_bytes: private memory that each process of the compilation may use; all of them together 1.5 times this.
         written_bytes: size of the largest file, and of all files together, that it may write.
         low_priority: whether it takes only the processor time that others leave; False: calls wait for its end.
+        share: it takes a share of the processor instead, as the race that it belongs to.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +42,7 @@ class CompileTask(BaseModel):
     memory_bytes: int = MEMORY_BYTES_DEFAULT
     written_bytes: int = WRITTEN_BYTES_DEFAULT
     low_priority: bool = True
+    share: bool = False
 
 
 class CompileOutcome(BaseModel):

@@ -222,8 +222,7 @@ BATCHES_UNREADABLE = Metric(
 BATCH_CHECKS = Metric(
     "millstream_batch_checks_total",
     Kind.COUNTER,
-    "Live batches that were compared with runs of single rows, or of a compiled form with its version's own file, by "
-    "outcome.",
+    "Live batches that were compared with runs of single rows or of the version's own file, by outcome.",
     ("model", "version", "outcome"),
 )
 BATCHING_OFF = Metric(
@@ -346,7 +345,7 @@ VARIANTS_SWAPPED = Metric(
 VARIANTS_UNDONE = Metric(
     "millstream_variants_undone_total",
     Kind.COUNTER,
-    "Verdicts of races that a worker took back because a compiled form failed, answered wrongly or was slow.",
+    "Verdicts of races that a worker took back because a compiled form failed, was wrong or was slow.",
     _LANE,
 )
 EVICTION_AGE = Metric(

@@ -93,7 +93,7 @@ def in_own_thread(work: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-def lower_process(*, idle: bool = False) -> None:
+def lower_process(*, idle: bool = False, session: bool = False) -> None:
     """Lower the priority of this process and its future children for the rest of its life.
 
     To be called before other threads start. Where the kernel groups processes by session (sched(7), "The autogroup
@@ -101,11 +101,12 @@ def lower_process(*, idle: bool = False) -> None:
     any of this is refused, the rest applies.
 
     Args:
-        idle: leave it only the processor time that others do not want, in a session of its own. The policy "idle" is
-            preempted at once by a waking thread of any other policy.
+        idle: leave it only the processor time that others do not want. The policy "idle" is preempted at once by a
+            waking thread of any other policy.
+        session: put it into a session of its own, whose level counts against the sessions of others.
     """
     level = _NICEST if idle else NICE
-    if idle:
+    if session:
         with suppress(OSError):
             os.setsid()
     with suppress(OSError):

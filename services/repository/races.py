@@ -5,7 +5,7 @@
 
 POST ─> waiting ─(the version is ready)─┐
 POST ───────────────────────────────────┴> queued ─(a worker has both locks)─> running ─> decided | failed | cancelled
-running ─(others left it no time)─> unfinished ─(the machine is idle)─> queued
+running ─(others left it no time)─> unfinished ─(a pause)─> queued, and run with a share of the processor
 A running race whose lock is free lost its worker: another worker goes on with it. Each change is one rename.
 """
 
@@ -40,14 +40,14 @@ SECONDS_MAX = 86_400.0
 METRIC_CHARACTERS_MAX = 500
 TARGETS_MAX = 64  # that a race names
 TRIES_MAX = 5  # of a race whose worker died; then it failed
-UNFINISHED_MAX = 4  # times that a race ends for lack of time; then it begins again only if it is asked for
+UNFINISHED_MAX = 2  # times that a race ends for lack of time; then it begins again only if it is asked for
 
 
 class RaceState(StrEnum):
     """Progress of a race.
 
-    WAITING: for the version to be loaded. UNFINISHED: other work left it too little time; a worker queues it again when
-    the machine is idle. DECIDED: it has a report, whether or not anything is faster than the baseline.
+    WAITING: for the version to be loaded. UNFINISHED: other work left it too little time; a worker queues it again, and
+    runs it with a share of the processor. DECIDED: it has a report, whether or not anything is faster than the version.
     """
 
     WAITING = "waiting"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from millstream.services.compiler.race.samples import write_samples
 from millstream.services.compiler.targets import get_target
 from millstream.services.compiler.targets.base import Target
 from millstream.services.errors import Failure
+from millstream.services.process.low_priority import NICE
 from millstream.services.repository.race_parts import StoredReport, trials_of
 from millstream.workers.race import driver, track
 from millstream.workers.race.compiled_cache import NEW, CompiledCache, working
 from millstream.workers.race.track import UnfinishedError
 from tests.kit import models
-from tests.kit.races import MLP, RaceProcess, race_task, signature
+from tests.kit.races import MLP, RaceProcess, kill, race_task, signature
 from tests.kit.stack import descendants
 from tests.kit.wait import wait_until
 
@@ -340,21 +343,43 @@ def test_a_race_that_is_killed_leaves_no_process_and_goes_on_in_the_next_one(tmp
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="policies of Linux")
-def test_the_race_and_its_processes_take_only_the_time_that_others_leave(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [False, True])
+def test_the_race_and_its_processes_take_only_the_time_that_others_leave_or_a_share(
+    tmp_path: Path, share: bool
+) -> None:
+    level = NICE if share else 19
     # It has only the time that the other tests leave, so no limit of its own may end it before it is looked at.
-    race = RaceProcess(race_task(tmp_path, seconds=3600.0), lowered=True)
+    race = RaceProcess(race_task(tmp_path, seconds=3600.0, share=share), lowered=True)
     try:
         started = wait_until(lambda: descendants(race.process.pid), 250, what="the race started a process")
         for pid in (race.process.pid, *started):
-            assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-            assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+            assert os.sched_getscheduler(pid) == (os.SCHED_OTHER if share else os.SCHED_IDLE)
+            assert os.getpriority(os.PRIO_PROCESS, pid) == level
+        assert all(os.getsid(pid) == race.process.pid for pid in started)
         session = os.getsid(race.process.pid)
         assert session == race.process.pid
         group = Path(f"/proc/{session}/autogroup")
         if group.exists() and (text := group.read_text()):
-            assert text.split()[-1] == "19"
+            assert text.split()[-1] == str(level)
     finally:
         race.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="policies of Linux")
+def test_a_race_with_a_share_reaches_a_verdict_though_all_processors_are_busy(tmp_path: Path) -> None:
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        task = race_task(tmp_path, seconds=3600.0, share=True, threads=2, rows={1: 1.0})
+        report = RaceProcess(task, lowered=True).report()
+    finally:
+        kill([one.pid for one in busy])
+        for one in busy:
+            one.wait()
+    assert {row.verdict for row in report.rows} <= {"won", "lost"}
+    assert report.seconds < report.seconds_max / 4, "it ended by itself"
 
 
 def test_token_ids_stay_within_the_embedding(tmp_path: Path) -> None:

@@ -21,14 +21,13 @@ ELSEWHERE = "fedcba9876543210"
 
 
 class Queue:
-    """A queue of one worker, on a machine that is idle or not."""
+    """A queue of one worker."""
 
     def __init__(self, folder: Path) -> None:
         self.repository = FolderRepository(folder / "repository")
         self.manifest: Manifest = publish(self.repository, "m", 1)
-        self.idle = True
         at = LoadEnvironment(get_backend("onnxruntime", folder), "onnxruntime", "cpu", 1, None)
-        self.queue = RaceQueue(Racer("cpu-0", "cpu", "host", HERE, lambda: self.idle), self.repository, at)
+        self.queue = RaceQueue(Racer("cpu-0", "cpu", "host", HERE), self.repository, at)
 
     def asked(self, state: RaceState, **more: object) -> Race:
         fields = {"state": state, **more}
@@ -62,20 +61,17 @@ def test_a_race_waits_until_its_version_is_ready(queue: Queue) -> None:
     assert queue.stored() == race
 
 
-def test_an_unfinished_race_begins_again_when_the_machine_is_idle(queue: Queue) -> None:
-    before = queue.asked(RaceState.UNFINISHED, unfinished=2, why="no time", ended_at=5.0)
-    queue.idle = False
-    assert queue.ready() == []
-    queue.idle = True
+def test_an_unfinished_race_begins_again_after_a_pause(queue: Queue) -> None:
+    before = queue.asked(RaceState.UNFINISHED, unfinished=1, why="no time", ended_at=5.0)
     queue.queue.postpone(before, 3600.0)
     assert queue.ready() == []
     assert queue.stored() == before
     queue.asked(RaceState.QUEUED, requested_at=2.0)
     assert len(queue.ready()) == 1, "it was asked for again"
-    queue.asked(RaceState.UNFINISHED, unfinished=2, why="no time", ended_at=5.0)
+    queue.asked(RaceState.UNFINISHED, unfinished=1, why="no time", ended_at=5.0)
     queue.queue.postpone(before, 0.0)
     [race] = queue.ready()
-    assert (race.state, race.unfinished, race.why) == (RaceState.QUEUED, 2, "no time")
+    assert (race.state, race.unfinished, race.why) == (RaceState.QUEUED, 1, "no time")
     assert race.options == before.options
 
 

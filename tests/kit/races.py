@@ -26,7 +26,7 @@ from tests.kit.versions import publish_content
 _AT_NORMAL_PRIORITY = """
 import runpy
 from millstream.services.process import low_priority
-low_priority.lower_process = lambda *, idle=False: None
+low_priority.lower_process = lambda **_: None
 runpy.run_module("millstream.workers.race", run_name="__main__", alter_sys=True)
 """
 

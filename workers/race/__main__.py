@@ -1,8 +1,8 @@
 """python -m millstream.workers.race: race the compiled candidates of one version on this machine.
 
 stdin: a RaceTask ─> stdout: RaceEvents, a line each; the last one has the report, or an error
-It runs with the processor time that others leave, ends 10 % after its budget at the latest, and may be killed at any
-time: what it compiled is in the task's cache, and the next race goes on from there.
+It runs with the processor time that others leave, or with a share of it, ends 10 % after its budget at the latest, and
+may be killed at any time: what it compiled is in the task's cache, and the next race goes on from there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m millstream.workers.race", description="Race one version.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
     begin(parser.parse_args().parent)
-    lower_process(idle=True)
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -41,6 +40,7 @@ def main() -> int:
     except ValidationError as error:
         tell(RaceEvent(stage="finished", error=f"the task is no RaceTask: {error.errors()[0]['msg']}"))
         return FAILED
+    lower_process(idle=not task.share, session=True)
     timer = threading.Timer(task.seconds * (1 + OVERTIME), os._exit, (OVERDUE,))
     timer.daemon = True
     timer.start()

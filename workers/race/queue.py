@@ -1,6 +1,6 @@
 """queue: which races of the repository a worker can run now, the one that was asked for first at first.
 
-races ─> those of this kind of device ─> waiting: the version is ready? unfinished: the machine is idle? ─> queued
+races ─> those of this kind of device ─> waiting: the version is ready? unfinished: its pause is over? ─> queued
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream.services.process.idle_machine import is_idle
 from millstream.services.repository.base import Repository
 from millstream.services.repository.races import UNFINISHED_MAX, Race, RaceState, new_race
 from millstream.services.repository.verdicts import content_digest
@@ -30,14 +29,12 @@ class Racer:
         worker: its id.
         host: equal for processes of one machine: one race runs on a device there.
         environment: id of the device and its libraries.
-        idle: whether the machine has time for a race that other work left none before.
     """
 
     worker: str
     pool: str
     host: str
     environment: str
-    idle: Callable[[], bool] = is_idle
 
 
 class RaceQueue:
@@ -85,14 +82,13 @@ class RaceQueue:
             update = {"state": RaceState.QUEUED, "why": ""}
         elif race.state is RaceState.WAITING and model.state is State.FAILED:
             update = {"why": f"the version cannot be loaded: {model.reason}"}
-        elif race.state is RaceState.UNFINISHED and model.state is State.READY and self._has_time(race):
-            log.info("queued: the race of %s, which was not finished: the machine is idle", model.manifest.content_id)
+        elif race.state is RaceState.UNFINISHED and model.state is State.READY and self._may_begin_again(race):
+            log.info("queued: the race of %s, which was not finished, with a share of the processor", race.model)
             return change(self._repository, race, Race.resumed)
         return change(self._repository, race, lambda one: one.model_copy(update=update)) if update else race
 
-    def _has_time(self, race: Race) -> bool:
-        """Return whether an unfinished race may begin again."""
-        return race.unfinished < UNFINISHED_MAX and self._is_due(race) and self._racer.idle()
+    def _may_begin_again(self, race: Race) -> bool:
+        return race.unfinished < UNFINISHED_MAX and self._is_due(race)
 
     def _is_due(self, race: Race) -> bool:
         return time.monotonic() >= self._retry_at.get((race.key.name, race.requested_at), 0.0)

@@ -40,7 +40,8 @@ log = logging.getLogger("millstream.races")
 
 CHECK_S = 0.5  # interval at which the folder of races is looked at
 RETRY_S = 15.0  # pause before a race that found no memory, or failed for a passing reason, is tried again
-UNFINISHED_RETRY_S = 60.0  # least pause before a race that other work left no time is tried again
+UNFINISHED_RETRY_S = 60.0  # pause before a race that other work left no time begins again, with a share of it
+LONGER_WITH_SHARE = 5.0  # times as long a race with a share may take
 DIED_RETRY_S = 2.0  # pause after the process of a race died
 PROGRESS_S = 0.5  # between two stored events of a race
 #: Memory of each process of a race: the libraries, then what compiling takes for each byte of the files.
@@ -214,7 +215,7 @@ class WorkerRaces:
         if present is None or present.state is not RaceState.RUNNING:
             return
         self._running = present
-        log.info("a race of %s begins: at most %g s", model.manifest.content_id, race.options.seconds)
+        log.info("a race of %s begins", model.manifest.content_id)
         try:
             outcome = self._run_process(present, model, bytes_each)
         except Failure as failure:  # its folder cannot be written at present
@@ -268,7 +269,8 @@ class WorkerRaces:
             device=self._at.device,
             backend=self._at.backend_name,
             threads=self._at.threads,
-            seconds=options.seconds,
+            seconds=options.seconds * (LONGER_WITH_SHARE if race.unfinished else 1.0),
+            share=race.unfinished > 0,
             gate=Gate(**options.gate.model_dump()),
             samples=given.path if given is not None else None,
             origin="captured" if given is not None and given.captured else "uploaded",
@@ -320,7 +322,7 @@ class WorkerRaces:
         log.warning("the race of %s version %d failed: %s", race.model, race.version, why)
 
     def _unfinished(self, race: Race, why: str) -> None:
-        """End a race that found too little time; a worker queues it again when the machine is idle."""
+        """End a race that found too little time; a worker queues it again, once, with a share of the processor."""
         self._queue.postpone(race, UNFINISHED_RETRY_S)
         now = time.time()  # noqa: TID251 - for people
         ended = race.ended(RaceState.UNFINISHED, now, why).model_copy(

@@ -41,10 +41,7 @@ SLOW_S = 5.0  # of a block, or of the answers that are judged
 #: Bytes that a compilation may write: libraries and calibration, then copies of the version's files.
 WRITTEN_BYTES, WRITTEN_RATIO = 512 << 20, 16
 
-_NOT_LOADED = (
-    "the version was not loaded within {:g} s: a race has only the time that others leave, so race when the machine is "
-    "less busy, or allow more seconds (--race-seconds)"
-)
+_NOT_LOADED = "the version was not loaded within {:g} s: race when the machine is less busy (--race-seconds)"
 _NOT_ANSWERED = "the version did not answer the samples in the budget of {:g} s: allow more seconds (--race-seconds)"
 _TOO_SLOW = "the version is too slow for the budget: a run of {} rows takes more than {:g} s (--race-seconds)"
 
@@ -220,6 +217,7 @@ class ProcessTrack:
                 samples=self._files.calibration,
                 seconds_max=seconds_max,
                 memory_bytes=self._task.memory_bytes * (PROCESSES_MAX - 1) or MEMORY_BYTES_DEFAULT,
+                share=self._task.share,
                 written_bytes=WRITTEN_BYTES + WRITTEN_RATIO * file_bytes(self._task.manifest),
             )
             outcome = compile_candidate(task)

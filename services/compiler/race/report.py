@@ -62,6 +62,7 @@ class RaceTask(BaseModel):
         origin: where `samples` is from.
         memory_bytes: of each measuring process, of which there are at most three at once; 0: no limit. A compilation,
             beside which only the baseline's process is left, may use that of two.
+        share: it takes a share of the processor, a tenth beside one busy thread; False: the time that others leave.
         targets: names, or keys of candidates; (): all targets that are not experimental.
         serving: keys of candidates that serve the version now: they take part in each race, and need no new consent.
         estimates: by keys of candidates and names of targets, from earlier races on this device.
@@ -75,7 +76,7 @@ class RaceTask(BaseModel):
     device: str = "cpu"
     backend: str = "onnxruntime"
     threads: int = Field(1, ge=1)
-    seconds: float = Field(SECONDS_DEFAULT, gt=0, le=86_400)
+    seconds: float = Field(SECONDS_DEFAULT, gt=0, le=5 * 86_400)
     rows: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         ROWS_DEFAULT, min_length=1, max_length=SIZES_MAX
     )
@@ -84,6 +85,7 @@ class RaceTask(BaseModel):
     origin: Literal["uploaded", "captured"] = "uploaded"
     accept_random_samples: bool = False
     memory_bytes: int = Field(0, ge=0)
+    share: bool = False
     targets: tuple[str, ...] = ()
     serving: tuple[str, ...] = ()
     estimates: dict[str, Estimate] = Field({}, max_length=ESTIMATES_MAX)
