@@ -19,7 +19,8 @@ Headers = list[tuple[bytes, bytes]]
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 #: headers of replies that pages may read, beside those that they always may
 _EXPOSED = (
-    b"x-request-id, server-timing, retry-after, endpoint-load-metrics, inference-header-content-length, "
+    b"x-request-id, server-timing, millstream-form, retry-after, endpoint-load-metrics, "
+    b"inference-header-content-length, "
     b"content-encoding, www-authenticate"
 )
 _MAX_AGE_S = b"600"  # for which a browser may keep the answer to a preflight

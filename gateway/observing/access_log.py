@@ -171,6 +171,8 @@ def _run_fields(run: Run) -> dict[str, Any]:
             "run_ms": _ms(header.input_s + header.infer_s + header.output_s),
             "worker": header.worker,
         }
+        if header.form:
+            fields["form"] = header.form
     return fields
 
 

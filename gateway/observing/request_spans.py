@@ -15,6 +15,7 @@ from millstream.gateway.observing.finished import Finished, Run
 from millstream.gateway.observing.timing import BatchTiming
 from millstream.services.tracing.span import Span, SpanKind, Value
 from millstream.services.tracing.traceparent import context_of
+from millstream.services.wire.batch import ReplyHeader
 
 LINKS_MAX = 128  # links of one span, the default limit of OpenTelemetry
 _TEXT_MAX = 256  # characters of a value that a caller chose
@@ -89,7 +90,9 @@ def _parts(request: Finished, run: Run, trace_id: bytes, server_id: bytes, new_i
     yield span("lane", run.arrival, timing.put_at)._replace(attributes=_model(run))
     yield span("queue", timing.put_at, start, SpanKind.PRODUCER)
     worker = span("worker", start, end, SpanKind.CONSUMER)._replace(
-        attributes=_model(run) | {"millstream.batch.requests": timing.requests, "millstream.run.rows": header.run_rows},
+        attributes=_model(run)
+        | _form(header)
+        | {"millstream.batch.requests": timing.requests, "millstream.run.rows": header.run_rows},
         links=(timing.span,),
         worker=header.worker,
     )
@@ -104,7 +107,7 @@ def _parts(request: Finished, run: Run, trace_id: bytes, server_id: bytes, new_i
 def _batch(timing: BatchTiming, run: Run, links: list[bytes], new_id: NewId) -> Iterator[Span]:
     trace_id, batch_id = timing.span[:16], timing.span[16:]
     header = timing.header
-    attributes: dict[str, Value] = {
+    attributes: dict[str, Value] = _form(header) | {
         "millstream.model": run.model[:_TEXT_MAX],
         "millstream.version": run.version,
         "millstream.pool": run.pool,
@@ -128,6 +131,10 @@ def _batch(timing: BatchTiming, run: Run, links: list[bytes], new_id: NewId) -> 
         ("split", ran, end, header.worker),
     ):
         yield Span(name, trace_id, new_id(8), batch_id, SpanKind.INTERNAL, begin, finish, {}, worker=worker)
+
+
+def _form(header: ReplyHeader) -> dict[str, Value]:
+    return {"millstream.form": header.form[:_TEXT_MAX]} if header.form else {}
 
 
 def _worker_times(timing: BatchTiming) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from millstream.gateway.observing.finished import RUNS_MAX, TICKETS
 from millstream.gateway.observing.timing import server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.scheduling.request import Request, bill
+from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, served_by
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
@@ -196,6 +196,8 @@ class Caller:
         exchange = EXCHANGE.get()
         if exchange is not None:
             _describe(exchange, request)
+        elif request.form:
+            FORM.set(served_by(request).decode())
         return result
 
 
@@ -203,6 +205,8 @@ def _describe(exchange: Exchange, request: Request) -> None:
     """Add to the reply over HTTP how long the parts of the request took, and the load of its lane, if asked for."""
     if request.timing is not None and request.timing.shown:
         exchange.add(b"server-timing", server_timing(request.timing, request.arrival))
+    if request.form:
+        exchange.add(FORM_HEADER, served_by(request))
     asked = exchange.headers.load_format
     wanted = None if asked is None else wanted_format(asked)
     if wanted is not None:

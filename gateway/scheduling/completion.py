@@ -68,10 +68,8 @@ class Completion:
         if self._costs.on:
             self._costs.charge(requests, header)
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
-        if self._timing is not None:
-            timing = self._timing(header, batch.put_at, now, len(requests))
-            for request in requests:
-                request.timing = timing
+        if self._timing is not None or header.form:
+            self._note(requests, batch.put_at, header, now)
         outputs = self._unpack(batch.name, header, inline, live) if live else None
         if outputs is not None:
             self._answers.answer(live, outputs, header, batch.put_at, now)
@@ -81,6 +79,12 @@ class Completion:
             self._traces.batch(batch.lane.manifest, batch, header, live, outputs, now)
         if batch.slices:
             self._in_flight.free_slices(batch, max(batch.attempt, header.attempt))
+
+    def _note(self, requests: list[Request], put_at: float, header: ReplyHeader, now: float) -> None:
+        """Note in requests what their replies say of the run: its times, and the compiled form that made it."""
+        timing = None if self._timing is None else self._timing(header, put_at, now, len(requests))
+        for request in requests:
+            request.timing, request.form = timing, header.form
 
     def _unpack(self, name: str, header: ReplyHeader, inline: memoryview, live: list[Request]) -> Outputs | None:
         """Return the outputs of the requests. If the reply cannot be read, fail the requests and return None."""

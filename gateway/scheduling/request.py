@@ -6,6 +6,7 @@ An adapter builds a Request with its Responder. The lane answers it once: with i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from millstream.gateway.access.principal import LIMITED, Principal
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from millstream.gateway.scheduling.lane import Lane
 
 
+#: What `served_by` says of the calling task's last request that a compiled form answered; for replies without headers.
+FORM: ContextVar[str] = ContextVar("FORM", default="")
+FORM_HEADER = b"millstream-form"  # of the reply over HTTP, and of the metadata that ends a gRPC call
+
+
 class Request:
     """One caller's unit of work. Times are seconds on the monotonic clock of this process."""
 
@@ -28,6 +34,7 @@ class Request:
     taken = False  # no longer waits: it left the lane in a batch, or expired
     request_id = b""  # X-Request-Id as the caller got it; b"": unknown
     timing: BatchTiming | None = None  # of its last batch; None: there was none, or timing is off
+    form = ""  # key of the compiled form that answered; "": the version's own file
     counted = True  # False: a readiness probe, which the metrics of requests leave out
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
@@ -55,6 +62,12 @@ class Request:
     def id(self) -> str:
         """The request id from the caller; "" if the caller sent none."""
         return ""
+
+
+def served_by(request: Request) -> bytes:
+    """Return the value of FORM_HEADER: the compiled form that answered, with its version and pool."""
+    lane = request.lane
+    return f"{request.form}; version={lane.manifest.version}; pool={lane.pool}".encode()
 
 
 def bill(request: Request, principal: Principal) -> None:

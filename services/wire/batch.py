@@ -101,6 +101,7 @@ class ReplyHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     outputs: list[ReplyOutput]
     blob: str  # as in BatchHeader
     attempt: int = 1  # of the lease; from the second on, another worker may still run the batch
+    form: str = ""  # key of the compiled form that made the run; "": the version's own file
 
 
 _read_batch = msgspec.msgpack.Decoder(BatchHeader).decode

@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.grpc import service_pb2
 
 from tests.kit import choices, v2
 from tests.kit.choices import BAD, choose
@@ -21,6 +24,7 @@ from tests.kit.wait import wait_until
 RACE = "/admin/v1/models/m/versions/1/race"
 GOOD = [v2.request({"x": np.array([[n], [n + 1]], np.int64)}, parameters=v2.PATIENT) for n in range(4)]
 SOME_BAD = [*GOOD, v2.request({"x": np.array([[BAD]], np.int64)}, parameters=v2.PATIENT)]
+FORM = "millstream-form"
 NO_CHECKS = {"live_check_one_in": 0}
 RUN_S_MAX = 10  # a run that this machine lets wait must not seem endless
 
@@ -118,6 +122,37 @@ def test_a_form_that_answers_wrongly_is_undone_by_a_live_batch(tmp_path: Path) -
         wait_until(lambda: stack.metrics().value("millstream_batch_checks_total", **checks) == 1)
         assert "the form serves no longer" in (stack.home / "logs" / "cpu-0.log").read_text()
         assert answer(BAD, 0) == [BAD, 0]
+
+
+def test_a_reply_names_the_form_that_made_it_with_version_and_pool(stack: Stack, tmp_path: Path) -> None:
+    inputs = [tritonclient.grpc.InferInput("x", [1, 1], "INT64")]
+    inputs[0].set_data_from_numpy(np.array([[3]], np.int64))
+    body, headers = GOOD[0]
+    path = "/v2/models/m/infer"
+    with grpc.insecure_channel(stack.grpc) as channel:
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+        request = service_pb2.ModelInferRequest(model_name="m", inputs=[inputs[0]._get_tensor()])
+        request.raw_input_contents.append(inputs[0]._get_content())
+
+        def named() -> list[str | None]:
+            """Return what REST, the first gRPC call and one of a kind that was seen say; and /v1."""
+            found: list[str | None] = [stack.http.post(path, content=body, headers=headers).headers.get(FORM)]
+            for _ in range(2):
+                _, call = infer.with_call(request)
+                found.append(dict(call.trailing_metadata()).get(FORM))
+                assert "x-request-id" in dict(call.trailing_metadata())
+            reply = stack.http.post("/v1/models/m:predict", json={"instances": [[1], [2]]})
+            assert reply.status_code == 200, reply.text
+            return [*found, reply.headers.get(FORM)]
+
+        assert named() == [None] * 4
+        choose(stack, "m", choices.raising(tmp_path / "form.onnx"))
+        is_served_by(stack, "by-hand")
+        assert named() == ["v-1; version=1; pool=cpu"] * 4
 
 
 def test_a_form_that_hangs_is_undone_and_its_requests_are_answered(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ class RunCost(NamedTuple):
     split_s: float  # splitting outputs
     rows: int  # of all leases in the run
     runs: list[int]  # as in ReplyHeader
+    form: str = ""  # as in ReplyHeader
 
 
 class ReplyWriter:
@@ -219,6 +220,7 @@ class ReplyWriter:
             headers,
             blob,
             lease.attempt,
+            cost.form,
         )
         return encode_reply(header, tensors, lease.reply_format), body
 

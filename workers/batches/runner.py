@@ -95,7 +95,7 @@ def run(
     execution_s = time.perf_counter() - began if live else 0.0
     input_s = runner.began - began if runner.began else 0.0
     split_s = execution_s - input_s - runner.seconds
-    first = RunCost(now_ms, input_s, runner.seconds, split_s, rows, runner.runs)
+    first = RunCost(now_ms, input_s, runner.seconds, split_s, rows, runner.runs, runner.form)
     if len(group) == 1:  # the usual case
         return [RunResult(group[0], results.get(0), execution_s, first)]
     shared = first._replace(runs=[])  # only one reply lists the runs: so they are counted once
@@ -149,6 +149,7 @@ class _Runner:
         self.began = 0.0  # when the first run began
         self.seconds = 0.0  # that all runs took
         self.runs: list[int] = []  # rows of the runs that succeeded
+        self.form = ""  # that made the last run
 
     def run_leases(self, live: Sequence[Lease], arrays: Sequence[Inputs], rows: int) -> dict[int, list[Array] | None]:
         """Return outputs by position in `live`. If there is no memory to merge the leases, each runs by itself."""
@@ -208,6 +209,8 @@ class _Runner:
         rows = _rows(inputs)
         check_outputs(outputs, signature, rows)
         self.runs.append(rows if signature.batching else 1)
+        if model.variant:
+            self.form = getattr(model.instance, "form", "")  # of a table of variants
         if self._on_run is not None:
             self._on_run(inputs, outputs)
         return outputs

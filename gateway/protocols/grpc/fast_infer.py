@@ -18,6 +18,7 @@ from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.connection.http2.header_blocks import encode
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.protocols.grpc.codec.encode import GrpcEncoder
 from millstream.gateway.protocols.grpc.codec.envelopes import inputs_of
@@ -26,7 +27,7 @@ from millstream.gateway.protocols.grpc.connections import reply_blocks
 from millstream.gateway.protocols.grpc.connections.call_head import CallHead
 from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
 from millstream.gateway.protocols.grpc.methods.infer import InferCalls
-from millstream.gateway.scheduling.request import Request, bill
+from millstream.gateway.scheduling.request import FORM_HEADER, Request, bill, served_by
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -188,7 +189,10 @@ class FastInfer:
         else:
             mine.answered = True
             mine.leave()
-            mine.call.answer(body, reply_blocks.ok_trailers(mine.request_id))
+            block = reply_blocks.ok_trailers(mine.request_id)
+            if mine.form:
+                block += encode([(FORM_HEADER, served_by(mine))])
+            mine.call.answer(body, block)
             self.ended(mine, grpc.StatusCode.OK, len(body))
 
     def fail(self, request: Request, failure: Failure) -> None:

@@ -39,13 +39,17 @@ HEADERS: dict[str, dict[str, Any]] = {
         "description": "Milliseconds in the gateway's lane, in the queue and of the run, if the server is set to say.",
         "schema": {"type": "string"},
     },
+    "Millstream-Form": {
+        "description": "The compiled form that answered, with version and pool; absent: the version's own file did.",
+        "schema": {"type": "string"},
+    },
     "endpoint-load-metrics": {
         "description": "ORCA's load report, for requests with endpoint-load-metrics-format: json, text or bin.",
         "schema": {"type": "string"},
     },
 }
 _EVERY_REPLY = ("X-Request-Id",)
-_INFERENCE = ("Server-Timing", "endpoint-load-metrics")
+_INFERENCE = ("Server-Timing", "Millstream-Form", "endpoint-load-metrics")
 #: status of an error -> headers of its replies
 _HEADERS_OF_STATUS = {"401": ("WWW-Authenticate",), "429": ("Retry-After",), "503": ("Retry-After",)}
 

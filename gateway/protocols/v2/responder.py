@@ -21,7 +21,7 @@ from millstream.gateway.protocols.v2.call import Options
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
-from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.request import FORM_HEADER, Request, served_by
 from millstream.gateway.tensors.outputs import Outputs, Reply, own_copies, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -141,6 +141,8 @@ class RestResponder:
 
     def _send(self, request: RestRequest, headers: ReplyHeaders, body: bytes) -> None:
         added = b"" if request.timing is None else _timing_line(request.timing, request.arrival)
+        if request.form:
+            added += b"%b: %b\r\n" % (FORM_HEADER, served_by(request))
         if request.load_format is not None:
             added += _load_line(request.lane, request.load_format)
         reply: HttpReply = _new(HttpReply, (200, headers, body, added))

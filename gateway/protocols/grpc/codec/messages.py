@@ -21,6 +21,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.protocols.grpc.codec import parse_cost
 from millstream.gateway.protocols.grpc.codec.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.protocols.http.compression import choose_encoding, decompress
+from millstream.gateway.scheduling.request import FORM, FORM_HEADER
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import REQUEST_ID, TRACE, new_request_id, usable_request_id
@@ -129,6 +130,8 @@ class Messages:
     def ending(self, context: Any, size_bytes: int = 0) -> None:
         """Start the check that the client takes the reply. Call it before a handler returns a reply of this size."""
         self._stalled_replies.begin(context, size_bytes)
+        if form := FORM.get():
+            context.set_trailing_metadata(((REQUEST_ID_KEY, REQUEST_ID.get()), (FORM_HEADER.decode(), form)))
 
     async def write(self, context: Any, reply: bytes) -> None:
         """Send a reply of a stream. Returns when the transport has it."""
