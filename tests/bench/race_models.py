@@ -1,5 +1,6 @@
 """The models of `make bench-race`: real architectures with seeded weights; trees and digits are trained here.
 
+Samples are real: crops of photographs, texts, and the tables that scikit-learn has.
 MiniLM is all-MiniLM-L6-v2 with its own weights, imported as an upload is, where its package and PyTorch are installed;
 elsewhere a network of its shape.
 """
@@ -25,6 +26,8 @@ from tests.kit.races import signature
 Array = np.ndarray[Any, Any]
 
 TEXTS, TOKENS = 64, 32  # of the samples for MiniLM
+#: Mean and standard deviation of ImageNet's colours, by which networks for images are fed.
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Raced(NamedTuple):
@@ -174,6 +177,27 @@ def real_minilm() -> tuple[onnx.ModelProto, dict[str, Array]] | None:
     }
 
 
+def photographs(count: int, random: np.random.Generator, side: int = 224) -> Array:
+    """Return crops of the two photographs that scikit-learn has, some mirrored, as [count, 3, side, side].
+
+    Of random numbers the activations of a network are far more alike than of images: its INT8 forms pass with those.
+    """
+    from sklearn.datasets import load_sample_images  # reads JPEG by Pillow
+
+    images = load_sample_images().images
+    found = []
+    for at in range(count):
+        photograph = images[at % len(images)]
+        height, width, _ = photograph.shape
+        cut = int(random.integers(side, min(height, width)))
+        top, left = int(random.integers(0, height - cut)), int(random.integers(0, width - cut))
+        places = np.arange(side) * cut // side
+        crop = photograph[top + places][:, left + places]
+        crop = crop[:, ::-1] if random.random() < 0.5 else crop
+        found.append((crop / 255.0 - _MEAN) / _DEVIATION)
+    return np.ascontiguousarray(np.stack(found).transpose(0, 3, 1, 2), np.float32)
+
+
 def trees() -> tuple[onnx.ModelProto, Array]:
     """Return gradient-boosted trees that scikit-learn trained, and inputs: "x" [N, 30] -> "label", "y" [N, 2]."""
     from sklearn.datasets import load_breast_cancer
@@ -221,7 +245,7 @@ def all_models(*, quick: bool) -> dict[str, Raced]:
     from tests.kit import models
 
     random = np.random.default_rng(1)
-    images = random.standard_normal((48 if quick else 96, 3, 224, 224)).astype(np.float32)
+    images = photographs(48 if quick else 96, random)
     forest, patients = trees()
     perceptron, trained, held_out, labels = digits()
     squeezenet = onnx.load_model_from_string(_squeezenet_bytes(models))

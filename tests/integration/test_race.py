@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
 from millstream.services.compiler.compile_task import CompileOutcome
+from millstream.services.compiler.race.bounds import Guard
 from millstream.services.compiler.race.choice import ROUNDS_MIN, Choice
 from millstream.services.compiler.race.estimate import estimates_from
 from millstream.services.compiler.race.race import Result
@@ -340,6 +341,31 @@ def test_a_race_that_is_killed_leaves_no_process_and_goes_on_in_the_next_one(tmp
     assert not list(task.cache.glob(f"{NEW}*"))
     if stage == "measuring":
         assert all(one.cached for one in report.rows[:1])
+
+
+def test_a_form_that_is_wrong_where_no_sample_looks_never_serves_there(tmp_path: Path) -> None:
+    """OpenVINO multiplies INT64 in 32 bits, and makes 0 of NaN before a Relu."""
+    hours = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64[N] t) => (float[N, 8] y)'
+        " <int64 k = {1000}, int64 hour = {3600000}, int64 day = {24}>"
+        " { m = Mul(t, k)  h = Div(m, hour)  d = Mod(h, day)  y = Gather(table, d) }"
+    )
+    table = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)
+    hours.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    seconds = signature([("t", "INT64", (-1,))], [("y", "FP32", (-1, 8))])
+    task = race_task(tmp_path / "hours", hours.SerializeToString(), seconds, seconds=240.0, targets=("openvino",))
+    [row] = driver.run_race(task, lambda _: None).rows
+    assert row.verdict == "failed"
+    assert "integers of 't' at Mul (which computes 'm') may be larger" in row.why
+    report = driver.run_race(race_task(tmp_path / "mlp", seconds=240.0, targets=("openvino",)), lambda _: None)
+    [row] = report.rows
+    assert row.verdict in {"won", "lost"}, row.why
+    guard = Guard(row.bounds, MLP)
+    inputs = {"input": np.ones((16, 64), np.float32)}
+    assert guard.admits(inputs)
+    for odd in (np.nan, np.inf, -np.inf):
+        inputs["input"][7, 7] = odd
+        assert not guard.admits(inputs)
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="policies of Linux")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from millstream.services.compiler.candidate import Candidate, Compiled, Subject
 from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.compile_task import MEMORY_BYTES_DEFAULT, CompileTask
-from millstream.services.compiler.race.bounds import Extreme, Guard, extremes, finite, is_inside
+from millstream.services.compiler.race.bounds import Extreme, Guard, extremes, finite, is_inside, narrowed
 from millstream.services.compiler.race.gate import Judgement, differing, influenced, judge
 from millstream.services.compiler.race.race import LateError, LostError, Prepared
 from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX, RaceEvent, RaceTask
@@ -266,13 +266,14 @@ class ProcessTrack:
     def _bounded(self, key: str, process: Measuring, judged: Judgement, single: bool, deadline: float) -> Judgement:
         """Return the judgement with the widest bounds in which the candidate answers extremes as the baseline does.
 
-        Those that it was proven in; those with finite numbers alone; those of the samples. Lossy candidates are
-        calibrated for the range of the samples, and are asked for no other floats.
+        Those that it was proven in; with finite numbers alone; with floats as in the samples; with all numbers as in
+        the samples. Lossy candidates are calibrated for the samples, and are asked for no other floats.
         """
         signature, lossy = self._task.manifest.signature, key in self._lossy
         proven, (floats, numbers) = self._compiled[key][0].bounds, self._files.ranges
-        samples = proven | (floats if self._extremes_tried else numbers | proven)
-        options = [samples] if lossy or not self._extremes_tried else [proven, proven | finite(signature), samples]
+        options = [proven, narrowed(proven, finite(signature)), narrowed(proven, floats), narrowed(proven, numbers)]
+        options = options[2:] if lossy else options
+        options = options if self._extremes_tried else options[-1:]
         failing: list[tuple[Extreme, str]] = []
         for extreme, rows, expected in self._extremes:
             asked = extreme.name not in floats if lossy else is_inside(proven, extreme)

@@ -106,6 +106,15 @@ def is_inside(bounds: Bounds, extreme: Extreme) -> bool:
     return low <= value <= high
 
 
+def narrowed(bounds: Bounds, others: Bounds) -> Bounds:
+    """Return bounds within both."""
+    found = dict(bounds)
+    for name, (low, high) in others.items():
+        least, most = bounds.get(name, (low, high))
+        found[name] = max(low, least), min(high, most)
+    return found
+
+
 def finite(signature: Signature) -> Bounds:
     """Return bounds with all finite numbers."""
     ends = {spec.name: _ENDS[spec.datatype][0] for spec in signature.inputs if spec.datatype in FLOATS}
