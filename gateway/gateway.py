@@ -267,6 +267,7 @@ class Gateway:
             TritonMetricsPage(lambda: self.catalog.snapshot),
             self.cluster_state,
             self.router.all,
+            self.settings.repository_dir,
             self.catalog.exists,
         )
         callers = Callers(self.router.find, self.settings.request_timeout_s_max, self.access.gate.check_model)

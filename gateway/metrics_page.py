@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.triton.metrics import TritonMetricsPage
@@ -15,6 +16,7 @@ from millstream.services.metrics.label_limit import Exists
 from millstream.services.metrics.page import GaugeSample, MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.repository.disk import disk_space
 
 STREAMS_AT_ONCE = 100  # streams whose depths one call reads: between calls the event loop serves requests
 DEPTHS_S_MAX = 1.0  # time for reading all depths; then the page shows the depths that were read
@@ -28,6 +30,7 @@ class GatewayMetricsPage:
         triton_page: the same figures under Triton's names.
         cluster_state: reads the depths of streams.
         lanes: returns all lanes.
+        repository: the folder that holds the models.
         exists: says whether a version exists: those that were deleted have no series.
     """
 
@@ -37,8 +40,10 @@ class GatewayMetricsPage:
         triton_page: TritonMetricsPage,
         cluster_state: ClusterState,
         lanes: Callable[[], list[Lane]],
+        repository: Path,
         exists: Exists,
     ) -> None:
+        self._repository = repository
         self._registry = registry
         self._exists = exists
         self._page = MetricsPage(registry)
@@ -59,6 +64,10 @@ class GatewayMetricsPage:
             return await asyncio.to_thread(self._render, accept, depths)
 
     def _render(self, accept: str | None, depths: list[GaugeSample]) -> tuple[bytes, str]:
+        with suppress(OSError):
+            size_bytes, free_bytes = disk_space(self._repository)
+            self._registry.gauge(catalogue.REPOSITORY_DISK_BYTES).set(size_bytes)
+            self._registry.gauge(catalogue.REPOSITORY_FREE_BYTES).set(free_bytes)
         self._registry.end_series(self._exists, time.monotonic())
         return self._page.render(accept, self._triton_page.lines, depths, self._exists)
 

@@ -237,6 +237,15 @@ class Settings(BaseSettings):
         description="Bytes of replies that one gateway buffers for clients that have not read them.",
     )
     upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")
+    disk_reserve_bytes: int = Field(
+        256 * MIB, ge=0, description="Free space of the disk that holds the models, below which uploads are refused."
+    )
+    versions_kept: int = Field(
+        0,
+        ge=0,
+        description="Newest versions of a model that stay when another is uploaded, beside the active and the previous "
+        "one; older ones are deleted. 0: all stay.",
+    )
     inflight_requests_max: int = Field(4096, ge=1, description="Requests in flight in one gateway.")
     inflight_bytes_max: int = Field(
         1024 * MIB,

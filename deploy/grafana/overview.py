@@ -144,6 +144,15 @@ _CARRIERS = (
         ),
     ),
     Chart(
+        "Disk of the models",
+        "Uploads are refused below MILLSTREAM_DISK_RESERVE_BYTES of free space.",
+        "bytes",
+        (
+            ("max(millstream_repository_free_bytes)", "free"),
+            ("max(millstream_repository_disk_bytes)", "size"),
+        ),
+    ),
+    Chart(
         "Gateways ready",
         "1 while a gateway is ready: Redis takes batches, and some worker answered a request or readiness probe.",
         "short",

@@ -41,6 +41,19 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
         _forget(repository, model, version, serving)
 
 
+def remove_old_versions(repository: Repository, model: str, kept: int) -> list[int]:
+    """Delete all versions of a model but the `kept` newest, the active and the previous one; return the deleted."""
+    endpoint = repository.endpoint(model)
+    old = [
+        version
+        for version in sorted(repository.versions(model))[:-kept]
+        if version not in {endpoint.active, endpoint.previous}
+    ]
+    for version in old:
+        remove_version(repository, model, version, serving=endpoint.active, force=False)
+    return old
+
+
 def _forget(repository: Repository, model: str, version: int, serving: int | None) -> None:
     """Make the endpoint of `model` stop naming `version`."""
 

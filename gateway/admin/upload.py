@@ -7,6 +7,7 @@ An upload that fails, or whose caller disconnects, leaves nothing visible. Its b
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from millstream.gateway.access.principal import CALLER, require
 from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
+from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.scopes import Need
@@ -25,7 +27,10 @@ from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolic
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audit, audited
+from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.wire.records import State
+
+log = logging.getLogger("millstream.admin")
 
 _UNKNOWN = "extra_forbidden"  # pydantic's name of the error
 _NOTHING_ALLOWED = ImportOptions()
@@ -136,8 +141,20 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
             check_format(deps, incoming.config.pools, checked.source_format)
 
         manifest = await incoming.publish(upload.sha256, show, activate=upload.activate, accept=accept)
+        if deps.settings.versions_kept:
+            await _remove_old_versions(deps, manifest.model)
         await deps.catalog.announce(manifest.model)
     return manifest
+
+
+async def _remove_old_versions(deps: Deps, model: str) -> None:
+    try:
+        removed = await in_storage_thread(remove_old_versions, deps.repository, model, deps.settings.versions_kept)
+    except Failure as failure:  # the upload is done: the next one tries again
+        log.warning("old versions of %s stay: %s", model, failure.message)
+        return
+    for version in removed:
+        audit("deleted", model, version=version)
 
 
 async def _receive(incoming: ModelUpload, upload: Upload, body: AsyncIterator[bytes]) -> None:

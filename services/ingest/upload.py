@@ -30,7 +30,7 @@ from millstream.services.model.warmup_check import check_warmups
 from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.base import Repository, Staging
 from millstream.services.repository.conflicts import retry_on_conflict
-from millstream.services.repository.disk import storage_errors
+from millstream.services.repository.disk import check_space, storage_errors
 from millstream.services.settings import Settings
 from millstream.services.wire.records import State
 
@@ -135,6 +135,7 @@ class ModelUpload:
                 "use another number, or delete it first",
             )
         self._staging = self._repository.open_staging()
+        self._check_space()
         self._sink = _Sink(self._staging.path / UPLOAD)
 
     def _reject_model_in_place(self) -> None:
@@ -159,7 +160,15 @@ class ModelUpload:
 
     async def _flush(self) -> None:
         piece, self._buffer = self._buffer, bytearray()
-        await to_end_in_storage_thread(self._open_sink().write, piece)
+        await to_end_in_storage_thread(self._write, piece)
+
+    def _write(self, piece: bytearray) -> None:
+        self._check_space()
+        self._open_sink().write(piece)
+
+    def _check_space(self) -> None:
+        with storage_errors(self._folder()):
+            check_space(self._folder(), self._settings.disk_reserve_bytes)
 
     def _open_sink(self) -> _Sink:
         if self._sink is None:
@@ -175,6 +184,7 @@ class ModelUpload:
         outcome = await examine(task, self._settings.check_s_max)
         if isinstance(outcome, CheckedModel):
             return outcome
+        await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
         converted = await convert(self._folder(), outcome, self.options, self._settings)
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
         return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted)

@@ -297,6 +297,12 @@ WORKER_RECORDS_UNREADABLE = Metric(
     Kind.GAUGE_MAX,
     "Workers that are left out because another release wrote their records.",
 )
+REPOSITORY_FREE_BYTES = Metric(
+    "millstream_repository_free_bytes", Kind.GAUGE_MAX, "Free space of the disk that holds the models."
+)
+REPOSITORY_DISK_BYTES = Metric(
+    "millstream_repository_disk_bytes", Kind.GAUGE_MAX, "Size of the disk that holds the models."
+)
 MODEL_LOAD_DURATION = Metric(
     "millstream_model_load_duration_seconds",
     Kind.HISTOGRAM,

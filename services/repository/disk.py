@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from millstream.services.errors import Code, Failure
 
@@ -29,6 +30,30 @@ def storage_failure(error: OSError, root: Path) -> Failure:
     if error.errno in _REFUSED:
         return Failure(Code.INTERNAL, f"cannot use {root}: {reason}; give this user the right to read and write it")
     return Failure(Code.INTERNAL, f"cannot use {root}: {reason} ({error.filename or 'no file named'})")
+
+
+class DiskSpace(NamedTuple):
+    """The size of a disk, and what users without privileges may still write to it."""
+
+    size_bytes: int
+    free_bytes: int
+
+
+def disk_space(folder: Path) -> DiskSpace:
+    """Return the space of the disk of `folder`. Raises OSError."""
+    disk = os.statvfs(folder)
+    return DiskSpace(disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+
+
+def check_space(folder: Path, reserved_bytes: int) -> None:
+    """Raise Failure(STORAGE) if the disk of `folder` has fewer than `reserved_bytes` left. Raises OSError."""
+    free_bytes = disk_space(folder).free_bytes
+    if free_bytes < reserved_bytes:
+        raise Failure(
+            Code.STORAGE,
+            f"the disk of {folder} has {free_bytes >> 20} MiB left, and uploads leave {reserved_bytes >> 20} MiB free "
+            "(MILLSTREAM_DISK_RESERVE_BYTES): free space or delete versions",
+        )
 
 
 def is_full(folder: Path) -> bool:

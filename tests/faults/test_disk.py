@@ -94,6 +94,23 @@ def multiplied(stack: Stack, name: str) -> float:
 
 
 @pytest.mark.needs("tmpfs")
+def test_uploads_are_refused_before_the_disk_is_full(tmp_path: Path) -> None:
+    content = models.scale(tmp_path / "new.onnx", 3.0).read_bytes()
+    settings = {"disk_reserve_bytes": 4 * MIB}
+    with (
+        small_disk(DISK_BYTES) as disk,
+        running_stack(tmp_path, disk=disk, settings=settings, models={"kept": tmp_path / "new.onnx"}) as stack,
+    ):
+        before = settled_tree(stack)
+        disk.fill(left_bytes=3 * MIB)
+        refused(upload(stack, "new", content), 507, "has 3 MiB left, and uploads leave 4 MiB free")
+        assert tree(stack.home / "repository") == before
+        assert stack.metrics().value("millstream_repository_free_bytes") < 4 * MIB
+        disk.empty()
+        assert upload(stack, "new", content).status_code == 201
+
+
+@pytest.mark.needs("tmpfs")
 def test_a_full_disk_refuses_an_upload_whole_wherever_it_ends(tmp_path: Path) -> None:
     content = models.scale(tmp_path / "new.onnx", 3.0).read_bytes()
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}

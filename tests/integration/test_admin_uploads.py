@@ -73,6 +73,21 @@ async def test_put_publishes_and_activates(application: Application, client: htt
     assert (await client.get(reply.headers["location"])).json() == version
 
 
+async def test_old_versions_are_deleted_where_that_is_set(tmp_path: Path, onnx: bytes) -> None:
+    """Never the active or the previous one, whatever their numbers."""
+    application = Application(tmp_path, versions_kept=2)
+    async with application.client() as client:
+        client.timeout = httpx2.Timeout(120)
+        for _ in range(2):  # 1 was active before 2
+            assert (await client.post(M, content=onnx)).status_code == 201
+        for _ in range(4):
+            assert (await client.post(M, params={"activate": "false"}, content=onnx)).status_code == 201
+        assert application.repository.versions("m") == [1, 2, 5, 6]
+        assert application.repository.endpoint("m").active == 2
+        assert (await client.post(M, content=onnx)).status_code == 201  # 7 is active, 2 the previous one
+        assert application.repository.versions("m") == [2, 6, 7]
+
+
 async def test_post_takes_the_next_number(application: Application, client: httpx2.AsyncClient, onnx: bytes) -> None:
     publish(application.repository, "m", 4)
     reply = await client.post(M, content=onnx, headers={"Content-Type": "application/octet-stream"})

@@ -304,7 +304,7 @@ def running_stack(
         controller: whether it has a controller, as by default. Its start takes half a second of a core.
         settings: fields of millstream.services.settings.Settings.
         models: models that all workers load, if they can be served.
-        disk: the disk of the home; None: in `tmp_path`.
+        disk: the disk of the home, which uploads may fill; None: in `tmp_path`.
         environment: further variables of its processes.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
@@ -313,8 +313,12 @@ def running_stack(
         arguments += ["--pool", pool]
     for name, path in (models or {}).items():
         arguments += ["--preload", f"{name}={path}"]
-    disk = disk or Disk(tmp_path)
-    stack = Stack(disk.folder / "home", arguments, settings or {}, disk, environment)
+    settings = settings or {}
+    if disk is None:
+        disk = Disk(tmp_path)
+    else:
+        settings = {"disk_reserve_bytes": 0, **settings}
+    stack = Stack(disk.folder / "home", arguments, settings, disk, environment)
     try:
         for name in models or {}:
             if not any(f"{name} is not served" in line for line in stack.lines):
