@@ -90,6 +90,12 @@ _REQUESTS = (
         ),
     ),
     Chart(
+        "Sandbox",
+        "1 for each layer that confines what reads or runs uploads. Without one, less is let in (SECURITY.md).",
+        "short",
+        (("min by (layer) (millstream_sandbox_active)", "{{layer}}"),),
+    ),
+    Chart(
         "Refused",
         "Turned away before they were queued, by reason; and taken by another pool, by the pool that could not answer.",
         "reqps",
