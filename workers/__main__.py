@@ -416,7 +416,7 @@ class WorkerProcess:
             token=token,
             clock_ahead_s=round(time.time() - self._clock.now_ms() / 1000),  # noqa: TID251 - the clock that is compared
             refusals=self._residency.refusals.records(),
-            loads=self._loads.records() + self._residency.line.records(),
+            loads=self._loads.records() + self._residency.turns.line.records(),
         )
 
     def _replace(self) -> None:

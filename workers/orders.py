@@ -81,7 +81,9 @@ class OrderThread:
         if self._current is not None:
             self._obey(self._current, consumer)
             self._current = None
-        residency.advance(consumer)
+        began = time.monotonic()
+        residency.turns.advance(consumer)
+        looked_s = time.monotonic() - began
         while residency.ended:
             consumer.end_demand(residency.ended[0])
             residency.ended.popleft()
@@ -90,8 +92,10 @@ class OrderThread:
         residency.evictions.unload_idle(consumer)
         residency.evictions.unload_ahead(consumer)
         if not residency.again:
-            soon = residency.line or time.monotonic() < self._loads_until
-            data = consumer.take_order(LOAD_WAIT_S if soon else ORDER_WAIT_S)
+            soon = residency.turns.line or time.monotonic() < self._loads_until
+            # Among a thousand models a look at the line takes milliseconds: it takes at most a quarter of the time.
+            wait_s = max(LOAD_WAIT_S, 3 * looked_s) if soon else ORDER_WAIT_S
+            data = consumer.take_order(min(wait_s, ORDER_WAIT_S))
             self._current = None if data is None else self._read(data)
 
     def _read(self, data: bytes) -> Order | None:

@@ -49,6 +49,16 @@ def test_another_worker_is_ordered_after_the_life_of_a_demand(pool):
     assert not pool.end_demand("m", "w1")  # it ended the load later: the demand is the other's now
 
 
+def test_the_ordered_worker_is_told_again_once_those_that_wait_now_wait_for_much_longer(pool):
+    _alive(pool, "w1", "w2")
+    assert pool.demand("m", "w1", life_ms=20_000, order=b"first") == ("w1", True)
+    assert pool.demand("m", "w2", "w1", life_ms=30_000, order=b"second") == ("w1", False)
+    assert pool.orders("w1") == [b"first"]
+    assert pool.demand("m", "w2", "w1", life_ms=60_000, order=b"third") == ("w1", False)
+    assert pool.demand("m", "w2", "w1", life_ms=60_000, order=b"fourth") == ("w1", False)
+    assert (pool.orders("w1"), pool.orders("w2")) == ([b"third"], [])
+
+
 def test_a_demand_lasts_no_longer_if_the_clock_is_set_back(pool):
     _alive(pool, "w1", "w2")
     assert pool.demand("m", "w1", life_ms=3_600_000) == ("w1", True)  # as if the clock was an hour ahead

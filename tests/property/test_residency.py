@@ -207,7 +207,7 @@ class WorkerMachine(RuleBasedStateMachine):
         consumer = cast("Any", self.redis)
         while self.residency.again:
             self.residency.load(self.residency.again.popleft(), consumer)
-        self.residency.advance(consumer)
+        self.residency.turns.advance(consumer)
         self.residency.evictions.repay(consumer)
         self.residency.evictions.recall(consumer)
         self.residency.evictions.unload_ahead(consumer)
@@ -245,8 +245,8 @@ class WorkerMachine(RuleBasedStateMachine):
 
     def settle_line(self) -> None:
         """Forget the orders that wait for their turn, which comes at any time."""
-        for content_id in self.residency.line.content_ids():
-            self.residency.line.remove(content_id)
+        for content_id in self.residency.turns.line.content_ids():
+            self.residency.turns.line.remove(content_id)
             self.open.discard(content_id)
             model = self.models.get(content_id)
             if model is not None and model.state is State.LOADING and content_id not in self.loads.active():
@@ -388,7 +388,7 @@ class WorkerMachine(RuleBasedStateMachine):
                 self.finish(content_id)
             self.clock.seconds += 1.0  # residences end
             self.step()
-            if not (self.loads.pending or self.residency.line):
+            if not (self.loads.pending or self.residency.turns.line):
                 break
         assert self.open == set(), "every order ends in an instance, a refusal, or the end of its version"
         reserved = self.memory.budget.used_bytes - BASE
@@ -704,7 +704,7 @@ def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothin
     assert worker.models.get(preloaded.content_id) is not None, "it is not on standby"
     order = Order(do="load", content_id=called.content_id, why="a call", evict=True)
     worker.residency.load(order, cast("Any", worker.redis))
-    assert called.content_id in worker.residency.line
+    assert called.content_id in worker.residency.turns.line
     worker.loads.giving_way = False
     budget.begin_unload("a race")
     budget.freed("a race")
@@ -754,3 +754,40 @@ def test_a_version_that_is_unloaded_before_its_lane_was_added_ends_its_demand() 
     worker.finish(large)
     assert worker.models.get(large) is None
     assert worker.open == set()
+
+
+def run_loads(worker: WorkerMachine) -> None:
+    """Let all loads begin and succeed, one after the other."""
+    while worker.loads.pending:
+        worker.begin_load()
+        for content_id in list(worker.loads.running):
+            worker.finish(content_id)
+
+
+def test_while_closes_take_long_no_more_is_unloaded_than_the_next_load_needs() -> None:
+    """A machine short of CPU closes slowly: what is on its way out counts, and nothing else goes meanwhile."""
+    worker = WorkerMachine()
+    worker.begin([0] * 6)
+    for number in range(50):
+        one = Wanted(manifest(f"small-{number}", 1), NO_VERDICT, EndpointPlacement())
+        worker.needs[one.content_id] = Footprint(25, 0, 0.5, measured=True)  # too long for memory that is kept free
+        worker.wanted[one.content_id] = one
+    worker.update()
+    run_loads(worker)
+    cold = [one for one in worker.wanted.values() if worker.models.get(one.content_id) is None]
+    closes: list[Callable[[], None]] = []
+    worker.unloads._run_apart = closes.append
+    for one in cold:
+        order = Order(do="load", content_id=one.content_id, why="a call", evict=True)
+        worker.residency.load(order, cast("Any", worker.redis))
+        run_loads(worker)
+        worker.step()
+    assert len(worker.residency.turns.line.content_ids()) > 5
+    assert len(closes) == 1
+    held = len(worker.models.all())
+    while closes:
+        closes.pop()()
+        worker.step()
+        run_loads(worker)
+    assert not worker.residency.turns.line
+    assert len([one for one in worker.models.all().values() if one.state is State.READY]) >= held - len(cold)

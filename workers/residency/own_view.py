@@ -10,6 +10,7 @@ from collections.abc import Collection
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
 from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.version_loads import VersionLoads
@@ -54,6 +55,12 @@ class OwnView:
     def on_redis_clock(self, instant: float) -> float:
         """Return an instant of the monotonic clock in seconds on the Redis clock; 0, which is none, stays 0."""
         return instant + self._clock.offset_ms / 1000 if instant else 0.0
+
+    def until(self, order: Order) -> float:
+        """Return the time (monotonic) after which an order is not worth a load."""
+        if order.token or not order.deadline:
+            return float("inf")
+        return order.deadline - self._clock.offset_ms / 1000
 
     def need(self, manifest: Manifest) -> Footprint:
         """Return what a version takes here: what was reserved or measured, else what is known or predicted."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
@@ -35,13 +35,12 @@ from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
 from millstream.workers.residency.own_view import OwnView, is_held
-from millstream.workers.residency.room_making import Answer, RoomMaking
+from millstream.workers.residency.room_making import RoomMaking
 from millstream.workers.residency.state import ResidencyState
-from millstream.workers.residency.waiting_line import WaitingLine
+from millstream.workers.residency.turns import Turns
 
 log = logging.getLogger("millstream.residency")
 
-LEAVING_MAX = 8  # orders that wait for what is leaving, before those behind them are not looked at
 UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered just after it was published
 _LOADS = frozenset({State.LOADING, State.WARMING})
 
@@ -79,7 +78,7 @@ class Residency:
         self.refusals = Refusals(self._own.monotonic, self._own.on_redis_clock)
         self._batching = BatchingVerdicts(models)
         self.again = self._state.again
-        self.ended: deque[str] = deque()
+        self.ended = self._state.ended
         self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
         self._needs: dict[str, Footprint] = {}  # what the versions take, as of the last load
         self._whole = True  # whether all versions fit together
@@ -87,7 +86,7 @@ class Residency:
         self._retried: set[str] = set()  # content ids of loads that found no memory and are tried again
         self._retries: dict[str, Order] = {}  # for when these loads have ended
         self._fit_checks = FitChecks()
-        self.line = WaitingLine()
+        self.turns = Turns(self._state, self._own, self._room, models, loads, self._fit_checks, self._on_turn)
         loads.follow(self._admit, self._on_end, self._on_out_of_memory)
 
     # What the worker holds without any order.
@@ -109,7 +108,7 @@ class Residency:
     def _forget(self, content_id: str) -> None:
         """Forget a version that was removed. What is loaded of it is unloaded elsewhere."""
         self.refusals.remove(content_id)
-        self.line.remove(content_id)
+        self.turns.line.remove(content_id)
         self._by_verdict.discard(content_id)
         self._batching.forget(content_id)
         self._fit_checks.end(content_id)
@@ -150,7 +149,7 @@ class Residency:
         queued = [*chosen.content_ids, *too_large]
         self._list(queued if chosen.whole else too_large)
         ordered = {order.content_id for order in list(self.again)}
-        ordered |= self._retries.keys() | self.line.content_ids()
+        ordered |= self._retries.keys() | self.turns.line.content_ids()
         if not chosen.whole:
             self._unlist(active, [*too_large, *ordered])
         for one, candidate in zip(fitting, candidates, strict=True):
@@ -256,7 +255,7 @@ class Residency:
                 return
             if content_id in self._loads.active():
                 return
-            if self._until(order) < time.monotonic():
+            if self._own.until(order) < time.monotonic():
                 self.ended.append(content_id)
                 return
             self._usage_of(order)
@@ -267,74 +266,17 @@ class Residency:
             check = self._fit_checks.order_of(content_id) is order
             if not check:
                 self._fit_checks.end(content_id)  # a call decides more, because more makes room for it
-            called = not (order.token or one.staged or check)
-            self.line.add(order, called=called, first=content_id in self._retried)
+            # What is always loaded waits as a call does; all else comes after the calls.
+            called = order.reason == OrderReason.MINIMUM or not (order.token or one.staged or check)
+            self.turns.line.add(order, called=called, first=content_id in self._retried)
             self._list([content_id])
-            self.advance(consumer)
+            self.turns.advance(consumer)
 
-    def advance(self, consumer: Consumer) -> None:
-        """Begin the loads whose turn it is. Raises Failure(UNAVAILABLE) without Redis."""
-        with self._state.changed:
-            before: list[Footprint] = []  # of those that wait for what is leaving
-            for order, called in self.line:
-                if self._has_left(order):
-                    continue
-                if not self._loads.takes_demanded or len(before) >= LEAVING_MAX:
-                    return
-                one = self._state.wanted[order.content_id]
-                answer = self._make_room(one, order, consumer, before, called=called)
-                if answer is Answer.WAITS:
-                    return
-                if answer is Answer.LEAVING:
-                    before.append(self._own.need(one.manifest))
-                else:
-                    self._end_wait(one, order, answer, called=called)
-
-    def _has_left(self, order: Order) -> bool:
-        """Return whether an order waits no longer: its version was removed or loaded, or its calls have given up."""
-        content_id = order.content_id
-        if content_id not in self.line or content_id not in self._state.wanted:
-            return True
-        model = self._models.get(content_id)
-        is_ready = model is not None and model.state is State.READY
-        if is_ready or content_id in self._loads.active():  # it was preloaded meanwhile
-            self.line.remove(content_id)
-            if is_ready:
-                self.ended.append(content_id)
-            return True
-        if self._until(order) >= time.monotonic():
-            return False
-        log.info("not loaded: %s: the calls that it was ordered for wait no longer", content_id)
-        self.line.remove(content_id)
-        self._retried.discard(content_id)
-        if model is not None and model.state is State.LOADING:
-            self._models.remove(content_id)
-        self.ended.append(content_id)
-        return True
-
-    def _end_wait(self, one: Wanted, order: Order, answer: Refusal | Answer, *, called: bool) -> None:
-        """Begin the load of an order whose memory is reserved, or refuse it."""
-        if one.content_id not in self.line:  # its version was removed while this waited
-            self._room.give_back(one.content_id)
-            return
-        self.line.remove(one.content_id)
-        if isinstance(answer, Refusal):
-            self._refuse(one, answer)
-        else:
+    def _on_turn(self, one: Wanted, order: Order, refusal: Refusal | None, called: bool) -> None:
+        if refusal is None:
             self._begin(one, order, called=called)
-
-    def _make_room(
-        self, one: Wanted, order: Order, consumer: Consumer, before: list[Footprint], *, called: bool
-    ) -> Refusal | Answer:
-        model = self._models.get(one.content_id)
-        if model is not None and model.state is State.DRAINING:
-            return Answer.LEAVING  # it was stopped for another one, and its last batch runs
-        check = self._fit_checks.order_of(one.content_id) is order
-        put_away = set(self._state.put_away)
-        answer = self._room.make(one, order, consumer, before, called=called, check=check)
-        if check:
-            self._fit_checks.unloaded(one.content_id, self._state.put_away - put_away)
-        return answer
+        else:
+            self._refuse(one, refusal)
 
     def _begin(self, one: Wanted, order: Order, *, called: bool) -> None:
         """Begin a load whose memory is reserved."""
@@ -348,12 +290,6 @@ class Residency:
             self.evictions.ordered.begin(self._own.need(one.manifest))
         suspect = one.verdict.on(self._kind).deaths > 0
         self._loads.demand(LoadRequest(one.manifest, suspect, True, staged, order.why))
-
-    def _until(self, order: Order) -> float:
-        """Return the time (monotonic) after which an order is not worth a load."""
-        if order.token or not order.deadline:
-            return float("inf")
-        return order.deadline - self._clock.offset_ms / 1000
 
     def _usage_of(self, order: Order) -> None:
         try:

@@ -19,9 +19,11 @@ class ResidencyState:
         wanted: the versions that the repository has for the pool, by content id.
         put_away: content ids that were unloaded, or not loaded, for want of memory or of calls: not preloaded.
         again: orders that this worker gives itself.
+        ended: content ids whose demands end without a lane.
     """
 
     changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
     wanted: dict[str, Wanted] = field(default_factory=dict)
     put_away: set[str] = field(default_factory=set)
     again: deque[Order] = field(default_factory=deque)
+    ended: deque[str] = field(default_factory=deque)
