@@ -59,6 +59,11 @@ class Settings(BaseSettings):
         description="Bearer key with all rights. Beside it there are API keys, and on this machine the token in "
         "`run/token` of `home`.",
     )
+    keys: Literal["enforce", "warn"] = Field(
+        "enforce",
+        description="`warn`: calls that were open before the first API key are still served without a right one, and "
+        "counted by reason (`millstream_key_requests_total`); limits do not hold. `enforce`: they are refused.",
+    )
     open_control: bool = Field(
         False,
         description="Whether callers may change things without a key while there is no API key, over the protocols of "

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from millstream.gateway.access.browser_guard import BrowserGuard
-from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
@@ -52,5 +52,5 @@ def _gate(settings: Settings, registry: MetricsRegistry) -> Gate:
         lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome),
         metrics_key=of_metrics,
         local_token=keep_token(settings.home),
-        open_control=settings.open_control,
+        keyless=Keyless(settings.open_control, warns=settings.keys == "warn"),
     )

@@ -9,14 +9,21 @@ right keys are in it. A wrong key costs one SHA-256, and takes no memory.
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from millstream.gateway.access.principal import (
     CALLER,
+    EXPIRED,
     LIMITED,
-    UNAUTHENTICATED,
+    MALFORMED,
+    MISSING,
+    REVOKED,
+    SIGNATURE,
+    UNKNOWN,
     CounterOf,
     Principal,
 )
@@ -24,7 +31,7 @@ from millstream.services.access import secret as keys
 from millstream.services.access import sigv4
 from millstream.services.access.document import KeyDocument
 from millstream.services.access.limits import Account, LimitReached
-from millstream.services.access.scopes import ALL, Need, grants_of
+from millstream.services.access.scopes import ALL, Grants, Need, grants_of
 from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
@@ -35,11 +42,22 @@ NO_KEY = "none"  # label value of calls without a right key
 ADMIN = "admin"  # label value of MILLSTREAM_ADMIN_KEY
 LOCAL = "local"  # label value of the token in the home
 METRICS = "metrics"  # label value of MILLSTREAM_METRICS_KEY
+_INFER = Row(Need.INFER)
+_OPEN = Grants(infer=(re.compile(".*"),), metrics=True)  # what callers may do whose key is not right, if they may call
 _NO_HASH = keys.hash_secret("")
 _HOW = (
     "send a key: 'Authorization: Bearer KEY' or 'X-API-Key: KEY'; operators on the server's machine: curl -H "
     "@HOME/run/token"
 )
+
+
+class Unidentified(Failure):
+    """The refusal of a call without a right key. `key`: name of the key that was right once."""
+
+    def __init__(self, message: str, reason: str, key: str = "") -> None:
+        super().__init__(Code.UNAUTHENTICATED, message)
+        self.reason = reason
+        self.key = key
 
 
 class Pass(NamedTuple):
@@ -51,6 +69,18 @@ class Pass(NamedTuple):
     def leave(self) -> None:
         if self.account is not None:
             self.account.leave()
+
+
+class Keyless(NamedTuple):
+    """What calls without a right key may do.
+
+    Args:
+        open_control: change things over other protocols than the admin API while no API key exists.
+        warns: what they may do while no API key exists; they are counted.
+    """
+
+    open_control: bool = False
+    warns: bool = False
 
 
 class _Known(NamedTuple):
@@ -71,8 +101,7 @@ class Gate:
         monotonic: returns seconds of a clock for rates.
         metrics_key: MILLSTREAM_METRICS_KEY; None: there is none.
         local_token: of the operator on this machine; None: there is none.
-        open_control: whether calls of other protocols than the admin API change things without a key while no API key
-            exists.
+        keyless: what calls without a right key may do.
     """
 
     def __init__(
@@ -83,8 +112,7 @@ class Gate:
         monotonic: Callable[[], float] = time.monotonic,
         metrics_key: str | None = None,
         local_token: str | None = None,
-        *,
-        open_control: bool = False,
+        keyless: Keyless = Keyless(),  # noqa: B008 - it is immutable
     ) -> None:
         #: whether calls need a key: there is one, also if it was revoked or has expired
         self.enforced = False
@@ -95,7 +123,11 @@ class Gate:
         self._admin_key = admin_key
         self._metrics_key = metrics_key
         self._local_token = local_token
-        self._open_control = open_control
+        self._open_control = keyless.open_control
+        self.warns = keyless.warns
+        #: calls that were served though a key would have refused them, by outcome
+        self.warned: Counts[str] = Counts()
+        self._anybody = Principal("caller without a right key", "", _OPEN, math.inf, None, 0, lambda _: _uncounted())
         self._counter = counter
         self._wall = wall
         self._monotonic = monotonic
@@ -129,7 +161,7 @@ class Gate:
             return known
         account = None if known is None else known.account
         limits = document.limits
-        if not limits.any:
+        if self.warns or not limits.any:
             account = None
         elif account is None:
             account = Account(document.name, limits, self._monotonic())
@@ -147,6 +179,7 @@ class Gate:
                 principal = Principal(
                     label, document.id, grants, expires_at, account, document.priority_max or 0, counter
                 )
+                principal.warned = self.warned if self.warns else None
             else:
                 principal.change(grants, expires_at, account, document.priority_max or 0)
             live[stored.sha256] = principal
@@ -160,28 +193,41 @@ class Gate:
         """Whether anybody may make a call."""
         if row.need is Need.OPEN:
             return True
-        return not (self.enforced or row.admin or (row.controls and not self._open_control))
+        return not self.enforced and (row.keyless or (self._open_control and not row.admin))
 
     def accounts(self) -> dict[str, Account]:
         """Return the accounts of the keys that have limits, by the keys' ids."""
         return {key_id: known.account for key_id, known in self._known.items() if known.account is not None}
 
-    def identify(self, credential: bytes | None) -> Principal:
-        """Return who sent the header `credential` (Authorization, or X-API-Key). Raises Failure(UNAUTHENTICATED)."""
+    def identify(self, credential: bytes | None, row: Row | None = None) -> Principal:
+        """Return who sent the header `credential` (Authorization, or X-API-Key). Raises Failure(UNAUTHENTICATED).
+
+        `row`: what the call needs; a gate that warns serves it though the key is not right, if none was needed before.
+        """
         principal = self.recognise(credential)
         if principal is not None:
             return principal
         try:
             principal = self._verified(credential)
-        except Failure:
-            self._counter(NO_KEY, UNAUTHENTICATED).add()
-            raise
+        except Failure as failure:
+            return self._unidentified(failure, row)
         assert credential is not None
         if len(credential) <= CREDENTIAL_BYTES_MAX:
             if len(self._memo) >= MEMO_MAX:
                 self._memo.clear()
             self._memo[credential] = principal
         return principal
+
+    def _unidentified(self, failure: Failure, row: Row | None) -> Principal:
+        """Count a call without a right key, and return who makes it if it is served all the same, else raise."""
+        reason, name = SIGNATURE, NO_KEY
+        if isinstance(failure, Unidentified):
+            reason, name = failure.reason, failure.key or NO_KEY
+        self._counter(name, reason).add()
+        if not self.warns or row is None or not row.keyless:
+            raise failure
+        self.warned[reason] += 1
+        return self._anybody
 
     def recognise(self, credential: bytes | None) -> Principal | None:
         """Return who sent a header that is known to be right; None: only `identify` can tell. Counts nothing."""
@@ -192,9 +238,9 @@ class Gate:
 
     def _verified(self, credential: bytes | None) -> Principal:
         if credential is None:
-            raise _unauthenticated(_HOW)
+            raise Unidentified(_HOW, MISSING)
         if sigv4.is_signature(credential):
-            raise _unauthenticated(f"this call takes no AWS signature: {_HOW}")
+            raise Unidentified(f"this call takes no AWS signature: {_HOW}", SIGNATURE)
         text = keys.bearer_of(credential)
         if self._admin_key is not None and keys.same_text(text, self._admin_key):
             return self._admin
@@ -204,7 +250,7 @@ class Gate:
             return self._metrics
         key = keys.parse_key(text)
         if key is None:
-            raise _unauthenticated(f"this is not a key: {_HOW}")
+            raise Unidentified(f"this is not a key: {_HOW}", MALFORMED)
         known, given, found = self._known.get(key.id), keys.hash_secret(key.secret), None
         for sha256, principal in known.principals.items() if known is not None else ():
             if keys.same_text(given, sha256):
@@ -215,50 +261,54 @@ class Gate:
 
     def _live(self, known: _Known | None, principal: Principal | None) -> Principal:
         if known is not None and known.document.revoked_at is not None:
-            raise _unauthenticated("the key was revoked")
+            raise Unidentified("the key was revoked", REVOKED, known.document.name)
         if known is None or principal is None:
-            raise _unauthenticated("this is not a valid key")
+            raise Unidentified("this is not a valid key", UNKNOWN)
         if principal.expires_at <= self._wall():
-            raise _unauthenticated("the key has expired")
+            raise Unidentified("the key has expired", EXPIRED, known.document.name)
         return principal
 
-    def check_signer(self, header: bytes) -> None:
-        """Check that a signature names a live key: before a body is received. Raises Failure(UNAUTHENTICATED)."""
+    def check_signer(self, header: bytes, row: Row | None = None) -> Principal | None:
+        """Check that a signature names a live key: before a body is received. Raises Failure(UNAUTHENTICATED).
+
+        Returns who calls if that needs no check: a gate that warns serves the call. `row`: as of `identify`.
+        """
         try:
             self._live(*self._signer(sigv4.parse_signature(header.decode("latin-1"))))
-        except Failure:
-            self._counter(NO_KEY, UNAUTHENTICATED).add()
-            raise
+        except Failure as failure:
+            return self._unidentified(failure, row)
+        return None
 
     def _signer(self, signature: sigv4.Signature) -> tuple[_Known, Principal]:
         """Return the key that a signature names, and the principal that lives longest. Raises Failure."""
         known = self._known.get(signature.access_key_id.removeprefix(keys.PREFIX))
         if known is None:
-            raise _unauthenticated(
-                "this is no valid access key id: aws_access_key_id is mr_<id>, aws_secret_access_key what follows it"
+            raise Unidentified(
+                "this is no valid access key id: aws_access_key_id is mr_<id>, aws_secret_access_key what follows it",
+                UNKNOWN,
             )
         if known.document.revoked_at is not None:
-            raise _unauthenticated("the key was revoked")
+            raise Unidentified("the key was revoked", REVOKED, known.document.name)
         return known, max(known.principals.values(), key=lambda principal: principal.expires_at)
 
-    def verify_signed(self, header: bytes, request: sigv4.SignedRequest) -> Principal:
+    def verify_signed(self, header: bytes, request: sigv4.SignedRequest, row: Row | None = None) -> Principal:
         """Return who signed a request (AWS Signature Version 4). Raises Failure(UNAUTHENTICATED)."""
         try:
             return self._signed(header, request)
-        except Failure:
-            self._counter(NO_KEY, UNAUTHENTICATED).add()
-            raise
+        except Failure as failure:
+            return self._unidentified(failure, row)
 
     def _signed(self, header: bytes, request: sigv4.SignedRequest) -> Principal:
         signature = sigv4.parse_signature(header.decode("latin-1"))
         known, _ = self._signer(signature)
-        refusal = _unauthenticated("the key has no secret")
+        refusal: Failure = Unidentified("the key has no secret", SIGNATURE)
         for stored in known.document.secrets:
             secret = self.secret_of(known.document.id, stored.salt)
             if not keys.same_text(keys.hash_secret(secret), stored.sha256):
-                refusal = _unauthenticated(
+                refusal = Unidentified(
                     "this gateway cannot verify AWS signatures of this key: MILLSTREAM_ACCESS_SECRET differs from the "
-                    "one with which the key was made"
+                    "one with which the key was made",
+                    SIGNATURE,
                 )
                 continue
             try:
@@ -285,7 +335,7 @@ class Gate:
 
     def enter_infer(self, credential: bytes | None, model: str) -> Pass:
         """Let an inference request in. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
-        principal = self.identify(credential)
+        principal = self.identify(credential, _INFER)
         if not principal.infers(model):
             principal.require(Need.INFER, model)
         return self.let_in(principal)
@@ -296,8 +346,8 @@ class Gate:
         if principal is None:
             return None
         if not principal.live or principal.expires_at <= self._wall():
-            self._counter(NO_KEY, UNAUTHENTICATED).add()
-            raise _unauthenticated("the key was revoked, or has expired")
+            self._counter(NO_KEY, EXPIRED).add()
+            raise Unidentified("the key was revoked, or has expired", EXPIRED)
         return self.let_in(principal)
 
     def let_in(self, principal: Principal) -> Pass:
@@ -318,7 +368,7 @@ class Gate:
             return
         principal = CALLER.get()
         if principal is None:
-            raise _unauthenticated(_HOW)
+            raise Unidentified(_HOW, MISSING)
         if not principal.infers(model):
             principal.require(Need.INFER, model)
 
@@ -338,7 +388,3 @@ def _uncounted() -> Counter:
 def _end(principals: Iterable[Principal]) -> None:
     for principal in principals:
         principal.live = False
-
-
-def _unauthenticated(message: str) -> Failure:
-    return Failure(Code.UNAUTHENTICATED, message)

@@ -32,6 +32,8 @@ POLL_S = 0.5
 SETTLE_S = 0.2
 #: how long a gateway goes on telling what keys used through it after the last call
 BUSY_S = 1.0
+#: between two log lines about calls that are served and will be refused
+WARN_S = 60.0
 #: longest wait of a change for the other gateways; a slower one reads the keys at its next look
 AGREE_S_MAX = 4.0
 AGREE_PAUSE_S = 0.005
@@ -137,8 +139,12 @@ class KeyWatch:
 
     async def run(self) -> None:
         """Look for changes of the keys, until cancelled."""
+        warned_at = time.monotonic()
         while True:
             await asyncio.sleep(POLL_S)
+            if self._gate.warned and time.monotonic() - warned_at >= WARN_S:
+                warned_at = time.monotonic()
+                self._warn()
             try:
                 change = await self._tell()
                 stamp = await asyncio.to_thread(self.stored.stamp)
@@ -148,6 +154,16 @@ class KeyWatch:
                 log.warning("the keys cannot be read, those known stay in force: %s", failure.message)
             except Exception:
                 log.exception("the keys cannot be read; trying again")
+
+    def _warn(self) -> None:
+        """Log which calls were served that will be refused."""
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(self._gate.warned.items()))
+        self._gate.warned.clear()
+        log.warning(
+            "served without a right key, as MILLSTREAM_KEYS is warn: %s; millstream_key_requests_total says of which "
+            "keys. With MILLSTREAM_KEYS=enforce such calls are refused",
+            counts,
+        )
 
     async def settle(self) -> None:
         """Settle the use of keys with the other gateways, until cancelled."""

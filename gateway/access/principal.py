@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 
@@ -11,9 +12,13 @@ from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 
-ALLOWED, FORBIDDEN, LIMITED, UNAUTHENTICATED = "allowed", "forbidden", "limited", "unauthenticated"
+ALLOWED, FORBIDDEN, LIMITED = "allowed", "forbidden", "limited"  # outcomes of calls with a right key
+#: outcomes of calls without a right key
+MISSING, MALFORMED, UNKNOWN = "missing", "malformed", "unknown"
+REVOKED, EXPIRED, SIGNATURE = "revoked", "expired", "signature"
 MODELS_MAX = 4096  # names whose check is remembered, of one key; beyond, all are forgotten
 
+_KEYLESS = frozenset({Need.INFER, Need.DESCRIBE, Need.METRICS})
 _OF_MODELS = frozenset({Need.INFER, Need.DESCRIBE, Need.READ, Need.WRITE})
 
 CounterOf = Callable[[str], Counter]  # outcome of a call -> its counter
@@ -43,6 +48,7 @@ class Principal:
         "live",
         "models",
         "priority_max",
+        "warned",
     )
 
     def __init__(
@@ -61,6 +67,9 @@ class Principal:
         self.expires_at = expires_at
         self.account = account
         self.priority_max = priority_max
+        #: counts calls that its scopes do not allow and that are served all the same, since they need no key while none
+        #: exists; None: they are refused
+        self.warned: Counts[str] | None = None
         self._counter_of = counter_of
         self.allowed = counter_of(ALLOWED)
         self.live = True
@@ -82,11 +91,18 @@ class Principal:
             allowed = self.models[model] = self.grants.infers(model)
             return allowed
 
+    def sees_all(self, need: Need) -> bool:
+        """Whether a list with this need shows it all models."""
+        return self.grants.admin or (self.warned is not None and need in _KEYLESS)
+
     def require(self, need: Need, model: str | None = None) -> None:
         """Check that the scopes allow a call; arguments as of `Grants.allows`. Raises Failure(FORBIDDEN)."""
         if self.grants.allows(need, model):
             return
         self.count(FORBIDDEN)
+        if self.warned is not None and need in _KEYLESS:
+            self.warned[FORBIDDEN] += 1
+            return
         if model is not None and len(model) > NAME_CHARACTERS_MAX:
             model = f"{model[:NAME_CHARACTERS_MAX]}…"
         scope = "infer" if need is Need.DESCRIBE else need.value
@@ -120,6 +136,6 @@ def require(need: Need, model: str) -> None:
 def shown(models: Iterable[str], need: Need = Need.DESCRIBE) -> list[str]:
     """Return those of the models' names that a reply to the caller of the current task may contain."""
     principal = CALLER.get()
-    if principal is None or principal.grants.admin:
+    if principal is None or principal.sees_all(need):
         return list(models)
     return [model for model in models if principal.grants.allows(need, model)]

@@ -188,7 +188,7 @@ NO_MODELS = Snapshot({}, ())
 def visible(snapshot: Snapshot, need: Need = Need.DESCRIBE) -> Snapshot:
     """Return what a list for the caller of the current task may show: of workers, the instances of these models."""
     principal = CALLER.get()
-    if principal is None or principal.grants.admin:
+    if principal is None or principal.sees_all(need):
         return snapshot
     known = frozenset(shown(snapshot.models, need))
 

@@ -207,7 +207,7 @@ class RequestReader(ReplyOrder):
     def _refusal_of(self, credential: bytes | None) -> Failure | None:
         """Return why an infer post with these headers is not let in: before its body is received."""
         refusal = self.browser_guard.refusal("POST", dict(self.headers), self.gate, credential)
-        if refusal is None and self.gate.enforced:
+        if refusal is None and self.gate.enforced and not self.gate.warns:
             refusal = self.gate.refusal_of(credential)
         return refusal
 

@@ -34,6 +34,11 @@ class Row(NamedTuple):
         """Whether it changes the server or touches its memory: open without keys only where a setting says so."""
         return self.changes or self.need is Need.MEMORY
 
+    @property
+    def keyless(self) -> bool:
+        """Whether anybody may make the call while no key exists."""
+        return not (self.admin or self.controls)
+
     def for_message(self, message: Any) -> Row:
         """Return the row of a call whose gRPC message has been read."""
         if self.of_message is None:
@@ -61,7 +66,7 @@ def _v2() -> Iterator[tuple[str, str, Row]]:
     for path in ("/v2/models", "/v2/models/stats"):
         yield "GET", path, _LIST
     for path in ("/v2/trace/setting", "/v2/logging"):
-        yield "GET", path, Row(Need.READ)
+        yield "GET", path, Row(Need.DESCRIBE)
         yield "POST", path, Row(Need.ADMIN, changes=True)
     yield "GET", "/v2/models/{model}/trace/setting", describe
     yield "POST", "/v2/models/{model}/trace/setting", Row(Need.WRITE, "model", changes=True)
@@ -180,7 +185,7 @@ def _of_settings(message: Any) -> Need:
     """Return the need of TraceSetting and LogSettings, which read if they name no setting."""
     if getattr(message, "model_name", ""):
         return Need.WRITE if message.settings else Need.DESCRIBE
-    return Need.ADMIN if message.settings else Need.READ
+    return Need.ADMIN if message.settings else Need.DESCRIBE
 
 
 _INFERENCE = "/inference.GRPCInferenceService/"
@@ -205,7 +210,7 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "CudaSharedMemoryRegister": Row(Need.MEMORY, changes=True),
     "CudaSharedMemoryUnregister": Row(Need.MEMORY, changes=True),
     "TraceSetting": Row(Need.DESCRIBE, "model_name", changes=True, of_message=_of_settings),
-    "LogSettings": Row(Need.READ, changes=True, of_message=_of_settings),
+    "LogSettings": Row(Need.DESCRIBE, changes=True, of_message=_of_settings),
 }
 _GRPC_TFSERVING: dict[str, Row] = {
     "PredictionService/Predict": Row(Need.INFER, "model_spec.name"),

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from millstream.gateway.access.browser_guard import BrowserGuard
-from millstream.gateway.access.gate import Gate
+from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
@@ -169,7 +169,7 @@ class Application:
         self.gate = gate or Gate(
             None if key is None else key.get_secret_value(),
             local_token=TOKEN,
-            open_control=self.settings.open_control,
+            keyless=Keyless(self.settings.open_control, warns=self.settings.keys == "warn"),
         )
         self.browser_guard = BrowserGuard(self.settings.cors_origin_list, AllowedHosts(self.settings.allowed_host_list))
         no_redis = RedisAddress.unix(str(home / "no-redis"))

@@ -40,7 +40,8 @@ LABELS = {
         f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
         "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "
         "Of orders: `done`, `refused`, `failed`, `lost`. "
-        "Of calls with API keys: `allowed`, `forbidden`, `limited`, `unauthenticated`."
+        "Of calls with API keys: `allowed`, `forbidden`, `limited`; without a right one: "
+        "`missing`, `malformed`, `unknown`, `revoked`, `expired`, `signature`."
     ),
     "reason": (
         "Of refused requests: `gateway_full`, `receiving_full`, `unread_full`, `lane_full`, `deadline`, `quarantined`. "

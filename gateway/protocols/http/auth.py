@@ -67,9 +67,9 @@ async def _let_in(request: Request, deps: Deps, row: Row) -> None:
     gate, visit = deps.gate, visit_of(request.scope)
     credential = InferHeaders.read(request.scope["headers"]).credential
     if credential is not None and is_signature(credential):
-        principal = await _signed(request, deps, credential)
+        principal = await _signed(request, deps, credential, row)
     else:
-        principal = gate.identify(credential)
+        principal = gate.identify(credential, row)
     visit.principal = principal
     model = None if row.model is None else request.path_params.get(row.model)
     visit.passed = gate.enter(principal, row, model)
@@ -77,9 +77,10 @@ async def _let_in(request: Request, deps: Deps, row: Row) -> None:
     acting("unknown address" if request.client is None else request.client.host, principal.label)
 
 
-async def _signed(request: Request, deps: Deps, header: bytes) -> Principal:
+async def _signed(request: Request, deps: Deps, header: bytes, row: Row) -> Principal:
     """Return who signed the request. Its body is read for that; routes read it again from memory."""
-    deps.gate.check_signer(header)
+    if (anybody := deps.gate.check_signer(header, row)) is not None:
+        return anybody
     body = await read_body(request, deps.settings.request_bytes_max)
     request._body = body
     body_sha256 = await run_in_thread_if_large(len(body), _sha256, body)
@@ -87,7 +88,7 @@ async def _signed(request: Request, deps: Deps, header: bytes) -> Principal:
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").partition("?")[0]
     query = scope["query_string"].decode("latin-1")
-    return deps.gate.verify_signed(header, SignedRequest(request.method, path, query, headers, body_sha256))
+    return deps.gate.verify_signed(header, SignedRequest(request.method, path, query, headers, body_sha256), row)
 
 
 def _sha256(body: bytes) -> str:

@@ -97,7 +97,7 @@ class Guard:
 
     def _let_in(self, context: Any, row: Row, *, counted: bool) -> Pass | None:
         """Check a call; None: nothing counts its end. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
-        principal = _identify(self._gate, context)
+        principal = _identify(self._gate, context, row)
         principal.require(row.need)
         return self._gate.let_in(principal) if counted else None
 
@@ -138,11 +138,11 @@ class Guard:
         await self._audit.write(who, what, method, code, changes, refused=code != "OK")
 
 
-def _identify(gate: Gate, context: Any) -> Principal:
+def _identify(gate: Gate, context: Any, row: Row) -> Principal:
     """Return who calls, and make it the caller of the current task. Raises Failure(UNAUTHENTICATED)."""
     metadata = context.invocation_metadata() or ()
     sent = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in metadata]
-    principal = gate.identify(credential_of(sent))
+    principal = gate.identify(credential_of(sent), row)
     CALLER.set(principal)
     acting(unquote(context.peer()), principal.label)
     return principal
@@ -162,5 +162,5 @@ def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> No
     if principal is None:
         if gate.is_open(row):
             return
-        principal = _identify(gate, context)
+        principal = _identify(gate, context, row)
     principal.require(row.need, model or None)
