@@ -19,6 +19,7 @@ from millstream.services.importers.base import IMPORTED, SCRATCH, SOURCE, Import
 from millstream.services.importers.import_slots import ImportSlots
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.ingest.confined_process import confined_environment, printed, run_process
+from millstream.services.ingest.forked_check import Ended
 from millstream.services.ingest.report import Converted, Recognised, Rejection
 from millstream.services.process.audit import caller
 from millstream.services.repository.disk import is_full, storage_failure
@@ -37,8 +38,8 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
     """Convert what an importer recognised below `folder`, the staging folder of an upload.
 
     Raises:
-        Failure: the importer's refusal; INVALID, if the process crashed or exceeded its limits; UNSUPPORTED, if the
-            framework is not installed; INTERNAL, if it printed no valid report; UNAVAILABLE, if it cannot be started.
+        Failure: the importer's refusal; INVALID, if the process crashed, ended or exceeded its limits; UNSUPPORTED, if
+            the framework is not installed; INTERNAL, if the process could not begin; UNAVAILABLE, if it cannot start.
     """
     task = ImportTask(
         folder=folder.resolve(),
@@ -83,19 +84,32 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
             f"framework or needs more than {settings.import_memory_bytes_max >> 20} MiB "
             "(MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
         )
-    return _outcome(ended.report)
+    return _outcome(ended, task)
 
 
-def _outcome(report: bytes) -> Converted:
+def _outcome(ended: Ended, task: ImportTask) -> Converted:
+    """Return what the process reports. What it names is checked: the model may have taken the process over."""
     try:
-        outcome = ImportReport.model_validate_json(report).outcome
+        outcome = ImportReport.model_validate_json(ended.report).outcome
     except ValidationError:
-        raise Failure(Code.INTERNAL, "the import ended without a report; the log has what it printed") from None
+        if not (task.folder / IMPORTED).is_dir():  # the process makes it before it reads anything of the upload
+            raise Failure(Code.INTERNAL, "the import could not begin; the log has what it printed") from None
+        raise invalid(
+            f"the {task.importer} model ended the process of its import (exit status {ended.status}), which left no "
+            "result: it does more than a model"
+        ) from None
     if isinstance(outcome, Rejection):
         raise Failure(outcome.code, outcome.message)
-    if not outcome.served.startswith((f"{IMPORTED}/", f"{SOURCE}/")):
-        raise Failure(Code.INTERNAL, "the import names a file that is not the upload's")
+    named = [outcome.served, *outcome.files, *outcome.samples]
+    missing = next((path for path in named if not _is_of_upload(task.folder, path)), None)
+    if missing is not None:
+        raise invalid(f"the import of the {task.importer} model names {missing[:80]!a}, which is no file of the upload")
     return outcome
+
+
+def _is_of_upload(folder: Path, path: str) -> bool:
+    found = folder / path
+    return path.startswith((f"{IMPORTED}/", f"{SOURCE}/")) and found.is_file() and not found.is_symlink()
 
 
 def _too_slow(recognised: Recognised, settings: Settings) -> Failure:

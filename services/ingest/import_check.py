@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import invalid
 from millstream.services.importers.base import Sample
 from millstream.services.importers.comparison import Difference, compare, worst
 from millstream.services.importers.samples import KEPT_BYTES_MAX, read_sample
@@ -28,7 +28,8 @@ def compare_samples(
 ) -> ImportRecord | None:
     """Return how well the model agrees with its source framework; None for a model that was not converted.
 
-    Raises Failure: INVALID with the output that differs most; INTERNAL for samples that do not fit the model.
+    Raises Failure(INVALID) with the output that differs most, or for samples that do not fit the model: the model may
+    have written them itself.
     """
     converted = task.imported
     if converted is None:
@@ -86,7 +87,7 @@ def _read(path: Path) -> Sample:
     try:
         return read_sample(path)
     except (ValueError, zipfile.BadZipFile) as error:
-        raise Failure(Code.INTERNAL, f"the samples of the import cannot be read: {error}") from error
+        raise invalid(f"the samples of the import cannot be read: {error}") from error
 
 
 def _run(
@@ -98,7 +99,7 @@ def _run(
 ) -> Mapping[str, Array]:
     missing = [tensor.name for tensor in inputs if tensor.name not in sample.inputs]
     if missing:
-        raise Failure(Code.INTERNAL, f"the samples of the import have no input {missing[0]!r}")
+        raise invalid(f"the samples of the import have no input {missing[0]!r}")
     try:
         answered = session.run([_fed(tensor, sample.inputs[tensor.name]) for tensor in inputs])
     except TrialError as error:
