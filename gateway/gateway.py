@@ -237,6 +237,7 @@ class Gateway:
         await self.demands.stop()
         await cancel_all(self._loops)  # before the connections that they use are closed
         await self.loads.close()
+        await self.texts.close()
         await self.catalog.stop()
         await self.producer.stop()
         await self.live_settings.close()

@@ -1,13 +1,12 @@
 """texts: turns the texts of a request into token inputs, for all protocols, outside of the event loop.
 
-BYTES input `text` ─> checked ─> TokenizerThread (strings ─> token ids ─> padded) ─> the inputs of the version
+BYTES input `text` ─> checked ─> strings ─> Tokenizers: token ids ─> padded: the inputs of the version
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import partial
 
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
@@ -21,25 +20,28 @@ from millstream.gateway.texts.text_limits import (
 )
 from millstream.gateway.texts.text_plans import TEXT
 from millstream.gateway.texts.token_inputs import token_inputs
-from millstream.gateway.texts.tokenizer_thread import TokenizerThread
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.offload import run_in_thread_if_large
 
 _LENGTH = struct.Struct("<I")
+_ID_BYTES = 8
 
 
 class Texts:
-    """Tokenizes texts of a gateway's requests; the versions' turns are shared by all protocols.
+    """Tokenizes texts of a gateway's requests; the versions' processes are shared by all protocols.
 
     Args:
         tokenizers: tokenizers of the repository's versions.
-        thread: runs them.
     """
 
-    def __init__(self, tokenizers: Tokenizers, thread: TokenizerThread | None = None) -> None:
+    def __init__(self, tokenizers: Tokenizers) -> None:
         self._tokenizers = tokenizers
-        self._thread = thread or TokenizerThread()
+
+    async def close(self) -> None:
+        """End the processes of the tokenizers."""
+        await self._tokenizers.close()
 
     async def encode(self, manifest: Manifest, texts: Sequence[str], name: str) -> list[list[int]]:
         """Return the token ids of each text.
@@ -50,12 +52,11 @@ class Texts:
             name: of the member of the request that has them, for messages.
 
         Raises:
-            Failure: INVALID for texts over a limit or without a token; those of Tokenizers.encode and
-                TokenizerThread.run.
+            Failure: INVALID for texts over a limit or without a token; those of Tokenizers.encode.
         """
         check_bytes(name, texts)
-        entries = await self._thread.run(manifest.content_id, partial(self._tokenizers.encode, manifest, texts))
-        check_tokens(name, [len(ids) for ids in entries])
+        counts, entries = await self._tokenizers.encode(manifest, texts)
+        check_tokens(name, counts)
         return entries
 
     async def inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
@@ -70,12 +71,10 @@ class Texts:
             Failure: INVALID for texts over a limit or without a token; those of `encode`.
         """
         check_texts(texts)
-        return await self._thread.run(manifest.content_id, partial(self._inputs, manifest, plans, texts))
-
-    def _inputs(self, manifest: Manifest, plans: InputPlans, texts: InputTensor) -> Inputs:
-        entries = self._tokenizers.encode(manifest, strings_of(texts))
-        check_tokens(TEXT, [len(ids) for ids in entries])
-        return token_inputs(plans, entries)[0]
+        strings = await run_in_thread_if_large(texts.size_bytes, strings_of, texts)
+        entries = await self.encode(manifest, strings, TEXT)
+        size_bytes = _ID_BYTES * len(entries) * max(map(len, entries))
+        return (await run_in_thread_if_large(size_bytes, token_inputs, plans, entries))[0]
 
 
 def check_texts(texts: InputTensor) -> None:

@@ -1,82 +1,192 @@
-"""tokenizers: reads the tokenizer.json that came with a version once, and keeps those of the versions used last.
+"""tokenizers: turns texts into token ids, in a confined process for each of the versions that were used last.
 
-The library is imported with the first text, so that gateways that serve no texts need not have it.
+texts ─> the version's queue ─> messages of several requests ─> TokenizerProcess ─> ids of each text
+A tokenizer.json comes with an upload: one that hangs, crashes or explodes ends its own process, and the request that it
+did so for gets the error. Requests that were in one message with it are asked again, each alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import Any
 
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.texts.text_limits import TOKENS_MAX, TOKENS_TOTAL_MAX
 from millstream.gateway.texts.text_plans import TOKENIZER
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import read_inside
+from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import Repository
+from millstream.services.tokenizer.client import FILE_BYTES_MAX, RUN_S_MAX, TokenizerEnded, TokenizerProcess
+from millstream.services.tokenizer.messages import Encoded, Limits, split_ids
+from millstream.services.tokenizer.process import MEMORY_BYTES_MAX
 
-FILE_BYTES_MAX = 64 << 20
-KEPT_MAX = 8
+log = logging.getLogger("millstream.texts")
+
+#: How long the texts of one request may take, waiting for the version's process included; beyond it, EXPIRED.
+SECONDS_MAX = 20.0
+#: Processes at once. The one that was used least recently ends for another version; UNAVAILABLE if all are busy.
+PROCESSES_MAX = 8
+#: A tokenizer whose process ended this often, with no answer in between, gets no texts for a while; UNAVAILABLE then.
+ENDS_MAX = 3
+PAUSE_S = 10.0
+#: Requests that may wait for the process of one version; beyond it, they are OVERLOADED.
+WAITING_MAX = 1024
+#: requests, and characters of their texts, that go to the process together
+_MESSAGE_REQUESTS_MAX = 64
+_MESSAGE_CHARACTERS_MAX = 256 << 10
+_LIMITS = Limits(TOKENS_MAX, TOKENS_TOTAL_MAX)
+
+
+class _Request:
+    """Texts that wait for their ids. `alone`: they are asked for in a message of their own."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+        self.characters = sum(map(len, texts))
+        self.alone = False
+        self.done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
+
+
+class _Version:
+    """The queue and the process of one version."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Request] = deque()
+        self.process: TokenizerProcess | None = None
+        self.serving: asyncio.Task[None] | None = None
+        self.ends = 0  # of the process, since the last answer
+        self.paused_until = float("-inf")
+
+    def fail(self, requests: Iterable[_Request], failure: Failure) -> None:
+        """Answer these requests, and all that wait, with a failure."""
+        for request in (*requests, *self.waiting):
+            if not request.done.done():
+                request.done.set_exception(failure)
+        self.waiting.clear()
+
+    async def close(self) -> None:
+        if self.serving is not None:
+            self.serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await self.serving
+        await self.end()
+
+    async def end(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            await uninterrupted(process.close())
 
 
 class Tokenizers:
-    """Tokenizes texts. Its methods block: call them in a thread.
+    """Tokenizes the texts of a gateway. Use it in one event loop, and close it.
 
     Args:
         repository: with the files of versions.
+        seconds_max: how long the texts of one request may take.
     """
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, seconds_max: float = SECONDS_MAX) -> None:
         self._repository = repository
-        self._kept: OrderedDict[str, Any] = OrderedDict()
-        self._changing = threading.Lock()
+        self._seconds_max = seconds_max
+        #: by content id; those used last are at the end
+        self._versions: OrderedDict[str, _Version] = OrderedDict()
 
-    def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text.
+    async def encode(self, manifest: Manifest, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """Return the number of tokens of each text, and its ids; no ids if there are more than the limits on tokens.
 
-        Raises Failure: INVALID, the version has no tokenizer or a broken one; UNSUPPORTED, the library is not
-        installed.
+        Raises Failure: INVALID, the version has no tokenizer or a broken one, or it fails on these texts; UNSUPPORTED,
+        the library is not installed; EXPIRED, too slow; UNAVAILABLE, too many versions; OVERLOADED, too many requests.
         """
-        tokenizer = self._of(manifest)
-        try:
-            return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-        except BaseException as error:  # the library is in Rust: a panic is not an Exception
-            raise invalid(f"the text cannot be tokenized: {error}") from None
-
-    def _of(self, manifest: Manifest) -> Any:
-        with self._changing:
-            tokenizer = self._kept.get(manifest.content_id)
-        if tokenizer is None:
-            tokenizer = self._load(manifest)  # without the lock, since loading may take long
-        with self._changing:
-            self._kept[manifest.content_id] = tokenizer
-            self._kept.move_to_end(manifest.content_id)
-            while len(self._kept) > KEPT_MAX:
-                self._kept.popitem(last=False)
-        return tokenizer
-
-    def _load(self, manifest: Manifest) -> Any:
-        content = self._content(manifest)
-        try:
-            from tokenizers import Tokenizer
-        except ModuleNotFoundError:
+        version = await self._of(manifest)
+        left_s = version.paused_until - asyncio.get_running_loop().time()
+        if left_s > 0:
+            message = f"the tokenizer of model '{manifest.model}' crashed or hung {ENDS_MAX} times: try again later"
+            raise Failure(Code.UNAVAILABLE, message, retry_after_s=left_s)
+        if len(version.waiting) >= WAITING_MAX:
             raise Failure(
-                Code.UNSUPPORTED,
-                "this server takes no text: pip install 'millstream[embeddings]', or send token ids",
-            ) from None
-
+                Code.OVERLOADED, f"{WAITING_MAX} requests wait for their texts to be tokenized", retry_after_s=1
+            )
+        request = _Request(list(texts))
+        version.waiting.append(request)
+        if version.serving is None:
+            version.serving = asyncio.create_task(self._serve(version, manifest))
         try:
-            tokenizer = Tokenizer.from_buffer(content)
-            tokenizer.no_padding()  # token_inputs pads to the longest text of a run
-        except BaseException as error:  # as above: a panic is not an Exception
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise invalid(f"the {TOKENIZER} of model '{manifest.model}' cannot be read: {error}") from None
-        return tokenizer
+            async with asyncio.timeout(self._seconds_max):
+                answer = await request.done
+        except TimeoutError:
+            raise _too_slow(self._seconds_max) from None
+        if answer.error:
+            raise invalid(answer.error)
+        try:
+            return split_ids(answer, len(request.texts))
+        except ValueError:
+            raise invalid(_failed(manifest)) from None
+
+    async def close(self) -> None:
+        """End all processes."""
+        while self._versions:
+            await self._versions.popitem()[1].close()
+
+    async def _of(self, manifest: Manifest) -> _Version:
+        version = self._versions.get(manifest.content_id)
+        if version is None:
+            while len(self._versions) >= PROCESSES_MAX:
+                idle = next((name for name, one in self._versions.items() if one.serving is None), None)
+                if idle is None:
+                    raise Failure(Code.UNAVAILABLE, "too many texts are being tokenized: try again", retry_after_s=1)
+                await self._versions.pop(idle).close()
+            version = self._versions.setdefault(manifest.content_id, _Version())
+        self._versions.move_to_end(manifest.content_id)
+        return version
+
+    async def _serve(self, version: _Version, manifest: Manifest) -> None:
+        """Answer what waits for a version, until nothing does."""
+        message: list[_Request] = []
+        try:
+            while message := _next_message(version.waiting):
+                await self._answer(version, manifest, message)
+        except Failure as failure:  # of the start: all that wait need it
+            version.fail(message, failure)
+        except asyncio.CancelledError:
+            version.fail(message, Failure(Code.UNAVAILABLE, "the gateway is shutting down", retry_after_s=1))
+            raise
+        except Exception:
+            log.exception("the tokenizer of model %r failed", manifest.model)
+            version.fail(message, Failure(Code.INTERNAL, "the tokenizer failed"))
+        finally:
+            version.serving = None
+
+    async def _answer(self, version: _Version, manifest: Manifest, message: list[_Request]) -> None:
+        if version.process is None:
+            what = f"the {TOKENIZER} of model '{manifest.model}'"
+            version.process = await TokenizerProcess.start(await asyncio.to_thread(self._content, manifest), what)
+        try:
+            answers = await version.process.encode([request.texts for request in message], _LIMITS)
+        except TokenizerEnded as ended:
+            log.warning("the tokenizer of model %r was ended: %s", manifest.model, ended)
+            await version.end()
+            version.ends += 1
+            if version.ends >= ENDS_MAX:
+                version.ends, version.paused_until = 0, asyncio.get_running_loop().time() + PAUSE_S
+            if len(message) > 1:  # one of them did it
+                for request in reversed(message):
+                    request.alone = True
+                    version.waiting.appendleft(request)
+                return
+            if not message[0].done.done():
+                message[0].done.set_exception(_too_slow(RUN_S_MAX) if ended.slow else invalid(_failed(manifest)))
+            return
+        version.ends = 0
+        for request, answer in zip(message, answers, strict=True):
+            if not request.done.done():
+                request.done.set_result(answer)
 
     def _content(self, manifest: Manifest) -> bytes:
         """Read the file: beside the model, in the uploaded archive, or in the version's folder. Raises Failure."""
@@ -89,3 +199,32 @@ class Tokenizers:
             f"model '{excerpt(manifest.model)}' has no tokenizer: send token ids, or upload the model in a zip or tar "
             f"with its {TOKENIZER}"
         )
+
+
+def _next_message(waiting: deque[_Request]) -> list[_Request]:
+    """Take the requests of the next message, those left out whose callers are gone; none: nothing waits."""
+    message: list[_Request] = []
+    characters = 0
+    while waiting and len(message) < _MESSAGE_REQUESTS_MAX:
+        request = waiting[0]
+        if request.done.done():
+            waiting.popleft()
+            continue
+        characters += request.characters
+        if message and (request.alone or characters > _MESSAGE_CHARACTERS_MAX):
+            break
+        message.append(waiting.popleft())
+        if request.alone:
+            break
+    return message
+
+
+def _too_slow(seconds: float) -> Failure:
+    return Failure(Code.EXPIRED, f"the texts took longer than {seconds:g} s to tokenize: send shorter ones, or tokens")
+
+
+def _failed(manifest: Manifest) -> str:
+    return (
+        f"the tokenizer of model '{manifest.model}' crashed on the texts, or needs more than {MEMORY_BYTES_MAX >> 20} "
+        "MiB of memory for them: send other ones, or tokens"
+    )

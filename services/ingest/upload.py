@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -32,13 +33,15 @@ from millstream.services.repository.base import Repository, Staging
 from millstream.services.repository.conflicts import retry_on_conflict
 from millstream.services.repository.disk import check_space, storage_errors
 from millstream.services.settings import Settings
+from millstream.services.tokenizer.client import TOKENIZER, try_tokenizer
 from millstream.services.wire.records import State
 
 PIECE_BYTES = 1 << 20
 #: Kept in the version: it documents how the author meant the model to be served.
 _CONFIG = "source/config.pbtxt"
 #: The gateway tokenizes texts with it (OpenAI embeddings). The model does not read it, but it belongs to the version.
-_TOKENIZER = "source/tokenizer.json"
+_TOKENIZER = f"{SOURCE}/{TOKENIZER}"
+_TRIED_MAX = 4  # tokenizers of one upload
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
@@ -182,12 +185,18 @@ class ModelUpload:
     async def _check(self) -> CheckedModel:
         task = self._task()
         outcome = await examine(task, self._settings.check_s_max)
+        await self._try_tokenizers()
         if isinstance(outcome, CheckedModel):
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
         converted = await convert(self._folder(), outcome, self.options, self._settings)
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
         return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted)
+
+    async def _try_tokenizers(self) -> None:
+        """Try the tokenizers of the upload on short texts. Raises Failure(INVALID)."""
+        for path in await to_end_in_storage_thread(_tokenizers, self._folder() / SOURCE):
+            await try_tokenizer(path)
 
     def _task(self) -> CheckTask:
         return CheckTask(
@@ -255,6 +264,11 @@ class ModelUpload:
             imported=checked.imported,
             url=self.url,
         )
+
+
+def _tokenizers(source: Path) -> list[Path]:
+    found = (path for path in sorted(source.rglob(TOKENIZER)) if path.is_file() and not path.is_symlink())
+    return list(islice(found, _TRIED_MAX))
 
 
 def _with_sources(folder: Path, checked: CheckedModel, converted: Converted) -> CheckedModel:

@@ -151,9 +151,10 @@ def test_text_without_a_tokenizer_library_names_the_extra(tmp_path: Path, wheel:
         "from types import SimpleNamespace as S\n"
         "from millstream.services.errors import Failure\n"
         "from millstream.gateway.texts.tokenizers import Tokenizers\n"
-        "import pathlib; pathlib.Path('tokenizer.json').touch()\n"
+        "import asyncio, pathlib; pathlib.Path('tokenizer.json').touch()\n"
         "manifest = S(model='m', version=1, served='model.onnx', content_id='c')\n"
-        "try: Tokenizers(S(local_path=lambda *_: pathlib.Path('.'))).encode(manifest, ['text'])\n"
+        "tokenizers = Tokenizers(S(local_path=lambda *_: pathlib.Path('.')))\n"
+        "try: asyncio.run(tokenizers.encode(manifest, ['text']))\n"
         "except Failure as failure: print(failure.code, failure.message)\n"
     )
     done = gateway.run("-c", code)
