@@ -11,6 +11,8 @@ ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module read
 ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 #: The supervisor tells a program that it pins to cores which ones it may use itself. Programs pass it on to theirs.
 PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
+#: The commit that an image was built from, which its Dockerfile sets.
+REVISION = "_MILLSTREAM_REVISION"
 #: the variable in which platforms with twelve-factor conventions pass the port
 PORT = "PORT"
 #: What libraries need of the environment, by name or by what it begins with: where programs and libraries are, how to
@@ -39,6 +41,11 @@ def manager_environment() -> dict[str, str]:
 def visible_gpus() -> str | None:
     """Return CUDA_VISIBLE_DEVICES, which says which GPUs CUDA numbers from 0; None: all."""
     return ENVIRONMENT.get("CUDA_VISIBLE_DEVICES")
+
+
+def revision() -> str:
+    """Return the commit that this image was built from; "unknown" outside of images."""
+    return ENVIRONMENT.get(REVISION) or "unknown"
 
 
 def platform_port() -> int | None:

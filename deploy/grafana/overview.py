@@ -229,7 +229,12 @@ _CARRIERS = (
         "Releases",
         "What is running.",
         "short",
-        (("count by (version, python) (millstream_build_info)", "{{version}} on Python {{python}}"),),
+        (
+            (
+                "count by (version, revision, python) (millstream_build_info)",
+                "{{version}} ({{revision}}) on Python {{python}}",
+            ),
+        ),
     ),
 )
 

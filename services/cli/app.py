@@ -18,7 +18,7 @@ from millstream.services.cli.commands.autoscale import autoscale
 from millstream.services.cli.commands.bench import bench
 from millstream.services.cli.commands.compile import compile_
 from millstream.services.cli.commands.configure import configure
-from millstream.services.cli.commands.demo import demo, installed_version, version
+from millstream.services.cli.commands.demo import demo, version, version_text
 from millstream.services.cli.commands.describe import describe
 from millstream.services.cli.commands.doctor import doctor
 from millstream.services.cli.commands.keys import audit, keys
@@ -52,7 +52,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"millstream {installed_version()}")
+        print(f"millstream {version_text()}")
         raise typer.Exit
 
 

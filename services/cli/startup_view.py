@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from millstream.services.cli import preload, repositories
-from millstream.services.cli.commands.demo import installed_version
+from millstream.services.cli.commands.demo import version_text
 from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
 from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
@@ -161,7 +161,7 @@ class TerminalView(StartupView):
     def _show_started(self, running: Running) -> None:
         console = self._console
         gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
-        console.print(f"[bold]Millstream[/] {installed_version()}\n")
+        console.print(f"[bold]Millstream[/] {version_text()}\n")
         console.print(f"[dim]home[/]       {escape(_short(running.home))}")
         console.print(f"[dim]redis[/]      {escape(running.redis)}")
         console.print(f"[dim]gateway[/]    {running.url}, {gateways}")

@@ -506,7 +506,10 @@ PROCESS_GC_COLLECTIONS = Metric(
     ("process", "generation"),
 )
 BUILD_INFO = Metric(
-    "millstream_build_info", Kind.GAUGE_MAX, "The running release and its Python.", ("version", "python")
+    "millstream_build_info",
+    Kind.GAUGE_MAX,
+    "The running release, its commit and its Python.",
+    ("version", "revision", "python"),
 )
 SERIES_REFUSED = Metric(
     "millstream_metrics_series_refused_total",

@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+from millstream.services.environment import revision
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.allocator import resident_bytes
@@ -35,7 +36,7 @@ class ProcessMetrics:
 
     def __init__(self, registry: MetricsRegistry) -> None:
         name = registry.process
-        registry.gauge(catalogue.BUILD_INFO, VERSION, platform.python_version()).set(1)
+        registry.gauge(catalogue.BUILD_INFO, VERSION, revision(), platform.python_version()).set(1)
         registry.gauge(catalogue.PROCESS_START_TIME, name).set(start_time())
         self._cpu = registry.counter(catalogue.PROCESS_CPU_SECONDS, name)
         self._memory = registry.gauge(catalogue.PROCESS_RESIDENT_BYTES, name)

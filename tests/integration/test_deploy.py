@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from millstream.services.environment import REVISION
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.exemplars import Exemplar
@@ -107,6 +108,9 @@ def test_image_says_what_it_is(target):
     assert [title, description, *rest] == ["title", "description", "vendor", "licenses", "version", "revision"]
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.version"] == "$VERSION"
+    assert [line[1] for line in STAGES[target] if line[0] == "ENV" and "REVISION" in line[1]] == [
+        f"{REVISION}=$REVISION"
+    ]
     assert f"\nARG VERSION={VERSION}\n" in DOCKERFILE.read_text()
 
 

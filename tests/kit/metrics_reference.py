@@ -33,6 +33,7 @@ that were made for Triton. They count the same requests.
 #: label -> the values that it can have
 LABELS = {
     "model": "Name of a model.",
+    "revision": "The commit that an image was built from; `unknown` outside of images.",
     "version": "Number of a version; of `millstream_build_info`, the release of Millstream.",
     "pool": "Name of a pool.",
     "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in RequestProtocol)}.",

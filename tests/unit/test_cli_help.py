@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import typer
 from millstream.services.cli import help as help_pages
 from millstream.services.cli.app import app, app_for
 from millstream.services.environment import child_environment
+from millstream.services.version import VERSION
 from tests.kit.command_line import ROOT, WAIT_S, in_terminal
 
 MILLSTREAM = [sys.executable, "-m", "millstream.services.cli"]
@@ -99,3 +101,12 @@ def test_the_version_is_an_option_too(argument):
     code, said = in_terminal([*MILLSTREAM, argument], 40)
     assert code == 0
     assert said.startswith("millstream ")
+
+
+def test_an_image_says_which_commit_it_was_built_from():
+    environment = child_environment({"_MILLSTREAM_REVISION": "0123456789abcdef0123"})
+    asked = [sys.executable, "-m", "millstream.services.cli", "version"]
+    plain = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    assert plain.stdout == f"millstream {VERSION} (0123456789ab)\n"
+    parsed = subprocess.run([*asked, "--json"], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(parsed.stdout)["revision"] == "0123456789abcdef0123"

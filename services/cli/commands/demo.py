@@ -8,26 +8,31 @@ from typing import Annotated
 import typer
 
 from millstream.services.cli.options import Endpoint, Json, Key, ServerAddress, server_address
+from millstream.services.environment import revision
+from millstream.services.version import VERSION
 
 
-def installed_version() -> str:
-    """Return the installed version of Millstream."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("millstream")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
+def version_text() -> str:
+    """Return the version of Millstream, and in an image the commit that it was built from."""
+    built_from = revision()
+    return VERSION if built_from == "unknown" else f"{VERSION} ({built_from[:12]})"
 
 
 def version(json_output: Json = False) -> None:
-    """Print the version of Millstream; with --json also those of Python and the system."""
+    """Print the version of Millstream; with --json also its commit, and the versions of Python and the system."""
     if json_output:
         from millstream.services.cli.terminal import emit
 
-        emit({"version": installed_version(), "python": platform.python_version(), "system": platform.platform()})
+        emit(
+            {
+                "version": VERSION,
+                "revision": revision(),
+                "python": platform.python_version(),
+                "system": platform.platform(),
+            }
+        )
     else:
-        print(f"millstream {installed_version()}")
+        print(f"millstream {version_text()}")
 
 
 def demo(
