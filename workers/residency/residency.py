@@ -269,8 +269,9 @@ class Residency:
             # What is always loaded waits as a call does; all else comes after the calls.
             called = order.reason == OrderReason.MINIMUM or not (order.token or one.staged or check)
             self.turns.line.add(order, called=called, first=content_id in self._retried)
-            self._list([content_id])
             self.turns.advance(consumer)
+            if content_id in self.turns.line:
+                self._list([content_id])
 
     def _on_turn(self, one: Wanted, order: Order, refusal: Refusal | None, called: bool) -> None:
         if refusal is None:
@@ -364,6 +365,7 @@ class Residency:
                 self.evictions.ordered.end(model.footprint.load_s, self._own.now())
         else:
             self.ended.append(content_id)
+        self.turns.advance(None)  # the next one of the line need not wait for the thread of the orders
 
     def _on_out_of_memory(self, request: LoadRequest) -> bool:
         """Try a load that found no memory once more, if it is awaited, with the corrected number; False: it failed."""

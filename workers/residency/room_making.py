@@ -49,20 +49,28 @@ class RoomMaking:
         unloads.on_closed = self._on_closed
 
     def make(
-        self, one: Wanted, order: Order, consumer: Consumer, before: Collection[Footprint], *, called: bool, check: bool
+        self,
+        one: Wanted,
+        order: Order,
+        consumer: Consumer | None,
+        before: Collection[Footprint],
+        *,
+        called: bool,
+        check: bool,
     ) -> Refusal | Answer:
         """Unload what goes for a version, and reserve its memory. Raises Failure(UNAVAILABLE) without Redis.
 
         Args:
             one: the version.
             order: to load it.
-            consumer: the connection of the caller's thread.
+            consumer: the connection of the caller's thread; None: nothing is unloaded.
             before: what those take that are before it in the line, and wait for what is leaving.
             called: whether calls wait for it.
             check: whether only instances may be unloaded that no client has called or asked for.
         """
         content_id = one.content_id
-        self._evictions.wait_for_headroom()
+        if consumer is not None:
+            self._evictions.wait_for_headroom()
         need = self._view.need(one.manifest)
         if self._budget.too_large(need):
             return self.too_large(need)
@@ -71,7 +79,7 @@ class RoomMaking:
             return Answer.RESERVED if fits else Answer.LEAVING
         if self.reserve(content_id, need, 1.0):
             return Answer.RESERVED
-        if self._loads.giving_way:  # nothing is unloaded for it
+        if consumer is None or self._loads.giving_way:  # nothing is unloaded for it
             return Answer.WAITS
         found = self._victims(one.manifest, need, order, consumer, called=called, check=check)
         return found if isinstance(found, Answer | Refusal) else self._unload(content_id, *found, consumer)

@@ -110,8 +110,11 @@ class Turns:
         self._fit_checks = fit_checks
         self._on_turn = on_turn
 
-    def advance(self, consumer: Consumer) -> None:
-        """Begin the loads whose turn it is. Raises Failure(UNAVAILABLE) without Redis."""
+    def advance(self, consumer: Consumer | None) -> None:
+        """Begin the loads whose turn it is. Raises Failure(UNAVAILABLE) without Redis.
+
+        `consumer`: the connection of the caller's thread; None: only those begin for which memory is free.
+        """
         with self._state.changed:
             before: list[Footprint] = []  # of those that wait for what is leaving
             for order, called in self.line:
@@ -158,7 +161,7 @@ class Turns:
         self._on_turn(one, order, answer if isinstance(answer, Refusal) else None, called)
 
     def _make_room(
-        self, one: Wanted, order: Order, consumer: Consumer, before: list[Footprint], *, called: bool
+        self, one: Wanted, order: Order, consumer: Consumer | None, before: list[Footprint], *, called: bool
     ) -> Refusal | Answer:
         model = self._models.get(one.content_id)
         if model is not None and model.state is State.DRAINING:
