@@ -8,7 +8,7 @@ from __future__ import annotations
 
 #: These have the same number on all architectures, as every call since Linux 5.1.
 COMMON: dict[str, int] = {
-    "close_range": 436, "openat2": 437, "faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449,
+    "pidfd_open": 434, "close_range": 436, "openat2": 437, "faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449,
     "map_shadow_stack": 453, "futex_wake": 454, "futex_wait": 455, "futex_requeue": 456, "mseal": 462,
 }  # fmt: skip
 X86_64: dict[str, int] = {

@@ -50,6 +50,8 @@ _LOADERS = tuple(
 )  # fmt: skip
 
 
+#: what drivers of accelerators and their loaders read
+_DRIVERS = tuple(map(Path, ("/proc", "/sys", "/etc/OpenCL", "/etc/nvidia", "/etc/vulkan", "/usr/share/nvidia", "/opt")))
 #: The links by which programs find each other. Landlock asks about the files themselves, a mount about the names.
 _PROGRAMS = (Path("/usr/bin"), Path("/bin"))
 
@@ -113,7 +115,12 @@ def serve_task(answer: Callable[[bytes], bytes]) -> NoReturn:
 
 
 def confine(
-    reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = (), *, limits: Limits | None = None
+    reads: Iterable[Path],
+    writes: Iterable[Path],
+    programs: Iterable[Path] = (),
+    *,
+    limits: Limits | None = None,
+    accelerator: bool = False,
 ) -> Layers:
     """Restrict this process for good: no network, only the given files, no new processes but of `programs`.
 
@@ -126,6 +133,8 @@ def confine(
         programs: files and folders of programs that it may start, which inherit the restrictions; none: it may start
             no process.
         limits: what it may take; None: what this process may.
+        accelerator: whether it uses one: its driver's files may be used, and its calls are its own, so that there is no
+            filter of calls.
 
     Returns:
         The layers that are active now.
@@ -142,11 +151,15 @@ def confine(
     writes = [*writes, Path("/dev/null")]
     started = [*programs, *_LOADERS] if programs else []
     # The second wall is for kernels without the first one: it takes a process more, and some milliseconds.
-    apart = not landlock.abi() and namespaces.enter([*reads, *started, *(_PROGRAMS if started else ())], writes)
+    apart = not (accelerator or landlock.abi()) and namespaces.enter(
+        [*reads, *started, *(_PROGRAMS if started else ())], writes
+    )
     libc = c_library()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
     _drop_capabilities(libc)
+    if accelerator:
+        return Layers(landlock.restrict([*reads, *_DRIVERS], writes, started, (Path("/dev"),)), False, False)
     return Layers(landlock.restrict(reads, writes, started), apart, seccomp.install(programs=bool(programs)))
 
 

@@ -31,6 +31,7 @@ _TCP_ABI, _SCOPES_ABI = 4, 6
 _READ = _READ_FILE | _READ_DIR
 # Excludes execution and the creation of links, devices, sockets and FIFOs.
 _WRITE = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
+_DEVICE = _READ | _WRITE_FILE | _IOCTL_DEV
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 
@@ -52,10 +53,12 @@ def abi() -> int:
     return max(0, version)
 
 
-def restrict(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = ()) -> int:
+def restrict(
+    reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[Path] = (), devices: Iterable[Path] = ()
+) -> int:
     """Restrict this thread, and the threads and processes it starts, to reading `reads` and changing `writes`.
 
-    `programs` may be executed. A program's own interpreter (ld.so) must be among them.
+    `programs` may be executed. A program's own interpreter (ld.so) must be among them. `devices` may be controlled.
 
     Paths that do not exist are skipped. The process must have set no_new_privs. Returns the active ABI version; 0 if
     the kernel has no Landlock and nothing changed. Raises OSError.
@@ -66,7 +69,7 @@ def restrict(reads: Iterable[Path], writes: Iterable[Path], programs: Iterable[P
     handled = sum(rights for since, rights in _HANDLED_FILES.items() if since <= version)
     ruleset = _create(version, handled)
     try:
-        for paths, rights in ((reads, _READ), (writes, _WRITE), (programs, _READ | _EXECUTE)):
+        for paths, rights in ((reads, _READ), (writes, _WRITE), (programs, _READ | _EXECUTE), (devices, _DEVICE)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
         if c_library().syscall(_RESTRICT_SELF, ruleset, 0):

@@ -30,8 +30,8 @@ _X32 = 0x40000000
 _NEW = 424
 _CLONE_THREAD, _CLONE_NAMESPACES = 0x00010000, 0x7E020080
 
-#: calls that start processes and programs, for compilers that need them; which programs, Landlock limits
-_STARTS = frozenset({"clone", "fork", "vfork", "execve"})
+#: calls that start processes and programs, and wait for them, for compilers; which programs, Landlock limits
+_STARTS = frozenset({"clone", "fork", "vfork", "execve", "pidfd_open"})
 #: allowed if their first argument is this process
 _OWN_PROCESS = frozenset({"kill", "tkill", "tgkill"})
 #: the same, or 0, which is this process, too

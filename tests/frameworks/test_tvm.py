@@ -145,7 +145,7 @@ def test_the_process_of_a_race_measures_it(mlp: tuple[Path, Compiled], tmp_path:
     path, options = mlp[0] / mlp[1].files[0], mlp[1].options
     opening = Opening(
         backend="tvm", path=path, signature=MLP, device="cpu", threads=1, inputs=inputs, options=options,
-        memory_bytes=1 << 30,
+        memory_bytes=1 << 30, folder=tmp_path,
     )  # fmt: skip
     process = Measuring(opening, 280.0)
     try:

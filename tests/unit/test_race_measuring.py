@@ -37,7 +37,13 @@ def say(script: Path, code: str) -> None:
 
 def opening(tmp_path: Path) -> Opening:
     return Opening(
-        backend="onnxruntime", path=tmp_path / "m", signature=MLP, device="cpu", threads=1, inputs=tmp_path / "i.npz"
+        backend="onnxruntime",
+        path=tmp_path / "m",
+        signature=MLP,
+        device="cpu",
+        threads=1,
+        inputs=tmp_path / "i.npz",
+        folder=tmp_path,
     )
 
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from millstream.services.compiler.race.bounds import Extreme, extreme_call, extreme_rows
 from millstream.services.compiler.race.samples import rows_of
+from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Failure
+from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.samples import read_inputs
 from millstream.services.process.memory_use import memory_use
-from millstream.services.sandbox.confine import begin
+from millstream.services.sandbox.confine import begin, confine
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
 from millstream.workers.instances.reshape import Reshaped
@@ -105,6 +109,7 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print write to standard error
     opening = Opening.model_validate_json(sys.stdin.readline())
+    _confine(opening)
     limit = MemoryLimit(opening.memory_bytes)
 
     def say(said: Said) -> None:
@@ -127,6 +132,21 @@ def main() -> None:
                 say(measurements.answer(command.answer))
         except Exception as error:
             say(Said(error=_why(error)))
+
+
+def _confine(opening: Opening) -> None:
+    """Restrict this process to what it measures, before it loads any of it. Raises OSError."""
+    model, folder = opening.path.absolute(), opening.folder.resolve()
+    tempfile.tempdir = str(folder)
+    # The served file may be a link to another folder; its weights are beside it.
+    reads = [model.parent, model.parent.resolve(), model.resolve(), opening.inputs.parent.resolve()]
+    programs = [Path(sys.executable).resolve(), *get_target("iree").programs()] if _compiles(opening) else []
+    confine(reads, [folder], programs, accelerator=opening.device != "cpu")
+
+
+def _compiles(opening: Opening) -> bool:
+    """Return whether the load compiles, in a process of its own: IREE does so with what was not compiled for it."""
+    return opening.backend == "iree" and is_export_file(opening.path)
 
 
 def _why(error: BaseException) -> str:

@@ -25,6 +25,7 @@ class Opening(BaseModel):
         inputs: an .npz of samples.
         options: of the load.
         memory_bytes: that the process may use; 0: no limit.
+        folder: the only one that the process may write to; that of `inputs` it may read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,6 +36,7 @@ class Opening(BaseModel):
     device: str
     threads: int
     inputs: Path
+    folder: Path
     options: Flags = {}
     memory_bytes: int = 0
 

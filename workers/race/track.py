@@ -84,6 +84,8 @@ class ProcessTrack:
         self._subject = subject
         self._folder = folder
         self._timed = folder
+        self._measured = folder / "measured"  # which measuring processes may write to
+        self._measured.mkdir(exist_ok=True)
         self._deadline = deadline
         self.tell = tell
         self._compiled: dict[str, tuple[Compiled, Path]] = {}
@@ -397,6 +399,7 @@ class ProcessTrack:
             device=task.device,
             threads=task.threads,
             inputs=self._timed,
+            folder=self._measured,
             options=compiled.options if compiled is not None else {},
             memory_bytes=task.memory_bytes,
         )
@@ -404,7 +407,7 @@ class ProcessTrack:
     def _answers(
         self, process: Measuring, path: Path, rows: int, seconds_max: float, extreme: Extreme | None = None
     ) -> list[Array]:
-        to = self._folder / "outputs.npz"
+        to = self._measured / "outputs.npz"
         try:
             process.answer(Answer(inputs=path, rows=rows, to=to, extreme=extreme), seconds_max)
             return read_outputs(to)
