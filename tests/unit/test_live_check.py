@@ -335,3 +335,16 @@ def test_forms_are_compared_in_a_small_share_of_the_time_and_only_where_they_ran
     bench.forms.form = ""  # the version's own file made this run
     bench.check.keep(bench.holding, {"x": X}, [X])
     assert bench.check.wait_s(0.5) == 0.5
+
+
+def test_a_run_whose_rows_influence_each_other_is_compared_whole() -> None:
+    def centred(x: Array) -> Array:
+        centre: Array = x - x.mean(axis=0)
+        return centre
+
+    bench = FormBench(centred)
+    bench.held.run_alone(CONTENT_ID, "its rows influence each other")
+    given = np.resize(X, (2 * ROWS_MAX, *X.shape[1:]))
+    assert bench.check_run(given, centred(given)) == ""
+    assert bench.runs == [2 * ROWS_MAX]
+    assert "another answer" in bench.check_run(given, centred(given) + 1)

@@ -103,11 +103,13 @@ def sampled(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Arra
 
 
 def whole(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
-    """Copy the call of a version that does not batch; None if it is too large."""
+    """Copy a run whose rows may influence each other; None if it is too large."""
     if sum(map(_bytes, (*inputs.values(), *outputs))) > BYTES_MAX:
         return None
     copied = {name: array.copy() for name, array in inputs.items()}
-    return RowSample(content_id, 1, [0], copied, [array.copy() for array in outputs])
+    return RowSample(
+        content_id, len(outputs[0]) if outputs[0].ndim else 1, [0], copied, [array.copy() for array in outputs]
+    )
 
 
 def _bytes(array: Array) -> int:
@@ -259,11 +261,11 @@ class LiveCheck:
         if self._sample is not None or not outputs:
             return
         form = cast("Forms", model.instance).form if model.variant else ""
-        batching = model.manifest.signature.batching
+        apart = model.manifest.signature.batching and not model.alone
         if (model.variant and not form) or (not form and len(outputs[0]) < 2):
             return
         try:
-            sample = (sampled if batching else whole)(model.manifest.content_id, inputs, outputs)
+            sample = (sampled if apart else whole)(model.manifest.content_id, inputs, outputs)
         except MemoryError:
             return
         self._sample = None if sample is None else sample._replace(form=form)
