@@ -319,7 +319,7 @@ class Worker:
         finally:
             with self._ending:
                 guarded.over = True
-            if guarded.detached:
+            if guarded.gave_back or guarded.detached:
                 self._forget_leased(direct_only=not guarded.gave_back)  # others run them
             self._watchdog.disarm()
         if runs[0].execution_s:

@@ -22,6 +22,7 @@ from tests.bench.churn import measure_churn
 from tests.bench.device_loop import ROWS as DEVICE_ROWS
 from tests.bench.device_loop import gpu_available
 from tests.bench.device_loop import measure as measure_device
+from tests.bench.endless import measure_endless
 from tests.bench.errors import LoadError
 from tests.bench.hot_path import hot_path
 from tests.bench.load import Load, binary_payload, measure
@@ -235,6 +236,21 @@ def waiting_line(folder: Path, say: Say) -> Result:
     return Result(figures, ())
 
 
+def endless(folder: Path, say: Say) -> Result:
+    """Measure a model beside another one whose runs never end, with two workers."""
+    say("a neighbour beside endless runs")
+    found = measure_endless(folder)
+    figure = Figure(
+        name="neighbour beside endless runs",
+        measured=found.slowdown,
+        bound=2,
+        unit="x its quiet 99th percentile",
+        detail=f"{found.beside_p99_ms:.1f} ms, quiet {found.quiet_p99_ms:.1f} ms, {found.calls} endless calls",
+        at_most=True,
+    )
+    return Result((figure,), ())
+
+
 def loads(folder: Path, say: Say) -> Result:
     """Measure a hot model beside a stream of loads, and the worker's memory after many loads and unloads."""
     found = measure_loads(folder, say)
@@ -358,6 +374,7 @@ def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
             grpc_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
             storm(folder, say),
+            endless(folder, say),
             loads(folder, say),
             churn(folder, say),
             waiting_line(folder, say),

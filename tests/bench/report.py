@@ -158,6 +158,8 @@ A figure is the median of the rounds' ratios.
 - **storm**: for 30 seconds, a model with runs of about 15 ms (at most four rows) gets five times the load that it can
   serve. Requests arrive in an open loop (Poisson), and their deadline is five such runs. At the same time, a model of
   the same kind gets five requests a second.
+- **endless runs**: two workers; 12 callers keep calls in flight whose runs never end, while another model gets 50
+  requests a second.
 - **loads**: a model gets 100 requests a second, while one of 50 MB and squeezenet are loaded and unloaded in turn.
 - **waiting line**: four models are called once a second each, at random instants, where memory is for three. The rules
   that unload the least recently used model are simulated with the same calls, without network and queue.

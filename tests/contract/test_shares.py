@@ -75,6 +75,15 @@ def test_a_lane_with_long_runs_leaves_a_worker_to_another_one(pool):
     assert put_long(pool, "slow", "s3") == [1], "they share the workers"
 
 
+def test_a_new_lane_is_left_a_worker_as_one_with_short_runs(pool):
+    """Its own runs count as long ones until some were short."""
+    for worker in ("w1", "w2"):
+        pool.join(worker, "slow", "slower", "new")
+        pool.next(worker, used={"new": (0.0, 1000)})
+    assert put_long(pool, "slow", "s1") == [1]
+    assert put_long(pool, "slower", "s2") == [0]
+
+
 def test_the_only_worker_of_a_lane_is_left_to_nobody(pool):
     pool.join("w1", "slow", "fast")
     pool.join("w2", "other")
@@ -91,6 +100,27 @@ def test_what_matters_is_a_worker_that_the_called_lane_could_use(pool):
     pool.next("w3", used=CALLED)
     assert put_long(pool, "slow", "s1", "s2", "s3") == [1, 1, 0]
     assert list(pool.check().idle) == ["w3"]
+
+
+def test_a_worker_that_asked_for_a_long_run_is_held_by_it(pool):
+    for worker in ("w1", "w2"):
+        pool.join(worker, "slow", "slower", "fast")
+    put_long(pool, "slow", "s1")
+    put_long(pool, "slower", "s2")
+    assert names(pool.next("w1", used=CALLED)) == ["s1"]
+    assert pool.check().held == {"w1": "slow"}
+    assert pool.next("w2", used=CALLED) == []
+
+
+def test_a_lane_that_an_idle_worker_begins_to_serve_is_kept_from_it_likewise(pool):
+    for worker in ("w1", "w2"):
+        pool.join(worker, "fast")
+    pool.join("w1", "slow")
+    for worker in ("w1", "w2"):
+        pool.next(worker, used=CALLED)
+    assert put_long(pool, "slow", "s1", "s2") == [1, 0]
+    pool.join("w2", "slow")
+    assert pool.check().waiting() == ["s2"]
 
 
 def test_a_long_run_that_came_directly_holds_its_worker(pool):

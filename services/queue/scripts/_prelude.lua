@@ -20,6 +20,7 @@ local REPLIES_LIFE_S = 60 -- a reply list expires when its gateway has not read 
 local UNSERVED_LIFE_S = 3660 -- lifetime of a stream that no worker serves; longer than the longest deadline, an hour
 local CHARGED_MS = 1 -- expected run time of a delivered entry from which on its lane is charged for it
 local LONG_LIFE_MS_MAX = 60000 -- for which a lane counts as one with long runs at most (queue/sharing.py)
+local UNPROVEN_LIFE_MS = 1000 -- for which a new lane counts as such; it is left a worker as one with short runs
 local CALLED_LIFE_MS = 10000 -- for which a lane counts as called after its last call
 local HELD_LIFE_MS = 10000 -- of the notes of long runs after the last report of one
 
@@ -73,7 +74,7 @@ local function note_called(lane)
   redis.call('PEXPIRE', key, CALLED_LIFE_MS)
 end
 
--- called(worker) -> lanes that the worker serves and that were called lately; the latest PAGE of each list are looked at.
+-- called(worker) -> lanes that the worker serves and that were called lately, of the latest PAGE of each list
 local function called(worker)
   local since, found = clock() - CALLED_LIFE_MS, {}
   for _, key in ipairs({PREFIX .. 'called', PREFIX .. 'called_long'}) do
@@ -111,9 +112,10 @@ local function reserve(worker)
     if #others == 0 then return true end
     if not peers then
       peers, held, long = redis.call('ZRANGE', WORKERS, 0, -1), {}, {}
-      local holds, till = redis.call('HGETALL', PREFIX .. 'held'), redis.call('ZMSCORE', PREFIX .. 'long', unpack(others))
+      local holds = redis.call('HGETALL', PREFIX .. 'held')
+      local till = redis.call('ZMSCORE', PREFIX .. 'long', unpack(others))
       for i = 1, #holds, 2 do held[holds[i]] = holds[i + 1] end
-      for i, other in ipairs(others) do long[other] = till[i] and tonumber(till[i]) > clock() end
+      for i, other in ipairs(others) do long[other] = till[i] and tonumber(till[i]) > clock() + UNPROVEN_LIFE_MS end
     end
     local waiting, elsewhere = {}, false
     for _, other in ipairs(others) do waiting[other] = other ~= lane or nil end

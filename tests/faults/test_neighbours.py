@@ -1,0 +1,88 @@
+"""A model whose runs never end does not take the workers from a model that is called beside it."""
+
+from __future__ import annotations
+
+import http.client
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
+from millstream.workers.models.run_history import RUNS_MIN
+from tests.faults.test_endless_runs import ENDLESS, answer
+from tests.kit import models, v2
+from tests.kit.load import Load, constant_load
+from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import publish_model
+from tests.kit.wait import wait_until
+
+STEADY = "/v2/models/steady/infer"
+MINUTES_S = 600  # longer than a test may take
+ENDED_S = 10
+
+
+@contextmanager
+def neighbours(tmp_path: Path, pools: str, endless: int = 1) -> Iterator[Stack]:
+    """Run a stack with the models slow0, slow1, … whose runs may never end, and `steady`."""
+    model = models.endless(tmp_path / "slow.onnx", on=ENDLESS)
+    config = ModelConfig(batching=False)
+    for number in range(endless):
+        publish_model(FolderRepository(tmp_path / "home" / "repository"), f"slow{number}", model, config=config)
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, pools=pools, models=steady) as stack:
+        for number in range(endless):
+            stack.settled(f"slow{number}", 1)
+        yield stack
+
+
+@contextmanager
+def steady_calls(stack: Stack) -> Iterator[Load]:
+    """Call the model `steady` until the end of the block: each call is answered."""
+    body = v2.request({"x": np.ones((1, 2), np.float32)}, parameters={"timeout": MINUTES_S * 1_000_000})
+    with constant_load(stack.port, STEADY, [body], callers=1) as load:
+        load.more(5)
+        yield load
+    assert {reply.status for reply in load.answers} == {200}
+
+
+def send(stack: Stack, name: str, *x: int, timeout_s: int = MINUTES_S) -> http.client.HTTPConnection:
+    body = v2.request({"x": np.array(x, np.int64).reshape(-1, 1)}, parameters={"timeout": timeout_s * 1_000_000})
+    return stack.send(f"/v2/models/{name}/infer", *body)
+
+
+@pytest.mark.parametrize("endless", [1, 3])
+def test_runs_without_an_end_leave_a_worker_to_the_neighbour(tmp_path: Path, endless: int) -> None:
+    """It is answered all the while, also beside several versions of this kind."""
+    with neighbours(tmp_path, "cpu=2", endless) as stack, steady_calls(stack) as load:
+        names = [f"slow{number}" for number in range(endless)]
+        sent = [send(stack, name, ENDLESS, row, timeout_s=ENDED_S) for row in (1, 2) for name in names]
+        wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
+        load.more(20)
+        assert select.select([connection.sock for connection in sent], [], [], 0)[0] == [], "none has ended yet"
+        assert {answer(connection)[0] for connection in sent} <= {504, 503}
+
+
+def test_a_run_far_longer_than_usual_is_ended_while_others_wait(tmp_path: Path) -> None:
+    with neighbours(tmp_path, "cpu=1") as stack:
+        for number in range(RUNS_MIN):
+            assert answer(send(stack, "slow0", number % 5))[0] == 200
+            assert answer(send(stack, "slow0", number % 5, 1))[0] == 200
+        said = answer(send(stack, "slow0", ENDLESS, 1, timeout_s=4))
+        assert said == (504, "the deadline passed before the model answered"), "nobody waited for the worker"
+        with steady_calls(stack):
+            status, error = answer(send(stack, "slow0", ENDLESS))
+            assert status == 500
+            assert "far longer than runs of this size usually take, while other models waited" in error
+            assert answer(send(stack, "slow0", 5)) == (200, "5")
+
+
+def test_a_version_is_refused_for_the_time_that_it_took_from_others(tmp_path: Path) -> None:
+    """One run was ended, for which the neighbour waited for seconds. Five that took no time from others do the same."""
+    with neighbours(tmp_path, "cpu=1") as stack, steady_calls(stack):
+        assert answer(send(stack, "slow0", ENDLESS, timeout_s=ENDED_S))[0] == 504
+        wait_until(lambda: "had runs that had to be ended, too often" in answer(send(stack, "slow0", 5))[1])
