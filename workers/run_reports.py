@@ -88,7 +88,7 @@ def _report(consumer: Consumer, guarded: Guarded) -> None:
     guarded.reported_s += seconds
     lane = guarded.group[0].lane
     taken_s = now - guarded.began
-    guarded.others_wait = consumer.running(lane, seconds, long_life_ms(taken_s), busy=taken_s >= BUSY_S)
+    guarded.others_wait = consumer.running(lane, seconds, long_life_ms(taken_s), taken_s, busy=taken_s >= BUSY_S)
     if guarded.others_wait:
         guarded.waited_s += now - guarded.reported_at
     guarded.reported_at = now

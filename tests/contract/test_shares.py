@@ -127,10 +127,10 @@ def test_a_long_run_that_came_directly_holds_its_worker(pool):
     for worker in ("w1", "w2"):
         pool.join(worker, "slow", "fast")
         pool.next(worker, leased=1000 if worker == "w1" else 0, used=CALLED)
-    assert not pool.worker("w1").running("slow", 0.1, LONG_MS, busy=True)
+    assert not pool.worker("w1").running("slow", 0.1, LONG_MS, 1, busy=True)
     assert list(pool.check().idle) == ["w2"], "it is attached no longer"
     assert put_long(pool, "slow", "s1") == [0]
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, busy=True), "no call of another lane waits"
+    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=True), "no call of another lane waits"
     pool.next("w1", used={"slow": (10.0, LONG_MS)})
     assert pool.check().leased("w1") == ["s1"]
 
@@ -139,11 +139,13 @@ def test_a_run_under_way_is_told_whether_calls_of_others_wait(pool):
     pool.join("w1", "slow", "fast")
     put_long(pool, "slow", "s1", "s2")
     [lease] = pool.next("w1")
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, busy=False), "its own calls wait, no others"
+    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False), "its own calls wait, no others"
     pool.put("fast", "probe", probe=True)
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, busy=False), "a readiness probe is no call"
+    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False), "a readiness probe is no call"
+    pool.redis.zadd(pool.keys.prefix + b"called", {"fast": int(pool.redis.time()[0]) * 1000 - 5000})
+    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False), "nor is one of a lane called before"
     pool.put("fast", "f1")
-    assert pool.worker("w1").running("slow", 0.5, LONG_MS, busy=False)
+    assert pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False)
     assert names(pool.next("w1", lease, wanted=1)) == ["probe"]
 
 
@@ -157,7 +159,7 @@ def test_a_lane_is_charged_for_a_run_while_it_goes_on(pool):
         pool.put("a", name, deadline_ms=deadline_ms, cost_ms=1, fill=1)
     pool.put("b", "b1", deadline_ms=9, cost_ms=5, fill=1)
     pool.put("b", "b2", deadline_ms=9, cost_ms=5, fill=1)
-    pool.worker("w1").running("a", 0.05, 0, busy=False)
+    pool.worker("w1").running("a", 0.05, 0, 1, busy=False)
     assert names(pool.next("w2", wanted=1)) == ["b1"]
     assert names(pool.next("w2", wanted=1)) == ["b2"]
     assert names(pool.next("w1", lease, wanted=1, used={"a": (100.0, 0)})) == ["a2"]

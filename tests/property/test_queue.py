@@ -502,7 +502,7 @@ class ExchangeMachine(RuleBasedStateMachine):
             & before.lanes.get(worker.name, set())
             & before.ready.keys() - {lane}
         )
-        assert consumer.running(lane, ms / 1000, LONG_MS, busy=busy) == bool(known and others)
+        assert consumer.running(lane, ms / 1000, LONG_MS, 60, busy=busy) == bool(known and others)
         after = self.pool.snapshot()
         if not known:
             assert after == before

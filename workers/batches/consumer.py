@@ -387,16 +387,18 @@ class Consumer:
         names = [lease.header.name for lease in running]
         return int(self._script("give_back", own, self._worker, *names))
 
-    def running(self, lane: str, seconds: float, long_ms: int, *, busy: bool) -> bool:
+    def running(self, lane: str, seconds: float, long_ms: int, age_s: float, *, busy: bool) -> bool:
         """Report a long run while it goes on; return whether a call of another lane waits for a worker like this.
 
         Args:
             lane: whose batches run.
             seconds: run time that the lane was not charged for yet.
             long_ms: how long the lane counts as one with long runs.
+            age_s: how long the run has taken.
             busy: whether the worker is not idle, although Redis may take it for that because it is attached.
         """
-        return bool(self._script("running", (), self._worker, lane, b"%.3f" % (seconds * 1000), long_ms, int(busy)))
+        told = (lane, b"%.3f" % (seconds * 1000), long_ms, int(age_s * 1000), int(busy))
+        return bool(self._script("running", (), self._worker, *told))
 
     def runs_no_longer(self) -> None:
         """Report the end of the run that `running` reported."""

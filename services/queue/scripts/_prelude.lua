@@ -74,9 +74,10 @@ local function note_called(lane)
   redis.call('PEXPIRE', key, CALLED_LIFE_MS)
 end
 
--- called(worker) -> lanes that the worker serves and that were called lately, of the latest PAGE of each list
-local function called(worker)
-  local since, found = clock() - CALLED_LIFE_MS, {}
+-- called(worker, life_ms) -> lanes that the worker serves and that were called within this time, of the latest PAGE of
+-- each list
+local function called(worker, life_ms)
+  local since, found = clock() - life_ms, {}
   for _, key in ipairs({PREFIX .. 'called', PREFIX .. 'called_long'}) do
     local lanes = redis.call('ZRANGE', key, '+inf', since, 'BYSCORE', 'REV', 'LIMIT', 0, PAGE)
     local served = #lanes > 0 and redis.call('SMISMEMBER', PREFIX .. 'lanes:' .. worker, unpack(lanes))
@@ -107,7 +108,7 @@ end
 -- lane's. So one lane holds all workers but one at most, and so do all lanes with long runs together beside a lane with
 -- short runs. A lane that no other worker serves may always have its only worker.
 local function reserve(worker)
-  local others, peers, held, long = called(worker), nil, nil, nil
+  local others, peers, held, long = called(worker, CALLED_LIFE_MS), nil, nil, nil
   return function(lane)
     if #others == 0 then return true end
     if not peers then
