@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from tests.bench import grpc_load, servers
+from tests.bench import grpc_clients, grpc_load, servers
 from tests.bench.churn import measure_churn
 from tests.bench.device_loop import ROWS as DEVICE_ROWS
 from tests.bench.device_loop import gpu_available
@@ -43,32 +43,61 @@ DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 SQUEEZENET_CONNECTIONS = 8
 SETTLE_S = 3.0
 GRPC_CALLS = 64
+GRPC_THREADS = 16
 
 
 def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
-    """Measure the same MLP and row over gRPC, with 64 calls in flight, against G."""
+    """Measure the same MLP and row over gRPC against G: 64 calls of h2load in flight, and 16 threads of grpcio."""
     row = np.random.default_rng(5).standard_normal(64).astype(np.float32)
     request = grpc_load.message("mlp", "input", row)
     served = {"mlp": models.mlp(folder / "grpc-mlp.onnx")}
     bare: list[Load] = []
     ours: list[Load] = []
+    bare_threads: list[grpc_clients.Called] = []
+    our_threads: list[grpc_clients.Called] = []
     with servers.grpc_ceiling(folder) as echo, servers.millstream(folder, "grpc", served) as server:
         for number in range(rounds):
-            for name, target, loads in (("G", echo, bare), ("Millstream", server, ours)):
+            for name, target, loads, called in (
+                ("G", echo, bare, bare_threads),
+                ("Millstream", server, ours, our_threads),
+            ):
                 say(f"round {number + 1} of {rounds}: {name}, gRPC, {GRPC_CALLS} calls")
                 loads.append(grpc_load.measure(target, folder, request, GRPC_CALLS, seconds))
-    figure = Figure(
-        name="gRPC, rate at 64 calls",
-        measured=ratio(ours, bare, lambda load: load.rate),
-        bound=0.8,
-        unit="of G",
-        detail=f"{medians(ours).rate:,.0f}/s of {medians(bare).rate:,.0f}/s",
+                say(f"round {number + 1} of {rounds}: {name}, gRPC, {GRPC_THREADS} threads of grpcio")
+                called.append(grpc_clients.measure(target, folder, request, GRPC_THREADS, seconds))
+    by_client = {
+        f"rate at {GRPC_CALLS} calls": (ours, bare),
+        f"rate of {GRPC_THREADS} threads of grpcio": (
+            [one.load for one in our_threads],
+            [one.load for one in bare_threads],
+        ),
+    }
+    figures = [
+        Figure(
+            name=f"gRPC, {name}",
+            measured=ratio(mine, theirs, lambda load: load.rate),
+            bound=0.8,
+            unit="of G",
+            detail=f"{medians(mine).rate:,.0f}/s of {medians(theirs).rate:,.0f}/s",
+        )
+        for name, (mine, theirs) in by_client.items()
+    ]
+    failed = Figure(
+        name=f"gRPC, calls of {GRPC_THREADS} threads of grpcio that failed",
+        measured=sum(one.failed for one in our_threads),
+        bound=0,
+        unit="failed",
+        detail=f"in {rounds} x {seconds} s over one channel",
+        at_most=True,
     )
-    loads_of_both = (
-        Measured("G, gRPC", grpc_load.CONNECTIONS, medians(bare)),
-        Measured("Millstream, gRPC", grpc_load.CONNECTIONS, medians(ours)),
-    )
-    return Result((figure,), loads_of_both)
+    raw = [
+        Measured(f"{server}, gRPC{client}", connections, medians(loads))
+        for client, connections, (mine, theirs) in zip(
+            ("", ", grpcio"), (grpc_load.CONNECTIONS, 1), by_client.values(), strict=True
+        )
+        for server, loads in (("G", theirs), ("Millstream", mine))
+    ]
+    return Result((*figures, failed), tuple(raw))
 
 
 def _raw_rate(path: Path, seconds: int, core: int) -> float:

@@ -24,6 +24,7 @@ from tests.bench.servers import Server
 CONNECTIONS = 8
 #: a gateway closes connections at their maximum age and h2load does not reconnect, so measurements are shorter
 SECONDS_MAX = 5
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -91,7 +92,7 @@ def _h2load(
     command += [f"--log-file={log}"] if log else []
     fields = (("content-type", "application/grpc"), ("te", "trailers"), *metadata)
     headers = [word for name, value in fields for word in ("-H", f"{name}: {value}")]
-    url = f"http://{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+    url = f"http://{server.grpc}{METHOD}"
     done = subprocess.run([*command, *headers, url], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LoadError(f"h2load failed on {url}: {' '.join(done.stderr.split())}")
