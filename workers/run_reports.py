@@ -1,6 +1,7 @@
 """run_reports: a long run is reported to Redis while it goes on, and what waits behind it is returned to its gateway.
 
 watchdog ─> look(run) ─> a thread ─> the script `running` ─> Guarded.others_wait, waited_s
+                                  ├─ all callers have gone ─> the run is ended
                                   └─ its end ─> `blame`: a run that was ended counts by the time it took from others
 """
 
@@ -13,10 +14,10 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from millstream.services.errors import Failure
+from millstream.services.errors import Code, Failure
 from millstream.services.queue.sharing import LONG_S, long_life_ms
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.batches.watchdog import Guarded
+from millstream.workers.batches.watchdog import Guarded, Watchdog
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
@@ -92,6 +93,8 @@ def _report(consumer: Consumer, guarded: Guarded) -> None:
     if guarded.others_wait:
         guarded.waited_s += now - guarded.reported_at
     guarded.reported_at = now
+    if guarded.error is None and consumer.all_left([lease.header.name for lease in guarded.group]) and not guarded.over:
+        Watchdog.end(guarded, (Code.CANCELLED, "all callers of the run have gone, and it was terminated"))
 
 
 def _report_end(consumer: Consumer, guarded: Guarded) -> None:

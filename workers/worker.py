@@ -353,7 +353,8 @@ class Worker:
         code, message = guarded.error
         for lease in group:
             for position in list(lease.live_requests):
-                lease.fail(position, ENDLESS if guarded.suspicious else code, message)
+                endless = guarded.suspicious and code is not Code.CANCELLED
+                lease.fail(position, ENDLESS if endless else code, message)
         cost = RunCost(self._clock.now_ms() - seconds * 1000, 0.0, seconds, 0.0, 0, [])
         return _left([self._fail(lease, cost) for lease in group])
 

@@ -1,6 +1,7 @@
 """Loop that answers requests whose deadline passed, and ticks the lanes that wait for an instant.
 
-every TICK_S ─> batches in flight past a deadline: recovery.expire ─> lanes in `ticking`: Lane.tick ─> count_traffic
+every TICK_S ─> batches in flight past a deadline: recovery.expire; whose callers have gone: recovery.leave
+             ─> lanes in `ticking`: Lane.tick ─> count_traffic
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from millstream.gateway.scheduling.lane import Lane
 log = logging.getLogger("millstream.expirer")
 
 TICK_S = 0.02  # bounds how late a request gets the answer that its deadline passed
+LEFT_S = 0.25  # in flight, after which it is checked whether callers of a batch are left; shorter runs are left to end
 
 
 class Expirer:
@@ -47,6 +49,8 @@ class Expirer:
         for batch in list(self._pending.values()):
             if batch.earliest <= now:
                 batch.lane.recovery.expire(batch, now)
+            if not batch.left and batch.put_at <= now - LEFT_S:
+                batch.lane.recovery.leave(batch, now)
         for lane in list(self._ticking):
             lane.tick(now)
         self._count_traffic()

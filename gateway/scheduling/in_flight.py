@@ -48,6 +48,7 @@ class InFlightBatch:
     latest: float  # latest deadline of its requests
     inputs: Sequence[InputTensor] = ()  # inputs of its only request, kept after that request was answered
     direct: AttachedWorker | None = None  # the worker that it was dispatched to; None: it is in the queue
+    left: bool = False  # its worker was told that all callers have gone
     outlived: list[Account] | None = None  # keys whose calls have ended, and for which its run still counts
 
 
@@ -173,6 +174,11 @@ class InFlight:
             account.outlive()
             batch.outlived = [*(batch.outlived or ()), account]
 
+    def leave(self, batch: InFlightBatch, now: float) -> None:
+        """Tell the worker of a batch that all its callers have gone."""
+        batch.left = True
+        self._context.link.leave(batch.name, batch.latest - now)
+
     def replied(self, batch: InFlightBatch) -> float:
         """Record the reply to a batch, which frees its credit. Returns the current instant."""
         self._remove(batch)
@@ -200,6 +206,8 @@ class InFlight:
         self.count -= 1
         if batch.direct is not None:
             batch.direct.outstanding.pop(batch.name, None)
+        if batch.left:
+            self._context.link.drop_left(batch.name)
         if batch.outlived is not None:
             for account in batch.outlived:
                 account.leave()

@@ -144,6 +144,11 @@ class Recovery:
             self._in_flight.forget(batch)
             self._dispatch()
 
+    def leave(self, batch: InFlightBatch, now: float) -> None:
+        """Have the run of a batch ended if all its callers have gone. At their deadlines its worker ends it itself."""
+        if batch.latest > now and all(request.done for request in batch.requests):
+            self._in_flight.leave(batch, now)
+
     def recover_request(self, request: Request, batch: InFlightBatch, code: str, message: str) -> None:
         """Run a request again, or fail it, depending on its `code` and `message` in the reply to its batch."""
         if code == AGAIN:

@@ -27,6 +27,7 @@ Keys of a pool, ms:3:{millstream:cpu}:...
   reply_address:<gateway>
                       string: where the gateway takes replies of workers on other hosts, and the pool's secret for it
                       (queue.remote_reply; expires)
+  left:<batch>        string: all callers of the batch have gone, and its run is to be ended (expires)
   blob:<id>           list: tensors too large for a script, in parts (expires)
   demands             hash: lanes that a gateway ordered a worker to load, each with that worker and until when (ms)
   fence               string: the highest fencing token of a controller that gave orders to the pool (expires)
@@ -169,6 +170,9 @@ class PoolKeys:
     def gateway_of(self, replies: bytes) -> str:
         """Return the name of the gateway that reads a reply list, which is `replies(f"{gateway}-{n}")`."""
         return replies[len(self.prefix) + len(b"replies:") :].rpartition(b"-")[0].decode(errors="replace")
+
+    def left(self, name: str) -> bytes:
+        return self.prefix + b"left:" + name.encode()
 
     def blob(self, name: str) -> bytes:
         return self.prefix + b"blob:" + name.encode()

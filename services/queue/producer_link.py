@@ -177,6 +177,16 @@ class ProducerLink:
         if self._out is not None and self._out.connected:
             self._out.send((b"DEL", self.keys.blob(name)))
 
+    def leave(self, name: str, life_s: float) -> None:
+        """Tell the worker that runs a batch that all its callers have gone. `life_s`: until its last deadline."""
+        if self._out is not None and self._out.connected:
+            self._out.send((b"SET", self.keys.left(name), b"1", b"PX", max(1, int(life_s * 1000))))
+
+    def drop_left(self, name: str) -> None:
+        """Delete what `leave` told: the batch is no longer in flight. After a lost connection it expires."""
+        if self._out is not None and self._out.connected:
+            self._out.send((b"DEL", self.keys.left(name)))
+
     def withdraw(self, lane: str, name: str) -> None:
         """Remove a batch whose requests are gone if no worker serves its lane; else it would stay there for an hour."""
         if self._out is not None and self._out.connected:

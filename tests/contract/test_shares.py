@@ -201,3 +201,14 @@ def test_the_cost_of_a_call_does_not_grow_with_the_number_of_lanes(pool):
         return int(pool.redis.info("stats")["total_commands_processed"] - before)
 
     assert calls_of_next(1000) <= 3 * calls_of_next(100)
+
+
+def test_a_run_is_left_when_the_callers_of_all_its_batches_have_gone(pool):
+    pool.join("w1", "slow")
+    worker = pool.worker("w1")
+    assert not worker.all_left(["s1", "s2"])
+    pool.callers_left("s1")
+    assert worker.all_left(["s1"])
+    assert not worker.all_left(["s1", "s2"])
+    pool.callers_left("s2")
+    assert worker.all_left(["s1", "s2"])

@@ -49,6 +49,7 @@ class LoopbackLink(ProducerLink):
         super().__init__(NOWHERE, keys, "loopback", producer._on_reply, lambda _: None, lambda *_: None)
         self.held = False
         self.waiting: list[tuple[bytes, bytes]] = []
+        self.left: list[tuple[str, float]] = []  # batches without callers, and the seconds until their last deadline
 
     @property
     def writable(self) -> bool:
@@ -75,6 +76,9 @@ class LoopbackLink(ProducerLink):
 
     def withdraw(self, lane: str, name: str) -> None:
         return
+
+    def leave(self, name: str, life_s: float) -> None:
+        self.left.append((name, life_s))
 
     def run_held(self) -> None:
         """Run all batches that were kept."""

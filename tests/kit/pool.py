@@ -204,6 +204,10 @@ class Pool:
         got = self._link.call(*script_call("withdraw", keys, (keys.stream(lane),), lane, name))
         return bool(got)
 
+    def callers_left(self, name: str) -> None:
+        """Tell that all callers of a batch have gone, as its gateway does."""
+        self._link.call("SET", self.keys.left(name), "1", "PX", 60_000)
+
     def demand(self, lane: str, *workers: str, life_ms: int = 60_000, order: bytes = b"{}") -> tuple[str, bool]:
         """Order one of `workers` to load a version; return the worker that is ordered, and whether it was now."""
         got = self._link.call(*script_call("demand", self.keys, (self.keys.demands,), lane, life_ms, order, *workers))

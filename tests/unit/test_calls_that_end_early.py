@@ -10,6 +10,7 @@ from millstream.gateway.scheduling.recovery import ABANDON_S
 from millstream.gateway.scheduling.request import Request
 from millstream.services.access.document import Limits
 from millstream.services.access.limits import Account
+from millstream.services.errors import Code
 from tests.kit.lane_harness import LaneBench
 
 
@@ -90,3 +91,29 @@ def test_a_key_without_limits_is_not_counted(bench: LaneBench) -> None:
     [batch] = bench.pending.values()
     assert batch.outlived is None
     bench.answer()
+
+
+def test_a_run_is_ended_once_all_callers_of_its_batch_have_gone(bench: LaneBench, account: Account) -> None:
+    requests = [called(bench, account) for _ in range(2)]
+    bench.turn()
+    [batch] = bench.pending.values()
+    for request in requests:
+        bench.lane.recovery.leave(batch, bench.now)
+        assert bench.link.left == []
+        left(bench, account, request)
+    bench.now = 10.0
+    bench.lane.recovery.leave(batch, bench.now)
+    assert bench.link.left == [(batch.name, 50.0)]
+    assert batch.left
+    bench.answer(failures={at: [Code.CANCELLED.value, "gone"] for at in (0, 1)})
+    assert (bench.pending, account.in_flight) == ({}, 0)
+
+
+def test_at_the_deadline_its_worker_ends_a_run_itself(bench: LaneBench, account: Account) -> None:
+    called(bench, account, timeout_s=1.0)
+    bench.turn()
+    [batch] = bench.pending.values()
+    bench.now = 1.0
+    bench.lane.recovery.expire(batch, bench.now)
+    bench.lane.recovery.leave(batch, bench.now)
+    assert bench.link.left == []

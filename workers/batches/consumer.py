@@ -400,6 +400,11 @@ class Consumer:
         told = (lane, b"%.3f" % (seconds * 1000), long_ms, int(age_s * 1000), int(busy))
         return bool(self._script("running", (), self._worker, *told))
 
+    def all_left(self, names: Sequence[str]) -> bool:
+        """Return whether the callers of all these batches have gone."""
+        keys = [self._keys.left(name) for name in names]
+        return int(self._link.call("EXISTS", *keys)) == len(keys)
+
     def runs_no_longer(self) -> None:
         """Report the end of the run that `running` reported."""
         self._script("running", (), self._worker)
