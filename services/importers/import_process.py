@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import extract_tb
 from typing import NoReturn
 
 from millstream.services.errors import Code, Failure, invalid
@@ -79,9 +80,13 @@ def _report(task: ImportTask) -> ImportReport:
 def _of_model(error: OSError, importer: Importer) -> Failure:
     """Return the refusal of a model that names a file that cannot be, or that the sandbox forbids."""
     if error.errno in _SANDBOX:
+        at = next(
+            reversed(extract_tb(error.__traceback__)), None
+        )  # says which call, if the framework's own is at fault
+        where = f" at {Path(at.filename).name}:{at.lineno}, {at.name}" if at is not None else ""
         return invalid(
             f"the {importer.name} model uses a file, process or network outside of its upload, which the sandbox of "
-            f"the import forbids ({error.strerror}): save the model without it"
+            f"the import forbids ({error.strerror}{where}): save the model without it"
         )
     name = f" ({Path(os.fsdecode(error.filename)).name[:80]!a})" if isinstance(error.filename, str | bytes) else ""
     return invalid(f"the {importer.name} model cannot be read: {error.strerror or str(error)[:200]}{name}")

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from millstream.services.process.c_library import c_library
 from millstream.services.sandbox import calls
 
-_PR_GET_SECCOMP, _SET_MODE_FILTER = 21, 1
-_FLAG_LOG = 2
+_PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 #: offsets in struct seccomp_data; those of arguments are their lower halves on little-endian machines
@@ -59,7 +58,6 @@ _MACHINES = {
     "x86_64": _Machine(0xC000003E, {**calls.X86_64, **calls.COMMON}),
     "aarch64": _Machine(0xC00000B7, {**calls.AARCH64, **calls.COMMON}),
 }
-_INSTALL = {"x86_64": 317, "aarch64": 277}  # seccomp(2)
 
 
 class _Program(ctypes.Structure):
@@ -71,12 +69,11 @@ def is_supported() -> bool:
     return _machine() is not None and c_library().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
-def install(*, programs: bool = False, logged: bool = False) -> bool:
+def install(*, programs: bool = False) -> bool:
     """Deny the calls to this thread, and to the threads it starts, for good. The process must have set no_new_privs.
 
     Args:
         programs: allow it to start processes and programs, which inherit the filter.
-        logged: have the kernel's log name denied calls by number, where the kernel has one (audit).
 
     Returns True if the filter is active, False if nothing changed.
     """
@@ -85,9 +82,8 @@ def install(*, programs: bool = False, logged: bool = False) -> bool:
         return False
     code = _filter(machine, os.getpid(), programs=programs)
     program = _Program(len(code) // 8, code)
-    number, seccomp = _INSTALL[platform.machine()], c_library().syscall
-    flags = (_FLAG_LOG, 0) if logged else (0,)  # the flag is unknown to kernels before 4.14
-    return any(seccomp(number, _SET_MODE_FILTER, flag, ctypes.byref(program)) == 0 for flag in flags)
+    installed: int = c_library().prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0)
+    return installed == 0
 
 
 def _machine() -> _Machine | None:
