@@ -164,6 +164,8 @@ class Tokenizers:
             version.serving = None
 
     async def _answer(self, version: _Version, manifest: Manifest, message: list[_Request]) -> None:
+        if version.process is not None and not version.process.alive:  # it was killed while it had nothing to do
+            await version.end()
         if version.process is None:
             what = f"the {TOKENIZER} of model '{manifest.model}'"
             version.process = await TokenizerProcess.start(await asyncio.to_thread(self._content, manifest), what)

@@ -91,6 +91,11 @@ class TokenizerProcess:
             raise invalid(f"{what} cannot be read: {loaded.error[:ERROR_CHARACTERS_MAX]}")
         return started
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
     async def encode(self, lists: Sequence[list[str]], limits: Limits) -> list[Encoded]:
         """Return the answer to each list of texts. Raises TokenizerEnded: `close` it then."""
         return await self._ask(pack(Texts(list(lists), limits)), len(lists), RUN_S_MAX)
@@ -114,7 +119,7 @@ class TokenizerProcess:
                 found = read_answers(await source.readexactly(size_bytes))
         except TimeoutError:
             raise TokenizerEnded(slow=True) from None
-        except (OSError, EOFError, ValueError):  # ValueError: it answers what is no answer
+        except (OSError, EOFError, ValueError, RuntimeError):  # what is no answer; a pipe that uvloop has closed
             raise TokenizerEnded(slow=False) from None
         if len(found) != answers:
             raise TokenizerEnded(slow=False)
@@ -126,8 +131,16 @@ class TokenizerProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
-        await self._process.wait()
+        # The rest of its output is read: asyncio says that a process ended once its pipes have.
+        await asyncio.gather(_drop(self._process.stdout), self._process.wait())
+
+
+async def _drop(stream: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await stream.read(1 << 16):
+            pass
 
 
 async def _start() -> asyncio.subprocess.Process:

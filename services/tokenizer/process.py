@@ -31,7 +31,7 @@ from millstream.services.tokenizer.messages import (
 )
 
 #: address space: what a tokenizer.json of 64 MiB takes, and 4 MiB of text, a hundred times its size
-MEMORY_BYTES_MAX = 3 << 30
+MEMORY_BYTES_MAX = 2 << 30
 _CPU_S_MAX = 1 << 30  # the gateway ends one that takes long
 #: what one text of a trial may become in bytes, for each byte of it, and beside that
 _GROWN_BYTES_PER_BYTE = 64
@@ -45,9 +45,9 @@ def main() -> None:
     """Answer messages until the input ends."""
     begin(int(sys.argv[1]))
     unpin()
-    confine((), (), limits=ProcessLimits(MEMORY_BYTES_MAX, _CPU_S_MAX, 0))
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is no message
+    confine((), (), limits=ProcessLimits(MEMORY_BYTES_MAX, _CPU_S_MAX, 0))
     content = _read(source)
     if content is None:
         return

@@ -7,6 +7,7 @@ from outside once its system calls are restricted.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tokenizers
 import uvloop
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
@@ -126,6 +129,16 @@ def measure(folder: Path) -> None:
         Measuring(opening, WAIT_S).close()
 
 
+def tokenize(folder: Path) -> None:
+    model = models.embeddings(folder / "tokens.onnx", pooled=True, types=True)
+    content = io.BytesIO()
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    with zipfile.ZipFile(content, "w") as packed:
+        packed.write(model, "model.onnx")
+        packed.writestr("tokenizer.json", words.to_str())
+    upload(folder, content.getvalue())
+
+
 #: kind -> the module that `ps` shows, and what starts it
 KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "check, forked": ("services.ingest.checker", check),
@@ -133,6 +146,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "import": ("services.importers.import_process", convert),
     "compilation": ("services.compiler.compile_process", compile_one),
     "measuring": ("workers.race.measure", measure),
+    "tokenizer": ("services.tokenizer.process", tokenize),
 }
 
 

@@ -248,6 +248,21 @@ def test_a_process_that_answers_nonsense_is_not_believed(
     run(tmp_path, use)
 
 
+def test_one_that_was_killed_while_idle_is_started_again(tmp_path: Path, repository: Repositories) -> None:
+    good = repository("good", tokenizer())
+
+    async def use(tokenizers: Tokenizers) -> None:
+        for _ in range(2):
+            assert await tokenizers.encode(good, ["mill"]) == ([1], [[3]])
+            process = (await tokenizers._of(good)).process
+            assert process is not None
+            process._process.kill()
+            await process._process.wait()
+        assert await tokenizers.encode(good, ["mill"]) == ([1], [[3]])
+
+    run(tmp_path, use)
+
+
 def test_a_caller_who_leaves_is_left_out(tmp_path: Path, repository: Repositories) -> None:
     good = repository("good", tokenizer())
 
