@@ -168,7 +168,7 @@ class Gateway:
         )
 
     def _keys_changed(self) -> None:
-        self.router.costs.on = self.access.gate.meters_compute
+        self.router.costs.on = self.access.gate.enforced
 
     async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         await self.router.apply(snapshot, changed)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.key_watch import KeyWatch
+from millstream.gateway.access.principal import KeyCounters
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.local_token import keep_token
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.refusal_log import RefusalLog
-from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.settings import Settings
@@ -44,12 +45,22 @@ class AccessControl:
         return self.keys.run(), self.keys.settle(), self.refusals.run()
 
 
+def counters_of(counter: Callable[..., Counter], name: str) -> KeyCounters:
+    """Return the counters of a key. `counter`: that of a registry."""
+    return KeyCounters(
+        name,
+        lambda outcome: counter(catalogue.KEY_REQUESTS, name, outcome),
+        counter(catalogue.KEY_ROWS, name),
+        counter(catalogue.KEY_RUN_SECONDS, name),
+    )
+
+
 def _gate(settings: Settings, registry: MetricsRegistry) -> Gate:
     key = None if settings.admin_key is None else settings.admin_key.get_secret_value()
     of_metrics = None if settings.metrics_key is None else settings.metrics_key.get_secret_value()
     return Gate(
         key,
-        lambda name, outcome: registry.counter(catalogue.KEY_REQUESTS, name, outcome),
+        lambda name: counters_of(registry.counter, name),
         metrics_key=of_metrics,
         local_token=keep_token(settings.home),
         keyless=Keyless(settings.open_control, warns=settings.keys == "warn"),

@@ -24,7 +24,7 @@ from millstream.gateway.access.principal import (
     REVOKED,
     SIGNATURE,
     UNKNOWN,
-    CounterOf,
+    KeyCounters,
     Principal,
 )
 from millstream.services.access import secret as keys
@@ -58,6 +58,11 @@ class Unidentified(Failure):
         super().__init__(Code.UNAUTHENTICATED, message)
         self.reason = reason
         self.key = key
+
+
+def _uncounted(name: str) -> KeyCounters:
+    counter = Counter(memoryview(bytearray(8)).cast("d"), 0)
+    return KeyCounters(name, lambda _outcome: counter, counter, counter)
 
 
 class Pass(NamedTuple):
@@ -96,7 +101,7 @@ class Gate:
 
     Args:
         admin_key: MILLSTREAM_ADMIN_KEY; None: there is none.
-        counter: name of a key, outcome -> the counter of such calls.
+        counters: name of a key -> its counters.
         wall: returns seconds since the epoch.
         monotonic: returns seconds of a clock for rates.
         metrics_key: MILLSTREAM_METRICS_KEY; None: there is none.
@@ -107,7 +112,7 @@ class Gate:
     def __init__(
         self,
         admin_key: str | None = None,
-        counter: Callable[[str, str], Counter] = lambda _name, _outcome: _uncounted(),
+        counters: Callable[[str], KeyCounters] = _uncounted,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - expiries are instants for people
         monotonic: Callable[[], float] = time.monotonic,
         metrics_key: str | None = None,
@@ -116,8 +121,6 @@ class Gate:
     ) -> None:
         #: whether calls need a key: there is one, also if it was revoked or has expired
         self.enforced = False
-        #: whether a key has a limit on the time of runs
-        self.meters_compute = False
         #: id of the key, salt -> its secret, for requests that are signed; None: of another access secret
         self.secret_of: Callable[[str, str], str] = lambda _id, _salt: ""
         self._admin_key = admin_key
@@ -127,23 +130,21 @@ class Gate:
         self.warns = keyless.warns
         #: calls that were served though a key would have refused them, by outcome
         self.warned: Counts[str] = Counts()
-        self._anybody = Principal("caller without a right key", "", _OPEN, math.inf, None, 0, lambda _: _uncounted())
-        self._counter = counter
+        self._anybody = Principal("caller without a right key", "", _OPEN, math.inf, None, 0, _uncounted(""))
+        self._counters = counters
         self._wall = wall
         self._monotonic = monotonic
         self._memo: dict[bytes, Principal] = {}
         self._known: dict[str, _Known] = {}
-        self._admin = Principal("admin key", "", ALL, math.inf, None, 0, self._counter_of(ADMIN))
-        self._metrics = Principal(
-            "metrics key", "", grants_of(("metrics",)), math.inf, None, 0, self._counter_of(METRICS)
-        )
-        self._local = Principal("local caller", "", ALL, math.inf, None, 0, self._counter_of(LOCAL))
+        self._admin = Principal("admin key", "", ALL, math.inf, None, 0, counters(ADMIN))
+        self._metrics = Principal("metrics key", "", grants_of(("metrics",)), math.inf, None, 0, counters(METRICS))
+        self._local = Principal("local caller", "", ALL, math.inf, None, 0, counters(LOCAL))
         #: SageMaker, which sends no key to its containers
-        self.sagemaker = Principal("SageMaker", "", ALL, math.inf, None, 0, lambda _outcome: _uncounted())
+        self.sagemaker = Principal("SageMaker", "", ALL, math.inf, None, 0, _uncounted("sagemaker"))
 
     def load(self, documents: Iterable[KeyDocument], *, others: bool = False) -> None:
         """Replace the keys. `others`: whether there are keys that could not be read; they are refused."""
-        before, now = self._known, self._wall()
+        before = self._known
         documents = list(documents)
         self._known = {document.id: self._update(before.get(document.id), document) for document in documents}
         for key_id, known in before.items():
@@ -151,10 +152,6 @@ class Gate:
                 _end(known.principals.values())
         self._memo.clear()
         self.enforced = others or bool(documents)
-        self.meters_compute = any(
-            known.account is not None and known.account.meters_compute and not known.document.ended(now)
-            for known in self._known.values()
-        )
 
     def _update(self, known: _Known | None, document: KeyDocument) -> _Known:
         if known is not None and known.document == document:
@@ -175,7 +172,7 @@ class Gate:
             expires_at = min(ends, default=math.inf)
             principal = principals.get(stored.sha256)
             if principal is None:
-                counter = self._counter_of(document.name)
+                counter = self._counters(document.name)
                 principal = Principal(
                     label, document.id, grants, expires_at, account, document.priority_max or 0, counter
                 )
@@ -185,9 +182,6 @@ class Gate:
             live[stored.sha256] = principal
         _end(principal for sha256, principal in principals.items() if sha256 not in live)
         return _Known(document, account, live)
-
-    def _counter_of(self, name: str) -> CounterOf:
-        return lambda outcome: self._counter(name, outcome)
 
     def is_open(self, row: Row) -> bool:
         """Whether anybody may make a call."""
@@ -223,7 +217,7 @@ class Gate:
         reason, name = SIGNATURE, NO_KEY
         if isinstance(failure, Unidentified):
             reason, name = failure.reason, failure.key or NO_KEY
-        self._counter(name, reason).add()
+        self._counters(name).of_outcome(reason).add()
         if not self.warns or row is None or not row.keyless:
             raise failure
         self.warned[reason] += 1
@@ -346,7 +340,7 @@ class Gate:
         if principal is None:
             return None
         if not principal.live or principal.expires_at <= self._wall():
-            self._counter(NO_KEY, EXPIRED).add()
+            self._counters(NO_KEY).of_outcome(EXPIRED).add()
             raise Unidentified("the key was revoked, or has expired", EXPIRED)
         return self.let_in(principal)
 
@@ -379,10 +373,6 @@ class Gate:
         except Failure as failure:
             return failure
         return None
-
-
-def _uncounted() -> Counter:
-    return Counter(memoryview(bytearray(8)).cast("d"), 0)
 
 
 def _end(principals: Iterable[Principal]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from millstream.services.access.limits import Account
 from millstream.services.access.scopes import Grants, Need
@@ -21,7 +22,21 @@ MODELS_MAX = 4096  # names whose check is remembered, of one key; beyond, all ar
 _KEYLESS = frozenset({Need.INFER, Need.DESCRIBE, Need.METRICS})
 _OF_MODELS = frozenset({Need.INFER, Need.DESCRIBE, Need.READ, Need.WRITE})
 
-CounterOf = Callable[[str], Counter]  # outcome of a call -> its counter
+
+class KeyCounters(NamedTuple):
+    """The counters of one key, by its name.
+
+    Args:
+        name: label value of its metrics, for the access log, too.
+        of_outcome: outcome of a call -> its counter.
+        rows: counts rows of inference requests.
+        run_s: counts seconds of their runs.
+    """
+
+    name: str
+    of_outcome: Callable[[str], Counter]
+    rows: Counter
+    run_s: Counter
 
 
 class Principal:
@@ -34,13 +49,13 @@ class Principal:
         expires_at: when the secret ends, in seconds since the epoch.
         account: what the key has used; None: it has no limits.
         priority_max: the highest priority of its requests (1 is the highest); 0: any.
-        counter_of: returns the counter of an outcome.
+        counters: of the key.
     """
 
     __slots__ = (
-        "_counter_of",
         "account",
         "allowed",
+        "counters",
         "expires_at",
         "grants",
         "key_id",
@@ -59,7 +74,7 @@ class Principal:
         expires_at: float,
         account: Account | None,
         priority_max: int,
-        counter_of: CounterOf,
+        counters: KeyCounters,
     ) -> None:
         self.label = label
         self.key_id = key_id
@@ -70,14 +85,14 @@ class Principal:
         #: counts calls that its scopes do not allow and that are served all the same, since they need no key while none
         #: exists; None: they are refused
         self.warned: Counts[str] | None = None
-        self._counter_of = counter_of
-        self.allowed = counter_of(ALLOWED)
+        self.counters = counters
+        self.allowed = counters.of_outcome(ALLOWED)
         self.live = True
         self.models: dict[str, bool] = {}
 
     def count(self, outcome: str) -> None:
         """Count a call by its outcome."""
-        self._counter_of(outcome).add()
+        self.counters.of_outcome(outcome).add()
 
     def infers(self, model: str) -> bool:
         """Whether it may run `model`."""
@@ -139,3 +154,9 @@ def shown(models: Iterable[str], need: Need = Need.DESCRIBE) -> list[str]:
     if principal is None or principal.sees_all(need):
         return list(models)
     return [model for model in models if principal.grants.allows(need, model)]
+
+
+def caller_name() -> str:
+    """Return the name of the key of the caller of the current task; "": it has none."""
+    principal = CALLER.get()
+    return "" if principal is None else principal.counters.name

@@ -126,6 +126,7 @@ def text_line(request: Finished, offset: float) -> str:
     served = "" if run is None else f" {run.model}:{run.version} rows {run.rows}"
     trace_id = trace_id_of(request.trace)
     ids = f"request {request.request_id or '-'}" + (f", trace {trace_id}" if trace_id else "")
+    ids += f", key {request.key}" if request.key else ""
     return printable(
         f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03} INFO {LOGGER}: {request.client or '-'} "
         f'"{_called(request)}" {_status(request)} {request.reply_bytes} bytes '
@@ -144,6 +145,7 @@ def json_text(process: str) -> Callable[[Finished, float], str]:
             document["trace_id"] = trace_id
         fields: dict[str, Any] = {
             "client": request.client,
+            "key": request.key,
             "protocol": request.protocol,
             "method": request.method,
             "route": request.route,

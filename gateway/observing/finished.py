@@ -50,12 +50,22 @@ class Finished(NamedTuple):
     trace: Trace | None
     client: str
     reply_bytes: int
-    runs: tuple[Run, ...] = ()  # the last field: Observer.finish adds it
+    key: str = ""  # name of the caller's key; "": it has none
+    runs: tuple[Run, ...] = ()  # the last field: Observer.finish adds it, and the key
 
     @property
     def failed(self) -> bool:
         """Whether the server failed, or refused because of overload."""
         return self.status in (FAILED_HTTP if self.protocol == "http" else FAILED_GRPC)
+
+
+def key_of(tickets: Iterable[Any]) -> str:
+    """Return the name of the key of handles as of `runs_of`; "": no key was needed."""
+    for ticket in tickets:
+        key = getattr(getattr(ticket, "ticket", ticket), "key", None)
+        if key is not None:
+            return str(key.name)
+    return ""
 
 
 def runs_of(tickets: Iterable[Any]) -> tuple[Run, ...]:

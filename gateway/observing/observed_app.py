@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from millstream.gateway.access.principal import caller_name
 from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer
@@ -68,5 +69,6 @@ class ObservedApp:
                     trace,
                     client[0] if client else "",
                     size,
+                    caller_name(),
                 )
                 self._observer.finish(takers, finished, tickets)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from random import getrandbits
 from typing import Any, Protocol
 
-from millstream.gateway.observing.finished import Finished, runs_of
+from millstream.gateway.observing.finished import Finished, key_of, runs_of
 from millstream.services.tracing.sampler import Sampler
 from millstream.services.tracing.traceparent import Trace
 
@@ -61,6 +61,6 @@ class Observer:
     @staticmethod
     def finish(takers: Takers, request: Finished, tickets: Iterable[Any]) -> None:
         """Pass a request on to its takers. `tickets`: the handles on its inference requests."""
-        whole = Finished(*request[:-1], runs_of(tickets))
+        whole = Finished(*request[:-2], request.key or key_of(tickets), runs_of(tickets))
         for taker in takers:
             taker.add(whole)

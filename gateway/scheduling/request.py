@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.gateway.access.principal import LIMITED, Principal
+from millstream.gateway.access.principal import LIMITED, KeyCounters, Principal
 from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
@@ -40,6 +40,7 @@ class Request:
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer
     account: Account | None = None  # of its caller's key, which pays for its run; None: there is no limit
+    key: KeyCounters | None = None  # of its caller's key; None: no key is needed
     lane: Lane  # that took it, or refused it last
 
     def __init__(
@@ -84,6 +85,8 @@ def bill(request: Request, principal: Principal) -> None:
             principal.count(LIMITED)
             raise
         request.account = account
+    principal.counters.rows.add(request.rows)
+    request.key = principal.counters
 
 
 class Responder(Protocol):

@@ -108,11 +108,6 @@ class Account:
         compute = limits.compute_s_per_minute
         self._compute = _bucket(None if compute is None else compute / MINUTE_S, MINUTE_S, now)
 
-    @property
-    def meters_compute(self) -> bool:
-        """Whether the time of runs counts."""
-        return self._compute is not None
-
     def enter(self, now: float) -> None:
         """Count a call, which ends with `leave`. Raises LimitReached, and counts nothing."""
         limits = self.limits

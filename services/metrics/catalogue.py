@@ -131,6 +131,15 @@ KEY_REQUESTS = Metric(
     "Calls whose API key was checked, by outcome.",
     ("key", "outcome"),
 )
+KEY_ROWS = Metric(
+    "millstream_key_rows_total", Kind.COUNTER, "Rows of inference requests that were let in, by API key.", ("key",)
+)
+KEY_RUN_SECONDS = Metric(
+    "millstream_key_run_seconds_total",
+    Kind.COUNTER,
+    "Seconds of runs of models, by API key: a request has its share of its batch's run, by rows.",
+    ("key",),
+)
 KEY_EXPIRY = Metric(
     "millstream_key_expiry_timestamp_seconds",
     Kind.GAUGE_MAX,

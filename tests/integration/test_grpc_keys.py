@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.access.access_control import counters_of
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.protocols.grpc.connections.message_framing import prefix
@@ -92,7 +93,7 @@ class Keyed:
         self.now = NOW
         self.loopback = Loopback(home / "loopback")
         counter = self.loopback.tally.counter
-        self.gate = Gate(ADMIN, lambda name, outcome: counter(KEY_REQUESTS, name, outcome), lambda: self.now)
+        self.gate = Gate(ADMIN, lambda name: counters_of(counter, name), lambda: self.now)
         self.application = Serving(home, self.gate, self.loopback)
         self.server: GrpcServer | FastGrpcServer
         self.infer: Any

@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
 from tests.kit.stack import CALL_S_MAX, running_stack
+from tests.kit.wait import wait_until
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
 INFER = "/v2/models/one/infer"
@@ -57,3 +58,30 @@ def test_a_server_that_enforces_tells_why_it_refuses(tmp_path: Path) -> None:
         page = stack.metrics()
         assert page.value("millstream_key_requests_total", key="none", outcome="missing") == 1
         assert page.value("millstream_key_requests_total", key="team", outcome="revoked") == 1
+
+
+def test_use_is_exported_by_key_and_the_access_log_names_it(tmp_path: Path) -> None:
+    with (
+        running_stack(tmp_path, settings={"access_log": "file"}) as stack,
+        httpx2.Client(base_url=stack.url, timeout=CALL_S_MAX, trust_env=False) as bare,
+        triton.InferenceServerClient(stack.grpc) as over_grpc,
+    ):
+        stack.push("one", models.scale(tmp_path / "m.onnx"))
+        made = stack.http.post("/admin/v1/keys", json={"name": "team", "scopes": ["infer:one"]}).json()
+        theirs = {"authorization": f"Bearer {made['key']}"}
+        rows = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 2], "data": [1] * 6}]}
+        tensor = triton.InferInput("x", [3, 2], "FP32").set_data_from_numpy(np.ones((3, 2), np.float32))
+        for _ in range(2):
+            assert bare.post(INFER, json=rows, headers=theirs).status_code == 200
+            over_grpc.infer("one", [tensor], headers=theirs)
+        assert bare.get("/v2/models/one", headers=theirs).status_code == 200
+        page = stack.metrics()
+        assert page.value("millstream_key_rows_total", key="team") == 12
+        assert 0 < page.value("millstream_key_run_seconds_total", key="team") < 60
+
+        def named() -> bool:
+            logged = "".join(path.read_text() for path in (stack.home / "logs").glob("*access*"))
+            theirs = [line for line in logged.splitlines() if line.endswith(", key team)")]
+            return len(theirs) == 5 and sum("ModelInfer" in line for line in theirs) == 2
+
+        wait_until(named, what="the access log names the key of each call")

@@ -35,6 +35,7 @@ REQUEST = Finished(
     255,
     "127.0.0.1",
     87,
+    "team",
     (RUN,),
 )
 
@@ -47,7 +48,7 @@ def test_text_line_reads_like_a_log_line() -> None:
     line = text_line(REQUEST, 1e9)
     assert line[19:] == (
         f',500 INFO millstream.access: 127.0.0.1 "POST /v2/models/m/infer" 200 87 bytes 1500.000 ms m:2 rows 4 '
-        f"(request r-1, trace {255:032x})"
+        f"(request r-1, trace {255:032x}, key team)"
     )
 
 
@@ -57,6 +58,7 @@ def test_json_line_has_the_times_of_the_parts() -> None:
     assert (document["process"], document["request_id"], document["model"]) == ("gateway-0", "r-1", "m")
     assert document["trace_id"] == f"{255:032x}"
     fields = document["fields"]
+    assert fields["key"] == "team"
     assert (fields["status"], fields["rows"], fields["batch_requests"]) == (200, 4, 3)
     assert (fields["lane_ms"], fields["queue_ms"], fields["run_ms"]) == (100.0, 100.0, 220.0)
 

@@ -21,7 +21,7 @@ def request(
     """A request that came at `at_s` and was answered 1.5 s later. `run`: the model and version that ran, if one did."""
     runs = () if run is None else (Run(run[0], run[1], "cpu", "v2", 4, at_s, None),)
     method = "POST" if protocol == "http" else "ModelInfer"
-    return Finished(protocol, method, path, path, status, at_s, at_s + 1.5, "r", 0, "127.0.0.1", 87, runs)
+    return Finished(protocol, method, path, path, status, at_s, at_s + 1.5, "r", 0, "127.0.0.1", 87, "team", runs)
 
 
 def read(line: Callable[[Finished, float], str], *requests: Finished) -> list[LoggedCall]:

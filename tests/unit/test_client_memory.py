@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.gateway.access.principal import CALLER, Principal
+from millstream.gateway.access.principal import CALLER, KeyCounters, Principal
 from millstream.gateway.triton.interfaces import Region
 from millstream.gateway.triton.shared_memory import REGIONS_MAX, ClientMemory
 from millstream.services.access.scopes import grants_of
@@ -244,10 +244,9 @@ def test_changes_within_a_tick_of_the_clock_are_seen(memory: ClientMemory, folde
 def calling(key_id: str, scope: str = "infer:*") -> Iterator[None]:
     """Let the calls in the block be those of a key."""
 
-    def counter(_: str) -> Counter:
-        return Counter(memoryview(bytearray(8)).cast("d"), 0)
-
-    token = CALLER.set(Principal(key_id, key_id, grants_of([scope]), math.inf, None, 0, counter))
+    counter = Counter(memoryview(bytearray(8)).cast("d"), 0)
+    counters = KeyCounters(key_id, lambda _: counter, counter, counter)
+    token = CALLER.set(Principal(key_id, key_id, grants_of([scope]), math.inf, None, 0, counters))
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ HEADER = ReplyHeader("b", "worker-1", 0.1, 0.01, 0.2, 0.01, 3, [3], {}, [], "")
 
 def finished(number: int, timing: BatchTiming | None = None, status: int = 200) -> Finished:
     runs = (Run("m", "1", "cpu", "v2", 1, 10.1, timing),)
-    return Finished("http", "POST", "/r", "/r", status, 10.0, 11.0, f"r{number}", number, "", 5, runs)
+    return Finished("http", "POST", "/r", "/r", status, 10.0, 11.0, f"r{number}", number, "", 5, "", runs)
 
 
 def made(collector: Collector, registry: MetricsRegistry, *, protocol: str = "http/protobuf") -> Tracer:

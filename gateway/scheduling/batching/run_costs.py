@@ -9,7 +9,7 @@ from millstream.services.wire.batch import ReplyHeader
 
 
 class RunCosts:
-    """Charges runs. `on`: whether any key has a limit on the time of runs; else nothing is charged."""
+    """Charges runs. `on`: whether there are keys; else nothing is charged."""
 
     __slots__ = ("on",)
 
@@ -20,5 +20,7 @@ class RunCosts:
         """Charge each request of a batch its share of the run, by rows."""
         row_s = header.infer_s / max(1, header.run_rows)
         for request in requests:
+            if request.key is not None:
+                request.key.run_s.add(row_s * request.rows)
             if request.account is not None:
                 request.account.add_compute(row_s * request.rows)

@@ -22,7 +22,7 @@ ASKED = [
 
 
 def principal(*scopes: str) -> Principal:
-    return Principal("key k (n)", "k", grants_of(scopes), 1e18, None, 0, Gate()._counter_of("n"))
+    return Principal("key k (n)", "k", grants_of(scopes), 1e18, None, 0, Gate()._counters("n"))
 
 
 ADMIN, WRITER = principal("admin"), principal("models:write")

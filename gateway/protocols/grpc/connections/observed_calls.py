@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from millstream.gateway.access.principal import caller_name
 from millstream.gateway.observing.finished import FAILED_GRPC, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer
 from millstream.services.errors import GRPC_STATUS, Failure
@@ -77,6 +78,7 @@ class ObservedCalls:
                     trace,
                     address_of(context.peer()),
                     sum(reply_bytes),
+                    caller_name(),
                 )
                 self._observer.finish(takers, finished, tickets)
 
