@@ -16,7 +16,7 @@ if __name__ == "__main__":
     exit_without("gateway", "cpu")
     exit_unfit("millstream.gateway.connection.uvicorn_hooks", "millstream.services.queue.redis_parts")
 
-from millstream.gateway.connection.fd_limit import allow_connections
+from millstream.gateway.connection.fd_limit import connections_within_limit
 from millstream.gateway.connection.server import Server
 from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX
 from millstream.gateway.gateway import Gateway
@@ -52,8 +52,12 @@ def main() -> int:
         settings = read_settings()
         configure_logs(settings.log_format, name)
         check_platform_port()
-        connections_max = settings.client_connections_max * (2 if settings.serves_grpc else 1)
-        allow_connections(connections_max + (0 if settings.tls_cert_file is None else HANDSHAKES_MAX))
+        connections_max = connections_within_limit(
+            settings.client_connections_max,
+            grpc=settings.serves_grpc,
+            handshakes=0 if settings.tls_cert_file is None else HANDSHAKES_MAX,
+        )
+        settings = settings.model_copy(update={"client_connections_max": connections_max})
         gateway = Gateway(settings, arguments.index, Preloads(arguments.preload_fd))
         shared = arguments.fd is not None
         deps = gateway.deps()

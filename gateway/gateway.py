@@ -16,8 +16,9 @@ from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.certificate_watch import CertificateWatch
 from millstream.gateway.cluster_events import ClusterEvents
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.fd_limit import HTTP_SHARE
 from millstream.gateway.connection.http_counts import HttpCounts
-from millstream.gateway.connection.tls_handshakes import Handshakes
+from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handshakes
 from millstream.gateway.live_settings import LiveSettings
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
@@ -79,7 +80,9 @@ class Gateway:
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
         self.registry = MetricsRegistry(settings.metrics_dir, role, models_max=settings.metrics_models_max)
         self.certificates = _certificates(settings, self.registry)
-        self.handshakes = Handshakes()
+        self.registry.gauge(catalogue.CONNECTIONS_MAX, role).set(settings.client_connections_max)
+        # Fewer where few descriptors are left for connections.
+        self.handshakes = Handshakes(min(HANDSHAKES_MAX, HTTP_SHARE * settings.client_connections_max))
         self._process_metrics = ProcessMetrics(self.registry)
         self.observing = Observing(settings, self.registry, role)
         self.drain = Drain()

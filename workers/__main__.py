@@ -207,6 +207,7 @@ class WorkerProcess:
         self._models = LoadedModels(UsageLog(), lambda: self._clock.offset_ms / 1000)
         self._heartbeat = self._new_heartbeat()
         self._load_stuck = threading.Event()
+        self._was_ready = False
         self._environment = self._load_environment()
         self._loads = self._new_loads(repository, run_dir)
         stopping = threading.Event()
@@ -236,7 +237,7 @@ class WorkerProcess:
         """Start the threads; the main loop is run by the caller, in the main thread."""
         if self._settings.worker_metrics_port:
             hosts = AllowedHosts(self._settings.allowed_host_list, (platform.node(),))
-            serve(self._settings.worker_metrics_port, self._registry, hosts)
+            serve(self._settings.worker_metrics_port, self._registry, hosts, ready=self._ready)
         self._process_metrics.start()
         if missing := missing_for(self._backend.name, self._settings.worker_device, self._device, self._packages):
             log.warning("pool %s can load no model: %s", self._identity.pool, missing)
@@ -249,6 +250,14 @@ class WorkerProcess:
         self._orders.start()
         IdleTrimmer(lambda: self.loop.runs, lambda: self.loop.waiting).start()
         freeze_gc()
+
+    def _ready(self) -> bool:
+        """Return whether it has loaded what it should hold, once, and does not drain.
+
+        Later loads do not count: a worker that loads one more model serves all others.
+        """
+        self._was_ready |= bool(self._reconciler.token) and not self._loads.pending
+        return self._was_ready and not self._departure.draining
 
     def shut_down(self) -> int:
         """Stop in order, after the main loop has run what was leased; returns the exit code.

@@ -501,6 +501,12 @@ PROCESS_OPEN_FDS = Metric(
 PROCESS_MAX_FDS = Metric(
     "millstream_process_max_fds", Kind.GAUGE_MAX, "File descriptors that a process may open.", ("process",)
 )
+CONNECTIONS_MAX = Metric(
+    "millstream_gateway_connections_max",
+    Kind.GAUGE_SUM,
+    "Connections that a gateway accepts, over HTTP and gRPC each, as its file descriptors allow.",
+    ("process",),
+)
 PROCESS_THREADS = Metric("millstream_process_threads", Kind.GAUGE_SUM, "Threads of a process.", ("process",))
 PROCESS_START_TIME = Metric(
     "millstream_process_start_time_seconds",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIServer
@@ -67,14 +67,36 @@ def serve(
     registry: MetricsRegistry,
     hosts: AllowedHosts,
     host: str = "0.0.0.0",  # noqa: S104
+    ready: Callable[[], bool] = lambda: True,
 ) -> tuple[WSGIServer, threading.Thread]:
     """Serve scrapes from a thread of this process; stop it with `shutdown` and `server_close`. Raises OSError.
 
-    `hosts`: the names by which scrapers may call: a web page that rebinds its name to this machine has another one.
+    `/live` answers 200 while threads of this process run, and `/ready` 200 or 503, for probes.
+
+    Args:
+        port: to listen on.
+        registry: whose series are served.
+        hosts: the names by which scrapers may call: a web page that rebinds its name to this machine has another one.
+        host: the address to listen on.
+        ready: returns whether this process does what it is for.
     """
     server, thread = start_http_server(port, addr=host, registry=prometheus_registry(registry))
-    server.set_app(_for_hosts(hosts, cast("WSGIApplication", server.get_app())))
+    server.set_app(_for_hosts(hosts, _with_health(ready, cast("WSGIApplication", server.get_app()))))
     return server, thread
+
+
+def _with_health(ready: Callable[[], bool], app: WSGIApplication) -> WSGIApplication:
+    """Return `app`, with the paths that probes ask."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO")
+        if path not in {"/live", "/ready"}:
+            return app(environ, start_response)
+        good = path == "/live" or ready()
+        start_response("200 OK" if good else "503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"yes\n" if good else b"not yet\n"]
+
+    return answer
 
 
 def _for_hosts(hosts: AllowedHosts, app: WSGIApplication) -> WSGIApplication:

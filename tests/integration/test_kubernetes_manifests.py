@@ -301,7 +301,7 @@ def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ports_and_paths_are_served(overlay: str) -> None:
-    served = {"/metrics", *json.loads((ROOT / "docs/openapi.json").read_text())["paths"]}
+    served = {"/metrics", "/live", "/ready", *json.loads((ROOT / "docs/openapi.json").read_text())["paths"]}
     for one in of_product(overlay).values():
         ports = {item["name"]: item["containerPort"] for item in one["ports"]}
         assert ports == ports_that_are_served(one, overlay)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.services.cli.doctor.check import Check
@@ -23,15 +25,39 @@ def installation_checks(settings: Settings) -> list[Check]:
 
     if not settings.endpoint and url_of_home(settings.home) is None:
         return []
+    frozen = _frozen(settings)
     try:
         with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:
-            return [_controller(client.placement()["leader"]), *_clocks(client.workers())]
+            return [_controller(client.placement()["leader"]), *_clocks(client.workers()), *frozen]
     except ConnectionFailed:
         if not settings.endpoint:
-            return []  # an installation that was killed left its address
+            return frozen  # an installation that was killed left its address
         return [Check("Controller", "warn", f"no server answers at {settings.endpoint}", "start it, or unset it")]
     except Failure as failure:
-        return [Check("Controller", "warn", failure.message, "its admin API needs MILLSTREAM_ADMIN_KEY")]
+        return [*frozen, Check("Controller", "warn", failure.message, "its admin API needs MILLSTREAM_ADMIN_KEY")]
+
+
+def _frozen(settings: Settings) -> list[Check]:
+    """Find processes of `millstream up` in this home that a signal has stopped."""
+    from millstream.services.supervisor.lock import read_holder
+
+    pid = read_holder(settings.home.expanduser() / "run").get("pid")
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):  # it has just ended
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state == "T" and int(parent) == pid:
+                command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append((int(stat.parent.name), command.strip()))
+    return [
+        Check(
+            "Processes",
+            "warn",
+            f"{child} is stopped: {command[:100]}",
+            f"kill -CONT {child}; it is replaced after 30 s",
+        )
+        for child, command in found
+    ]
 
 
 def _controller(leader: Any) -> Check:
