@@ -223,6 +223,8 @@ class FolderRepository:
             token = self._token.read_text(encoding="ascii")
         except FileNotFoundError:
             return ""
+        except ValueError:
+            token = _CHANGING  # it is damaged: readers read at each call, until the next change or start writes it anew
         except OSError as error:
             raise storage_failure(error, self._root) from error
         return f"{token} {time.monotonic_ns()}" if token.startswith(_CHANGING) else token
@@ -258,8 +260,9 @@ class FolderRepository:
     def _settle_token(self) -> None:
         """Write a settled token if a dead process left "changing". In a read-only folder readers read at each call."""
         with suppress(OSError):
-            if not self._token.read_text(encoding="ascii").startswith(_CHANGING):
-                return
+            with suppress(ValueError):  # a damaged one is written anew
+                if not self._token.read_text(encoding="ascii").startswith(_CHANGING):
+                    return
             descriptor = try_lock(self._lock)
             if descriptor is None:
                 return
