@@ -12,7 +12,7 @@ ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 #: The supervisor tells a program that it pins to cores which ones it may use itself. Programs pass it on to theirs.
 PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
 #: The commit that an image was built from, which its Dockerfile sets.
-REVISION = "_MILLSTREAM_REVISION"
+REVISION = "IMAGE_REVISION"
 #: the variable in which platforms with twelve-factor conventions pass the port
 PORT = "PORT"
 #: What libraries need of the environment, by name or by what it begins with: where programs and libraries are, how to

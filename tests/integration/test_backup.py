@@ -25,6 +25,11 @@ def command(start: str) -> str:
     return found[0]
 
 
+def signed(key: str) -> tuple[bytes, dict[str, str]]:
+    """The request with a key."""
+    return BODY[0], {**BODY[1], "Authorization": f"Bearer {key}"}
+
+
 def answer(stack: Stack, path: str) -> np.ndarray:
     reply = stack.http.post(f"/v2/models/shop{path}/infer", content=BODY[0], headers=BODY[1])
     assert reply.status_code == 200, reply.text
@@ -42,7 +47,10 @@ def test_a_backup_of_a_running_repository_is_served_elsewhere(tmp_path: Path) ->
         expected = {path: answer(stack, path) for path in ("", "/versions/1", "/versions/2")}
         settings = stack.http.get("/admin/v1/models/shop/settings").json()
         (stack.home / "repository/.staging/unfinished").mkdir(parents=True)
-        with constant_load(stack.port, "/v2/models/shop/infer", [BODY], callers=2) as load:
+        admin = Millstream(stack.home).json("keys", "create", "ops", "--scope", "admin")
+        caller = Millstream(stack.home, admin["key"]).json("keys", "create", "app", "--scope", "infer:shop")
+        stack.headers["Authorization"] = f"Bearer {caller['key']}"
+        with constant_load(stack.port, "/v2/models/shop/infer", [signed(caller["key"])], callers=2) as load:
             load.more(20)
             backup = command("tar -C .millstream").replace("-C .millstream", f"-C {stack.home}")
             backup = re.sub(r"\S+\.tar\.gz", str(tmp_path / "backup.tar.gz"), backup.replace("$(date +%F)", "DATE"))
@@ -56,8 +64,12 @@ def test_a_backup_of_a_running_repository_is_served_elsewhere(tmp_path: Path) ->
     subprocess.run(["bash", "-c", restore], check=True)
     assert not (second / "home/repository/.staging").exists()
     with running_stack(second) as stack:
+        stack.headers["Authorization"] = f"Bearer {admin['key']}"
         stack.settled("shop", 1)
         for path, values in expected.items():
-            np.testing.assert_array_equal(answer(stack, path), values)
+            reply = stack.http.post(f"/v2/models/shop{path}/infer", content=BODY[0], headers=signed(caller["key"])[1])
+            np.testing.assert_array_equal(v2.outputs(reply.content, reply.headers)["y"], values)
         assert stack.http.get("/admin/v1/models/shop/settings").json() == settings
+        wrong = signed(caller["key"][:-1])
+        assert stack.http.post("/v2/models/shop/infer", content=wrong[0], headers=wrong[1]).status_code == 401
         assert not np.array_equal(expected[""], expected["/versions/2"]), "activation was kept, not the newest version"

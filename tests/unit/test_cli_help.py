@@ -104,7 +104,7 @@ def test_the_version_is_an_option_too(argument):
 
 
 def test_an_image_says_which_commit_it_was_built_from():
-    environment = child_environment({"_MILLSTREAM_REVISION": "0123456789abcdef0123"})
+    environment = child_environment({"IMAGE_REVISION": "0123456789abcdef0123"})
     asked = [sys.executable, "-m", "millstream.services.cli", "version"]
     plain = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
     assert plain.stdout == f"millstream {VERSION} (0123456789ab)\n"
