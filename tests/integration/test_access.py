@@ -490,7 +490,7 @@ def test_the_audit_log_says_who_changed_what(stack: Stack, bare: httpx2.Client) 
         ("create_key", "POST /admin/v1/keys", 403),
     ]
     assert all("writer" in entry["by"] and entry["address"] == "127.0.0.1" for entry in mine)
-    made = [entry for entry in entries if any("writer" in change for change in entry["changes"])]
+    made = [entry for entry in entries if any(writer["id"] in change for change in entry["changes"])]
     assert [(entry["what"], entry["by"], entry["outcome"]) for entry in made] == [("create_key", "admin key", 201)]
 
 
