@@ -221,6 +221,7 @@ def test_a_machine_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:
         machines.worker(ahead_s=31)
         wait_until(lambda: machines.workers(http), what="a worker")
         names = {"HOME": str(tmp_path / "home"), "REDIS_URL": address.url, "ENDPOINT": str(http.base_url).rstrip("/")}
+        names["ADMIN_KEY"] = http.headers["Authorization"].removeprefix("Bearer ")
         done = subprocess.run(
             [sys.executable, PROGRAMS / "skewed.py", "-3600", "millstream.services.cli", "doctor", "--json"],
             env=child_environment({f"MILLSTREAM_{name}": value for name, value in names.items()} | NO_PORTS),
