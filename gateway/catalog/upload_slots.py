@@ -8,18 +8,21 @@ from contextlib import asynccontextmanager
 
 from millstream.gateway.catalog.interfaces import ModelCatalog, UploadKey
 from millstream.services.errors import Code, Failure
+from millstream.services.process.audit import caller
+from millstream.services.process.caller_slots import CallerSlots
 from millstream.services.wire.records import State
 
 AT_ONCE_MAX = 8  # uploads of one gateway; further uploads are refused
+OF_CALLERS_MAX = 16  # the same with the first upload of each caller, so that slow ones of one do not refuse all others
 RETRY_AFTER_S = 5.0
 
 
 class UploadSlots:
     """Limits uploads in progress: each takes disk bandwidth and, during its check, a core and memory."""
 
-    def __init__(self, catalog: ModelCatalog, at_once_max: int = AT_ONCE_MAX) -> None:
+    def __init__(self, catalog: ModelCatalog) -> None:
         self._catalog = catalog
-        self._at_once_max = at_once_max
+        self._slots = CallerSlots(AT_ONCE_MAX, OF_CALLERS_MAX)
         self._running: Counter[UploadKey] = Counter()
 
     @asynccontextmanager
@@ -28,10 +31,10 @@ class UploadSlots:
 
         Raises Failure(UNAVAILABLE) when too many uploads are in progress.
         """
-        if self._running.total() >= self._at_once_max:
+        if not self._slots.may_take(caller()):
             raise Failure(
                 Code.UNAVAILABLE,
-                f"{self._at_once_max} uploads are in progress, which is the limit: try again",
+                "as many uploads are in progress as are taken at once: try again",
                 retry_after_s=RETRY_AFTER_S,
             )
 
@@ -39,12 +42,13 @@ class UploadSlots:
             await self._catalog.set_upload(model, version, state)
 
         key = (model, version)
-        self._running[key] += 1
-        try:
-            await show(State.RECEIVING)
-            yield show
-        finally:
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key]
-                await self._catalog.set_upload(model, version, None)
+        async with self._slots.acquire(caller()):
+            self._running[key] += 1
+            try:
+                await show(State.RECEIVING)
+                yield show
+            finally:
+                self._running[key] -= 1
+                if not self._running[key]:
+                    del self._running[key]
+                    await self._catalog.set_upload(model, version, None)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 
+from millstream.gateway.access.principal import caller_name
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.texts.text_limits import TOKENS_MAX, TOKENS_TOTAL_MAX
 from millstream.gateway.texts.text_plans import TOKENIZER
@@ -33,6 +34,8 @@ log = logging.getLogger("millstream.texts")
 SECONDS_MAX = 20.0
 #: Processes at once. The one that was used least recently ends for another version; UNAVAILABLE if all are busy.
 PROCESSES_MAX = 8
+#: The same with one for each caller that keeps no other busy: tokenizers of one that hang do not refuse texts of all.
+PROCESSES_OF_CALLERS_MAX = 16
 #: A tokenizer whose process ended this often, with no answer in between, gets no texts for a while; UNAVAILABLE then.
 ENDS_MAX = 3
 PAUSE_S = 10.0
@@ -61,6 +64,7 @@ class _Version:
         self.waiting: deque[_Request] = deque()
         self.process: TokenizerProcess | None = None
         self.serving: asyncio.Task[None] | None = None
+        self.caller = ""  # name of the key whose request it began to serve
         self.ends = 0  # of the process, since the last answer
         self.paused_until = float("-inf")
 
@@ -116,6 +120,7 @@ class Tokenizers:
         request = _Request(list(texts))
         version.waiting.append(request)
         if version.serving is None:
+            version.caller = caller_name()
             version.serving = asyncio.create_task(self._serve(version, manifest))
         try:
             async with asyncio.timeout(self._seconds_max):
@@ -140,11 +145,18 @@ class Tokenizers:
             while len(self._versions) >= PROCESSES_MAX:
                 idle = next((name for name, one in self._versions.items() if one.serving is None), None)
                 if idle is None:
-                    raise Failure(Code.UNAVAILABLE, "too many texts are being tokenized: try again", retry_after_s=1)
+                    self._check_share()
+                    break
                 await self._versions.pop(idle).close()
             version = self._versions.setdefault(manifest.content_id, _Version())
         self._versions.move_to_end(manifest.content_id)
         return version
+
+    def _check_share(self) -> None:
+        """Raise Failure(UNAVAILABLE) unless the caller may have a process though PROCESSES_MAX are busy."""
+        callers = {version.caller for version in self._versions.values()}
+        if caller_name() in callers or len(self._versions) >= PROCESSES_OF_CALLERS_MAX:
+            raise Failure(Code.UNAVAILABLE, "too many texts are being tokenized: try again", retry_after_s=1)
 
     async def _serve(self, version: _Version, manifest: Manifest) -> None:
         """Answer what waits for a version, until nothing does."""

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, SOURCE, ImportOptions
-from millstream.services.importers.import_slots import ImportSlots
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.ingest.confined_process import confined_environment, printed, run_process
 from millstream.services.ingest.forked_check import Ended
 from millstream.services.ingest.report import Converted, Recognised, Rejection
 from millstream.services.process.audit import caller
+from millstream.services.process.caller_slots import CallerSlots
 from millstream.services.repository.disk import is_full, storage_failure
 from millstream.services.sandbox.folder_watch import FolderWatch
 from millstream.services.sandbox.group_watch import GroupWatch
@@ -31,7 +31,11 @@ log = logging.getLogger("millstream.import")
 
 _MODULE = "millstream.services.importers.import_process"
 _RETRY_S = 5.0
-_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ImportSlots] = WeakKeyDictionary()
+#: imports that run at once, each of which may take gigabytes, and minutes
+IMPORTS_MAX = 2
+#: the same with the first import of each caller
+IMPORTS_OF_CALLERS_MAX = 4
+_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, CallerSlots] = WeakKeyDictionary()
 
 
 async def convert(folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
@@ -57,7 +61,7 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
     def watch_of(leader: int) -> GroupWatch:
         return GroupWatch(leader, written, settings.import_memory_bytes_max, alone=True)
 
-    slots = _slots_of_loop.setdefault(asyncio.get_running_loop(), ImportSlots())
+    slots = _slots_of_loop.setdefault(asyncio.get_running_loop(), CallerSlots(IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX))
     try:
         async with slots.acquire(caller()), asyncio.timeout(settings.import_s_max):
             ended = await run_process(_MODULE, task.folder, task.model_dump_json().encode(), environment, watch_of)

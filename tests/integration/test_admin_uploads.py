@@ -279,6 +279,26 @@ async def test_more_uploads_than_the_limit_are_refused_until_one_ends(
     assert (await client.post(M, content=onnx)).status_code == 201
 
 
+async def test_slow_uploads_of_one_key_do_not_refuse_those_of_another(
+    application: Application, client: httpx2.AsyncClient, onnx: bytes
+) -> None:
+    keys = {}
+    for team in ("a", "b"):
+        asked = {"name": team, "scopes": [f"models:write:team-{team}-*"]}
+        made = (await client.post("/admin/v1/keys", json=asked)).json()
+        keys[team] = {"authorization": f"Bearer {made['key']}"}
+    paths = [f"/admin/v1/models/team-a-{n}/versions" for n in range(AT_ONCE_MAX)]
+    slow = [Exchange(application.app, "POST", path, headers=keys["a"]) for path in paths]
+    await application.catalog.until(lambda: len(application.catalog.uploads) == AT_ONCE_MAX)
+    refused = await client.post("/admin/v1/models/team-a-m/versions", content=onnx, headers=keys["a"])
+    assert refused.status_code == 503
+    taken = await client.post("/admin/v1/models/team-b-m/versions", content=onnx, headers=keys["b"])
+    assert taken.status_code == 201, taken.text
+    for one in slow:
+        one.disconnect()
+        assert await one.status() == 499
+
+
 async def test_two_uploads_of_one_model_stay_visible_until_both_end(application: Application) -> None:
     first, second = Exchange(application.app, "POST", M), Exchange(application.app, "POST", M)
     await application.catalog.until(lambda: len(application.catalog.upload_states) == 2)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.texts.tokenizers import ENDS_MAX, PROCESSES_MAX, Tokenizers
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
@@ -219,6 +220,30 @@ def test_processes_are_bounded_and_the_least_recently_used_ends(tmp_path: Path, 
             assert await tokenizers.encode(manifest, ["mill"]) == ([1], [[3]])
             assert len(tokenizers._versions) <= PROCESSES_MAX
         assert await tokenizers.encode(manifests[0], ["turns"]) == ([1], [[4]])
+
+    run(tmp_path, use)
+
+
+@pytest.mark.usefixtures("_short_runs")
+def test_many_that_hang_for_one_key_do_not_refuse_the_texts_of_another(
+    tmp_path: Path, repository: Repositories
+) -> None:
+    hanging = [repository(f"m{number}", EXPLODES) for number in range(PROCESSES_MAX)]
+    more, good = repository("more", tokenizer()), repository("good", tokenizer())
+
+    def calls(name: str) -> None:
+        CALLER.set(cast("Principal", SimpleNamespace(counters=SimpleNamespace(name=name))))
+
+    async def use(tokenizers: Tokenizers) -> None:
+        calls("greedy")
+        hung = [asyncio.create_task(failure(tokenizers.encode(one, [TRIGGER]))) for one in hanging]
+        await asyncio.sleep(0)
+        assert (await failure(tokenizers.encode(more, ["mill"]))).code is Code.UNAVAILABLE
+        calls("other")
+        assert await tokenizers.encode(good, ["mill"]) == ([1], [[3]])
+        assert {one.code for one in await asyncio.gather(*hung)} <= ENDED
+        calls("greedy")
+        assert await tokenizers.encode(more, ["mill"]) == ([1], [[3]])
 
     run(tmp_path, use)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 
 from millstream.services.ingest.check_slots import CHECKS_MAX, CHECKS_RUNNING_MAX, CheckSlots
+from millstream.services.process.audit import acting
 
 
 class Checks:
@@ -16,9 +18,11 @@ class Checks:
         self._ends: dict[int, asyncio.Event] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, caller: str = "anyone") -> None:
+        context = copy_context()
+        context.run(acting, caller)
         self._ends[number] = asyncio.Event()
-        self._tasks[number] = asyncio.create_task(self._run(number))
+        self._tasks[number] = asyncio.create_task(self._run(number), context=context)
 
     async def _run(self, number: int) -> None:
         async with self._slots.acquire():
@@ -67,6 +71,20 @@ async def long_checks_free_their_slots() -> None:
         await checks.end(number)
 
 
+async def check_for_two(long_check_s: float, at_once: int) -> None:
+    checks = Checks(CheckSlots(long_check_s))
+    for number in range(at_once + 2):
+        checks.begin(number, "greedy")
+    await checks.runs(*range(at_once))
+    checks.begin(100, "other")
+    await checks.runs(*range(at_once), 100)
+    await checks.end(100)
+    await checks.end(0)
+    await checks.runs(*range(1, at_once + 1))
+    for number in range(1, at_once + 2):
+        await checks.end(number)
+
+
 async def check_one_after_another() -> None:
     slots = CheckSlots(long_check_s=3600)
     checks = Checks(slots)
@@ -87,6 +105,11 @@ def test_checks_beyond_the_slots_wait() -> None:
 
 def test_a_long_check_frees_its_slot_up_to_the_limit_of_running_checks() -> None:
     asyncio.run(long_checks_free_their_slots())
+
+
+def test_the_first_check_of_a_caller_does_not_wait_for_many_of_another() -> None:
+    asyncio.run(check_for_two(3600, CHECKS_MAX))
+    asyncio.run(check_for_two(0, CHECKS_RUNNING_MAX))
 
 
 def test_a_slot_is_freed_exactly_once() -> None:

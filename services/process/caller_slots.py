@@ -1,4 +1,4 @@
-"""Shares the imports that run at once among callers: each may take gigabytes, and minutes.
+"""Shares what few may do at once among callers: nobody's work, however slow, keeps the first of another waiting.
 
 caller ─> acquire ─> a slot at once; else in line, those first of whom fewest run, then who came first
 """
@@ -11,11 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-#: imports that run at once; further ones wait
-IMPORTS_MAX = 2
-#: the same with the first import of each caller, which does not wait for the second of another
-IMPORTS_OF_CALLERS_MAX = 4
-
 
 class _Place(NamedTuple):
     """A place in line."""
@@ -24,16 +19,23 @@ class _Place(NamedTuple):
     admitted: asyncio.Future[None]
 
 
-class ImportSlots:
-    """Slots for the imports of one event loop."""
+class CallerSlots:
+    """Slots of one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        at_once_max: in use at once; further callers wait.
+        of_callers_max: the same with the first of each caller, which does not wait for the second of another.
+    """
+
+    def __init__(self, at_once_max: int, of_callers_max: int) -> None:
+        self._at_once_max = at_once_max
+        self._of_callers_max = of_callers_max
         self._running: Counter[str] = Counter()
         self._waiting: list[_Place] = []
 
     @asynccontextmanager
     async def acquire(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a slot; run the import inside the `async with` block. `caller`: the name of a key, or an address."""
+        """Wait for a slot, and hold it inside the `async with` block. `caller`: the name of a key, or an address."""
         place = _Place(caller, asyncio.get_running_loop().create_future())
         self._waiting.append(place)
         self._admit()
@@ -45,16 +47,17 @@ class ImportSlots:
                 self._waiting.remove(place)
             else:
                 self._running[caller] -= 1
-                self._running += Counter()  # forgets callers that run none
+                self._running += Counter()  # forgets callers that have none
                 self._admit()
 
+    def may_take(self, caller: str) -> bool:
+        """Whether there is a slot for one more of this caller."""
+        running = self._running.total()
+        return running < (self._at_once_max if self._running[caller] else self._of_callers_max)
+
     def _admit(self) -> None:
-        while allowed := [place for place in self._waiting if self._may_run(place.caller)]:
+        while allowed := [place for place in self._waiting if self.may_take(place.caller)]:
             first = min(allowed, key=lambda place: self._running[place.caller])
             self._waiting.remove(first)
             self._running[first.caller] += 1
             first.admitted.set_result(None)
-
-    def _may_run(self, caller: str) -> bool:
-        running = self._running.total()
-        return running < (IMPORTS_MAX if self._running[caller] else IMPORTS_OF_CALLERS_MAX)

@@ -1,4 +1,4 @@
-"""Imports of one caller do not keep those of others waiting."""
+"""Imports, checks and uploads of one caller do not keep those of others waiting."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from millstream.services.importers.import_slots import IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX, ImportSlots
+from millstream.services.importers.conversion import IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX
+from millstream.services.process.caller_slots import CallerSlots
 
 
 class Imports:
     """Imports that run until they are ended. `running`: their callers, in the order of their starts."""
 
     def __init__(self) -> None:
-        self._slots = ImportSlots()
+        self._slots = CallerSlots(IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX)
         self._ends: list[tuple[str, asyncio.Event]] = []
         self.tasks: list[asyncio.Task[None]] = []
 
