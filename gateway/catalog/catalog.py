@@ -262,7 +262,8 @@ class Catalog:
 
         That is the active version once it is ready; until then the version that served before, or the newest that is
         ready. A version that has served is kept while it has no workers: requests wait for them. An active version on
-        standby serves unless the version before it is ready.
+        standby serves unless the version before it is ready. If it failed, the version before it serves on, also from
+        standby.
         """
         if endpoint.active is None:
             return None
@@ -272,11 +273,15 @@ class Catalog:
         before = self.snapshot.models.get(name)
         if before is not None and before.serving == active:
             return active
-        ready = [number for number in sorted(versions, reverse=True) if versions[number].ready]
-        others = [before.serving if before is not None else None, endpoint.previous]
-        if active is None or versions[active].state is not State.STANDBY:
-            others += ready
-        return next((number for number in others if number in ready), active)
+        state = None if active is None else versions[active].state
+        served = [] if before is None else [before.serving]
+        others = [number for number in (*served, endpoint.previous) if number is not None and number in versions]
+        answering = [number for number in others if versions[number].ready]
+        if state is not State.STANDBY:
+            answering += [number for number in sorted(versions, reverse=True) if versions[number].ready]
+        if state is State.FAILED:
+            answering += [number for number in others if versions[number].available]
+        return next(iter(answering), active)
 
     async def _poll(self) -> None:
         while True:

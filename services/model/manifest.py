@@ -6,7 +6,7 @@ models/<model>/<version>/manifest.json   Manifest: immutable
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -332,5 +332,16 @@ class Endpoint(BaseModel):
         return self.placement.model_copy(update={"instances_min": 0, "pin": False})
 
     def serves(self, version: int) -> bool:
-        """Return whether the version is to be loaded."""
+        """Return whether calls of the version are answered: it is loaded, or its first call loads it."""
         return self.loaded is None or version in self.loaded
+
+    def preloaded(self, versions: Iterable[int]) -> set[int]:
+        """Return those of `versions` that workers load before they are called.
+
+        Of an uploaded model these are the active version and the newest one, which may be activated next; of a model
+        in place, or one that Triton's repository API loaded in part, all that serve.
+        """
+        serving = {version for version in versions if self.serves(version)}
+        if self.source is not None or self.loaded is not None:
+            return serving
+        return serving & {self.active, max(serving, default=None)}

@@ -1,8 +1,8 @@
 """Decides which versions a worker loads without any order. Pure.
 
-its instances and memory, the versions of its pool ─> preloads ─> versions to load, in order; the others are on standby
+its instances and memory, what serves in its pool ─> preloads ─> versions to load, in order; the others are on standby
 
-If all versions of the pool fit into the worker's memory together, it holds all of them. If not, it keeps what it has,
+If all these versions fit into the worker's memory together, it holds all of them. If not, it keeps what it has,
 loads the pinned ones while memory is free, and fills free memory up to FILL_SHARE in an order of its own. Nothing is
 unloaded for a preload.
 """

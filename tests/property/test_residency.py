@@ -210,6 +210,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.residency.turns.advance(consumer)
         self.residency.evictions.repay(consumer)
         self.residency.evictions.recall(consumer)
+        self.residency.evictions.unload_idle(consumer)
         self.residency.evictions.unload_ahead(consumer)
         while self.residency.ended:
             self.open.discard(self.residency.ended.popleft())
@@ -242,6 +243,21 @@ class WorkerMachine(RuleBasedStateMachine):
         self.settle_line()
         self.update()
         assert called & self.wanted.keys() <= self.models.all().keys(), "publishing unloads nothing that was called"
+
+    @rule(name=SOME_NAME)
+    def outdate(self, name: str) -> None:
+        """Replace a version by newer ones: from now on only calls load it."""
+        one = self.of(name)
+        if one is None:
+            return
+        content_id = one.content_id
+        self.wanted[content_id] = Wanted(one.manifest, NO_VERDICT, EndpointPlacement(), preloaded=False, outdated=True)
+        ordered = content_id in self.residency.turns.line or content_id in self.loads.active()
+        held = self.models.get(content_id)
+        self.update()
+        if not ordered and (held is None or held.state is State.LOADING):
+            assert self.models.get(content_id) is None, "it is on standby"
+        assert content_id not in {request.content_id for request in self.loads.queue if not request.demanded}
 
     def settle_line(self) -> None:
         """Forget the orders that wait for their turn, which comes at any time."""
@@ -445,6 +461,30 @@ def test_a_full_worker_unloads_after_a_first_call_and_not_for_the_next_one() -> 
         assert worker.models.get(one.content_id) is not None
     assert for_calls == 0
     assert ahead > 0, "the worker is full after a few of them"
+
+
+def test_an_outdated_version_is_loaded_by_a_call_and_unloaded_when_no_more_come() -> None:
+    worker = WorkerMachine()
+    worker.begin([100] * 6)
+    worker.outdate(NAMES[1])
+    [old] = [one for one in worker.wanted.values() if one.outdated]
+    while worker.loads.pending:
+        worker.begin_load()
+        for content_id in list(worker.loads.running):
+            worker.finish(content_id)
+    others = worker.wanted.keys() - {old.content_id}
+    assert worker.models.all().keys() == others
+    worker.residency.load(
+        Order(do="load", content_id=old.content_id, why="a call", evict=True), Mock(wraps=worker.redis)
+    )
+    worker.begin_load()
+    worker.finish(old.content_id)
+    worker.clock.seconds += evictions.OUTDATED_IDLE_S - 1
+    worker.step()
+    assert old.content_id in worker.models.all()
+    worker.clock.seconds += 1
+    worker.step()
+    assert worker.models.all().keys() == others
 
 
 def test_a_staged_version_is_ordered_once_however_often_the_repository_changes() -> None:

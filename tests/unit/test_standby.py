@@ -205,6 +205,20 @@ def test_an_active_version_on_standby_serves_if_the_one_before_is_not_ready(tmp_
     run(test, tmp_path)
 
 
+def test_a_version_on_standby_serves_on_for_an_active_one_that_failed(tmp_path):
+    async def test(bench: Bench) -> None:
+        first = bench.publish("m")
+        await bench.worker(instance(first))
+        second = bench.publish("m", 2)
+        failed = instance(second, State.FAILED, "no such operator")
+        await bench.worker(instance(first), failed)
+        await bench.worker(failed)  # of a worker that was started meanwhile: it loads no version before the active one
+        assert bench.version("m").state is State.STANDBY
+        assert bench.serving("m") == 1
+
+    run(test, tmp_path)
+
+
 def test_a_refresh_reports_no_model_on_standby(tmp_path):
     async def test(bench: Bench) -> None:
         for number in range(20):

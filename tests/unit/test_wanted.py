@@ -1,4 +1,4 @@
-"""Which versions a worker is to hold, while others stage, commit and abort loads."""
+"""Which versions a worker may hold and which it preloads, while others stage, commit and abort loads."""
 
 from __future__ import annotations
 
@@ -64,3 +64,28 @@ def test_a_version_whose_load_is_aborted_is_wanted_no_more(
     _before(monkeypatch, lambda: repository.staged.abort("m"), when)
     versions.read()
     assert manifest.content_id not in versions.read()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "preloaded", "outdated"),
+    [
+        (Endpoint(model="m", active=5, previous=4), {5}, {1, 2, 3}),
+        (Endpoint(model="m", active=3, previous=2), {3, 5}, {1, 4}),
+        (Endpoint(model="m", active=2, previous=5), {2, 5}, {1, 3, 4}),
+        (Endpoint(model="m"), {5}, {1, 2, 3, 4}),
+        (Endpoint(model="m", active=5, loaded=(1, 5)), {1, 5}, set()),
+        (Endpoint(model="m", active=5, loaded=()), set(), set()),
+        (Endpoint(model="m", active=5, source="/models"), {1, 2, 3, 4, 5}, set()),
+    ],
+)
+def test_what_serves_is_preloaded_and_what_was_replaced_is_outdated(
+    tmp_path: Path, endpoint: Endpoint, preloaded: set[int], outdated: set[int]
+) -> None:
+    repository = FolderRepository(tmp_path)
+    for version in range(1, 6):
+        publish(repository, "m", version)
+    generation = repository.endpoint("m").generation
+    repository.replace_endpoint(endpoint.model_copy(update={"generation": generation}))
+    wanted = WantedVersions(repository, "cpu").read().values()
+    assert {one.manifest.version for one in wanted if one.preloaded} == preloaded
+    assert {one.manifest.version for one in wanted if one.outdated} == outdated

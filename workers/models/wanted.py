@@ -23,12 +23,16 @@ class Wanted:
 
     Args:
         staged: whether it is tried before it is published.
+        preloaded: whether it is loaded before it is called.
+        outdated: whether it neither is preloaded nor served before the active version: it is unloaded when idle.
     """
 
     manifest: Manifest
     verdict: Verdict
     placement: EndpointPlacement
     staged: bool = False
+    preloaded: bool = True
+    outdated: bool = False
     content_id: str = field(init=False)
     instances_max: int = field(init=False)  # most instances in the pool; 0: no limit
 
@@ -74,9 +78,17 @@ class WantedVersions:
         return model is not None and (version is None or not version.isdecimal() or int(version) in model.versions)
 
     def _published(self, model: StoredModel) -> Iterator[Wanted]:
+        endpoint = model.endpoint
+        preloaded = endpoint.preloaded(model.versions)
         for version, (manifest, verdict) in model.versions.items():
-            if model.endpoint.serves(version) and self._serves(manifest, model.endpoint.placement):
-                yield Wanted(manifest, verdict, model.endpoint.placement_of(version))
+            if endpoint.serves(version) and self._serves(manifest, endpoint.placement):
+                yield Wanted(
+                    manifest,
+                    verdict,
+                    endpoint.placement_of(version),
+                    preloaded=version in preloaded,
+                    outdated=version not in preloaded and version != endpoint.previous,
+                )
 
     def _staged(self, models: Collection[str]) -> dict[str, Wanted]:
         """Return the staged versions of `models`, which are loaded beside the served ones."""

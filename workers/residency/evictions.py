@@ -26,6 +26,7 @@ from millstream.workers.residency.state import ResidencyState
 log = logging.getLogger("millstream.residency")
 
 CLOSE_WAIT_S = 0.25  # for an order until what was unloaded for it is closed; then other orders come first
+OUTDATED_IDLE_S = 300.0  # without a call, until a version is unloaded that newer ones have replaced
 #: When the lane of an unloaded version is looked at: its batches may wait, or a gateway sent one before it knew.
 RECHECKS_S = (0.0, 1.0, 3.0)
 RECALL_LIFE_MS = 60_000  # of the demand for a version that a batch waits for
@@ -86,15 +87,15 @@ class Evictions:
                 break
 
     def unload_idle(self, consumer: Consumer) -> None:
-        """Unload the versions that were not called for the `idle_s` of their endpoints."""
+        """Unload the versions that were not called for the `idle_s` of their endpoints, or are outdated."""
         now = self._view.monotonic()
         with self._state.changed:
-            limited = [one for one in self._state.wanted.values() if one.placement.idle_s]
+            limited = [one for one in self._state.wanted.values() if one.placement.idle_s or one.outdated]
             for one in limited:
                 model = self._models.get(one.content_id)
                 if model is not None and model.state is State.READY:
                     idle_s = now - max(model.loaded_at, model.calls.last)
-                    if idle_s >= one.placement.idle_s:
+                    if idle_s >= (one.placement.idle_s or OUTDATED_IDLE_S):
                         self.unload(one.content_id, EvictionReason.IDLE, f"idle for {idle_s:.0f} s", consumer)
 
     def repay(self, consumer: Consumer) -> None:

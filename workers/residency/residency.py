@@ -134,7 +134,8 @@ class Residency:
         too_large: list[str] = []
         for content_id, one in self._state.wanted.items():
             model = models.get(content_id)
-            if not self._may_load(one, model):
+            held = is_held(model, content_id in active)
+            if not self._may_load(one, model) or not (one.preloaded or held):
                 continue
             need = self._needs.get(content_id)
             if need is None:
@@ -142,16 +143,16 @@ class Residency:
             if not self._budget.too_large(need):
                 fitting.append(one)
                 candidates.append(self._candidate(one, need))
-            elif not is_held(model, content_id in active):
+            elif not held:
                 too_large.append(content_id)
         chosen = preloads(self._own.of(active), candidates, self._budget.base_bytes, self._budget.device_base_bytes)
         self._whole = chosen.whole
         queued = [*chosen.content_ids, *too_large]
-        self._list(queued if chosen.whole else too_large)
+        listed = queued if chosen.whole else too_large
+        self._list(listed)
         ordered = {order.content_id for order in list(self.again)}
         ordered |= self._retries.keys() | self.turns.line.content_ids()
-        if not chosen.whole:
-            self._unlist(active, [*too_large, *ordered])
+        self._unlist(active, [*listed, *ordered])
         for one, candidate in zip(fitting, candidates, strict=True):
             held = is_held(models.get(one.content_id), one.content_id in active)
             queued_now = chosen.whole and one.content_id in queued
