@@ -22,12 +22,12 @@ _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 #: offsets in struct seccomp_data; those of arguments are their lower halves on little-endian machines
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24)
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24, 32)
 #: from this number on x86-64 has a second table of the same calls (x32)
 _X32 = 0x40000000
 #: the first call of Linux 5.1
 _NEW = 424
-_CLONE_THREAD, _CLONE_NAMESPACES = 0x00010000, 0x7E020080
+_CLONE_FILES, _CLONE_THREAD, _CLONE_NAMESPACES = 0x00000400, 0x00010000, 0x7E020080
 
 #: calls that start processes and programs, and wait for them, for compilers; which programs, Landlock limits
 _STARTS = frozenset({"clone", "fork", "vfork", "execve", "pidfd_open"})
@@ -44,6 +44,8 @@ _CHOICES: dict[str, tuple[int, frozenset[int], int]] = {
     "ioctl": (1, frozenset({0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451}), errno.ENOTTY),
     # F_DUPFD to F_SETLKW, locks of open files, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which sends signals
     "fcntl": (1, frozenset({*range(8), 36, 37, 38, 1030, 1032}), errno.EPERM),
+    # CLOSE_RANGE_CLOEXEC; not CLOSE_RANGE_UNSHARE: a thread's own files would not be seen (`folder_watch`)
+    "close_range": (2, frozenset({0, 4}), errno.EPERM),
 }
 
 
@@ -113,7 +115,8 @@ def _verdict(name: str, pid: int, *, programs: bool) -> list[bytes]:
     if name == "clone":
         threads = [_instruction(_ANY_BIT, _CLONE_THREAD, 1, 0), _deny(errno.EPERM)]
         namespaces = [_instruction(_ANY_BIT, _CLONE_NAMESPACES, 0, 1), _deny(errno.EPERM)]
-        return [_load(0), *namespaces, *([] if programs else threads), allow]
+        shared_files = [_instruction(_ANY_BIT, _CLONE_THREAD, 0, 2), _instruction(_ANY_BIT, _CLONE_FILES, 1, 0)]
+        return [_load(0), *namespaces, *([] if programs else threads), *shared_files, _deny(errno.EPERM), allow]
     if name in _STARTS:
         return [allow if programs else _deny(errno.EPERM)]
     if name in _OWN_PROCESS:

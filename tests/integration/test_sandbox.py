@@ -84,6 +84,8 @@ CALLS = {
     "make shared memory of System V": "call('shmget', 0, 4096, 0o1600)",
     "pin its parent to a core": "os.sched_setaffinity(parent, {0})",
     "make a filter of its own": "call('seccomp', 0, 0, 0)",
+    "have files of its own in a thread": "libc_of('clone', run, stack_end, 0x10900, None)",  # and not CLONE_FILES
+    "leave the files of its threads": "libc_of('close_range', 4000, 4001, 2)",  # CLOSE_RANGE_UNSHARE
     "change its identity": "call('personality', 0x0040000)",
 }
 HONEST = {
@@ -116,6 +118,13 @@ def call(name, *arguments):
 def libc_of(name, *arguments):
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         raise OSError(ctypes.get_errno(), name)
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def run(_):
+    return 0
+
+stack = ctypes.create_string_buffer(1 << 20)
+stack_end = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & ~15)
 
 if given["wall"] == "namespaces":
     without_landlock()
