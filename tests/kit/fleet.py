@@ -55,7 +55,7 @@ class Fleet:
         http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=CALL_S_MAX, trust_env=False)
         self._clients.append(http)
         assert http.get("/v2/health/live").status_code == 200
-        if tree is None and self._tree == SOURCE:  # earlier releases know no token
+        if (self.folder / "home/run/token").exists():  # earlier releases know none, and ignore it
             http.headers["Authorization"] = f"Bearer {token_of(self.folder / 'home')}"
         return http
 
