@@ -55,7 +55,7 @@ from millstream.services.start_log import log_start
 from millstream.services.supervisor.pool_specs import device_budget, worker_counts
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
-from millstream.services.wire.worker_id import new_start, worker_id
+from millstream.services.wire.worker_id import new_start, read_slot, slot_of, worker_id, worker_name
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
 from millstream.workers.backends.triton import Triton
@@ -103,14 +103,15 @@ DEVICE_GRACE_S = 60.0  # GPU libraries seldom check whether they should stop, an
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m millstream.workers", description="Run one worker of a pool.")
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
-    parser.add_argument("--index", help="distinguishes the workers of a pool (default: the name of the host)")
+    parser.add_argument("--index", help="N, N@HOST or HOST: tells the workers of a pool apart (default: this host)")
     parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
     parser.add_argument("--backend", default=BACKEND_DEFAULT, help="inference library (default: onnxruntime)")
     parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every second")
     arguments = parser.parse_args()
     SignOfLife(arguments.life_fd).start_thread()
     start = arguments.start_id or new_start()
-    identity = Identity(arguments.pool, arguments.index or platform.node(), start, arguments.backend)
+    slot = read_slot(arguments.index) if arguments.index else slot_of(0, platform.node())
+    identity = Identity(arguments.pool, slot, start, arguments.backend)
     configure_logs("text", identity.name)
     create_files_private()
     try:
@@ -135,7 +136,7 @@ class Identity(NamedTuple):
     @property
     def name(self) -> str:
         """The name that stays the same when the worker is started again."""
-        return f"{self.pool}-{self.slot}"
+        return worker_name(self.pool, self.slot)
 
     @property
     def worker(self) -> str:
@@ -144,8 +145,8 @@ class Identity(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The worker's number in its pool, from 0; also 0 for a worker started by hand whose slot is a name."""
-        return int(self.slot) if self.slot.isdecimal() else 0
+        """The worker's number in its pool, on its host, from 0."""
+        return int(self.slot.partition("@")[0])
 
 
 def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> int:

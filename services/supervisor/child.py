@@ -23,7 +23,7 @@ from millstream.services.settings import LogFormat
 from millstream.services.supervisor.child_log import ChildLog, ShowLine, WriteLine
 from millstream.services.supervisor.log import LINE_BYTES_MAX, LogFile
 from millstream.services.supervisor.plan import Program
-from millstream.services.wire.worker_id import new_start
+from millstream.services.wire.worker_id import new_start, worker_id
 
 log = logging.getLogger("millstream.supervisor")
 
@@ -82,6 +82,11 @@ class Child:
         self._reader: asyncio.Task[None] | None = None
         self._log_format: LogFormat = log_format
         self._forward = forward
+
+    @property
+    def worker(self) -> str:
+        """The id of the worker in Redis; of one only."""
+        return worker_id(self.program.worker, self.start_id)
 
     def start(self) -> None:
         """Start the program, and restart it whenever it ends, until `stop`."""

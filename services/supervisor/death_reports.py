@@ -9,7 +9,6 @@ from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.supervisor.child import Child
-from millstream.services.wire.worker_id import worker_id
 
 
 class DeathReports:
@@ -23,10 +22,9 @@ class DeathReports:
 
     async def report(self, child: Child) -> bool:
         """Announce the death of a worker; return whether a model is at fault."""
-        worker = worker_id(child.program.name, child.start_id)
         # Before the restart: the new worker must already see which version not to load.
         report = await asyncio.to_thread(
-            self._crashes.analyze, worker, child.code, planned=child.stopped, hung=child.hung
+            self._crashes.analyze, child.worker, child.code, planned=child.stopped, hung=child.hung
         )
         # Gateways requeue its batches now instead of after the lease.
         task = asyncio.create_task(publish_death(self._address, self._keys, report.death))

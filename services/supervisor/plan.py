@@ -17,6 +17,7 @@ from millstream.services.environment import MANAGER_VARIABLES
 from millstream.services.installation import shm_prefix
 from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
+from millstream.services.wire.worker_id import slot_of, worker_name
 
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
 CONTROLLER = "controller"  # name of the process
@@ -34,7 +35,7 @@ class Program:
         environment: variables added to those of this process.
         withheld: variables of this process that the child does not get.
         fds: descriptors that the child inherits.
-        worker: whether it is a worker, which gets an id (wire.worker_id).
+        worker: name of the worker in Redis, metrics and lists (wire.worker_id); "" for other programs.
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
         shows_life: whether it accepts `--life-fd N` and writes a byte there every second (process.sign_of_life).
         cores: the cores it is pinned to; empty for any.
@@ -48,7 +49,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     withheld: frozenset[str] = WITHHELD | {ADMIN_KEY, ACCESS_SECRET, METRICS_KEY}
     fds: tuple[int, ...] = ()
-    worker: bool = False
+    worker: str = ""
     signals_ready: bool = False
     shows_life: bool = False
     cores: frozenset[int] = frozenset()
@@ -157,38 +158,45 @@ def gateways(
     ]
 
 
-def workers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """Return the worker processes of all pools at the start.
+def workers(
+    settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset(), host: str = ""
+) -> list[Program]:
+    """Return the worker processes of all pools at the start. `host`: as for `worker`.
 
     Pools named gpu and tensorrt use that device unless they name one.
     """
     return [
-        worker(settings, entry, pool, index, cores)
+        worker(settings, entry, pool, index, cores, host)
         for pool, spec in parse_pools(settings.pools).items()
         for index in range(spec.initial)
     ]
 
 
 def worker(
-    settings: Settings, entry: EntryCommands, pool: str, index: int, cores: frozenset[int] = frozenset()
+    settings: Settings,
+    entry: EntryCommands,
+    pool: str,
+    index: int,
+    cores: frozenset[int] = frozenset(),
+    host: str = "",
 ) -> Program:
-    """Return one worker process of a pool."""
+    """Return one worker process of a pool.
+
+    `host`: the name of this host where other hosts may have workers of the pool, else "". The process and its log are
+    named without it.
+    """
     spec = parse_pools(settings.pools)[pool]
+    slot = slot_of(index, host)
     return Program(
-        name=worker_name(pool, index),
-        command=(*entry.worker, "--pool", pool, "--index", str(index), *_backend(spec)),
+        name=worker_name(pool, str(index)),
+        command=(*entry.worker, "--pool", pool, "--index", slot, *_backend(spec)),
         environment=_common(settings) | _of_pool(spec),
-        worker=True,
+        worker=worker_name(pool, slot),
         shows_life=True,
         cores=cores,
         pool=pool,
         index=index,
     )
-
-
-def worker_name(pool: str, index: int) -> str:
-    """Return the name of a worker's process, of its log and of its series."""
-    return f"{pool}-{index}"
 
 
 def _backend(spec: PoolSpec) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from millstream.services.queue.url import RedisAddress
 from millstream.services.supervisor.child import Child
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
-from millstream.services.wire.worker_id import worker_id
 
 POLL_S = 0.1
 GATEWAY_S_MAX = 60.0
@@ -52,14 +51,14 @@ async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> 
     settled: set[str] = set()  # that the new worker had ready once, or found no memory for
     while True:
         records = await _records(cluster_state)
-        missing = missing_versions(records, _id(old), _id(new))
+        missing = missing_versions(records, old.worker, new.worker)
         if missing is not None:
-            settled |= {one.content_id for one in _instances(records, _id(old))} - missing
+            settled |= {one.content_id for one in _instances(records, old.worker)} - missing
             missing -= settled
             if not missing:
                 return
-        for instance in unordered(records, _id(old), _id(new), missing or frozenset(), ordered):
-            if await _order(cluster_state, records, _id(new), instance):
+        for instance in unordered(records, old.worker, new.worker, missing or frozenset(), ordered):
+            if await _order(cluster_state, records, new.worker, instance):
                 ordered.add(instance.content_id)
         if missing != previous:
             previous, since = missing, time.monotonic()
@@ -117,10 +116,6 @@ async def _records(cluster_state: ClusterState) -> Sequence[WorkerRecord]:
         return await cluster_state.workers()
     except Failure:
         return ()  # Redis is unavailable: try again until the time limit
-
-
-def _id(child: Child) -> str:
-    return worker_id(child.program.name, child.start_id)
 
 
 def missing_versions(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:

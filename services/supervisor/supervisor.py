@@ -130,6 +130,7 @@ class Supervisor:
         self._status = ""  # for the service manager, while it serves
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
+        self._host_name = machine.HostName()
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._grpc_reservation: socket.socket | None = None  # the port for gRPC
@@ -187,6 +188,7 @@ class Supervisor:
         finally:
             await self._shut_down()
             self._clear_files()
+            self._host_name.release()
             self._lock.release()
             lasted = asyncio.get_running_loop().time() - began
             log.info("stopped: %s, after %.3g s", self._stop_reason, lasted, extra=about(reason=self._stop_reason))
@@ -248,9 +250,11 @@ class Supervisor:
             self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
         )
         cores_of_workers = self._cores().workers
-        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers)
+        # Whoever shares a Redis may have workers of the same pools.
+        host = self._host_name.take(installation_name(settings)) if self._settings.redis_url is not None else ""
+        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers, host)
         self._preload_pipe = PreloadPipe(self._view.load_s_max)
-        self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers))
+        self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers, host))
         self._gateways = self._start_all(
             plan.gateways(
                 settings, self._listener.fileno(), self._preload_pipe.read_fd, self._entry, self._cores().gateway

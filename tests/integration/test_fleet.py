@@ -94,7 +94,7 @@ def test_containers_with_one_name_are_as_many_workers(tmp_path, address):
         machines.push(http, "scale", models.scale(tmp_path / "scale.onnx"))
         known = machines.until_workers(http, 3)
         assert len({worker["id"] for worker in known}) == 3
-        assert all(worker["id"].startswith("cpu-worker-") for worker in known)
+        assert all(worker["id"].startswith("cpu-0@worker-") for worker in known)
         machines.stop(processes[0])
         machines.until_workers(http, 2)
         check(infer(http, 1), 1)

@@ -57,7 +57,10 @@ LABELS = {
         "Of a reply to its gateway: `direct` (its batch came directly, too), `socket`, `tcp` (to a reply port), "
         "`redis`."
     ),
-    "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
+    "worker": (
+        "Name of a worker: its pool and number, `cpu-0`, and where hosts share a Redis its host, `cpu-0@web-1`. A "
+        "worker that is started again keeps its name."
+    ),
     "device": "Device of a worker: `cpu`, `cuda:0`, …",
     "process": (
         "Name of a process: `gateway-0`, `worker-cpu-0`, … A process that is started again keeps its name. Processes "

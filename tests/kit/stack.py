@@ -440,7 +440,7 @@ def _name(pid: int) -> str:
     """Return the name of a process: `gateway-0`, `cpu-1`, `redis`, `controller`, or the whole command."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     if "--index" in words:
-        index = words[words.index("--index") + 1]
+        index = words[words.index("--index") + 1].partition("@")[0]  # without a host, as its log is named
         return f"{words[words.index('--pool') + 1] if '--pool' in words else 'gateway'}-{index}"
     if "millstream.services.controller" in words:
         return "controller"

@@ -76,6 +76,7 @@ def test_entries_about_a_model(line, about):
         ("gateway-1", ["gateway-1"]),
         ("worker", ["cpu-0", "gpu-0"]),
         ("gpu", ["gpu-0"]),
+        ("gpu-0@web-1", ["gpu-0"]),
         ("redis", ["redis"]),
         ("digits", NAMES),
     ],

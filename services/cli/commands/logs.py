@@ -89,8 +89,8 @@ def selection(what: str | None, names: Iterable[str]) -> tuple[Wanted, Matches]:
         return _is_gateway, lambda _: True
     if what in {"worker", "workers"}:
         return _is_worker, lambda _: True
-    if what in names:
-        return lambda name: name == what, lambda _: True
+    if (process := what.partition("@")[0]) in names:  # cpu-0@HOST, as lists and metrics name it, too
+        return lambda name: name == process, lambda _: True
     if any(_pool(name) == what for name in names):
         return lambda name: _pool(name) == what, lambda _: True
     return lambda _: True, about_model(what)
