@@ -156,6 +156,12 @@ def shown(models: Iterable[str], need: Need = Need.DESCRIBE) -> list[str]:
     return [model for model in models if principal.grants.allows(need, model)]
 
 
+def owner_name() -> str:
+    """Return the name of the API key of the caller of the current task, which owns what it uploads; "": it has none."""
+    principal = CALLER.get()
+    return principal.counters.name if principal is not None and principal.key_id else ""
+
+
 def caller_name() -> str:
     """Return the name of the key of the caller of the current task; "": it has none."""
     principal = CALLER.get()

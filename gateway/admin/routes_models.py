@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 
 from millstream.gateway.access.principal import shown
 from millstream.gateway.admin import schemas_models as schemas
@@ -19,6 +21,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, not_found
+from millstream.services.model.manifest import LABELS_MAX
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.repository import activation
@@ -27,10 +30,29 @@ from millstream.services.wire.records import State
 router = APIRouter(prefix="/admin/v1")
 
 
-@router.get("/models", summary="All models and their versions")
-async def list_models(deps: DepsOf) -> schemas.Models:
+@router.get(
+    "/models", summary="All models and their versions, or those of an owner, or with labels", responses=documented(400)
+)
+async def list_models(
+    deps: DepsOf,
+    label: Annotated[
+        list[Annotated[str, Field(pattern="=")]],
+        Query(default_factory=list, max_length=LABELS_MAX, description="NAME=VALUE: a label that each of them has."),
+    ],
+    owner: Annotated[str | None, Query(description="Name of the API key that owns them; empty: none does.")] = None,
+) -> schemas.Models:
+    snapshot = visible(deps.catalog.snapshot, Need.READ)
     uploads = {at: state for at, state in deps.catalog.uploads.items() if shown([at[0]], Need.READ)}
-    return schemas.models(visible(deps.catalog.snapshot, Need.READ), uploads)
+    if owner is not None or label:
+        labels = dict(one.split("=", 1) for one in label).items()
+        models = {
+            name: view
+            for name, view in snapshot.models.items()
+            if owner in {None, view.placement.owner} and labels <= view.placement.labels.items()
+        }
+        snapshot = replace(snapshot, models=models)
+        uploads = {at: state for at, state in uploads.items() if at[0] in snapshot.models}
+    return schemas.models(snapshot, uploads)
 
 
 @router.get("/models/{name}", summary="One model and its versions", responses=documented(404))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from millstream.gateway.access.principal import require
 from millstream.gateway.admin import schemas_placement as schemas
 from millstream.gateway.admin.known_pools import known_pools
 from millstream.gateway.catalog.snapshot import visible
@@ -74,14 +75,17 @@ async def get_settings(name: str, deps: DepsOf) -> schemas.EndpointSettings:
 @router.patch(
     "/models/{name}",
     summary="Change where and how often a model is loaded",
-    description="Fields that the document leaves out keep their values; null restores a default. The settings hold for "
-    "the model's endpoint, and take effect at once.",
+    description="Fields that the document leaves out keep their values; null restores a default. Of `labels`, those "
+    "that are named change; null removes one. `owner` needs the scope `admin`. The settings hold for the model's "
+    "endpoint, and take effect at once.",
     responses=documented(400, 404, 409, 413, 503, 507),
     openapi_extra=json_body(EndpointPlacement, example={"instances_min": 1, "pin": True}),
 )
 async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.EndpointSettings:
     changes = parse_json(await read_body(request, DOCUMENT_BYTES_MAX))
     deps.catalog.snapshot.model(name)
+    if "owner" in changes:
+        require(Need.ADMIN, name)
     with audited("configure", name):
         known = await known_pools(deps, name)
         endpoint = await in_storage_thread(endpoint_settings.configure, deps.repository, name, changes, known)

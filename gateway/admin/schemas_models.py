@@ -206,6 +206,8 @@ class Model(BaseModel):
     source: str | None = Field(None, description="The folder of models from which it is served in place.")
     reason: str | None = Field(None, description="Why its last load failed.")
     unloaded: bool = Field(False, description="It does not answer until it is loaded.")
+    owner: str = Field("", description="Name of the API key that uploaded its first version; empty: none.")
+    labels: dict[str, str] = {}
     versions: list[Version]
 
 
@@ -267,5 +269,7 @@ def _model(name: str, view: ModelView | None, uploads: Mapping[tuple[str, int | 
         source=view.source if view else None,
         reason=(view.failure or None) if view else None,
         unloaded=view.unloaded if view else False,
+        owner=view.placement.owner if view else "",
+        labels=view.placement.labels if view else {},
         versions=versions,
     )

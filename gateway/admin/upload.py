@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
 
-from millstream.gateway.access.principal import CALLER, require
+from millstream.gateway.access.principal import CALLER, owner_name, require
 from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.admin.upload_form import UploadForm
@@ -135,6 +135,7 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
             await check_pools(deps, upload.model, incoming.config.pools)
         formats = loaded_formats(deps, incoming.config.pools)
         incoming.url = upload.url
+        incoming.owner = owner_name()
         incoming.options = upload.imports.model_copy(update={"formats": formats})
 
         def accept(checked: CheckedModel) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.activation import owned
 from millstream.services.repository.base import Repository
 from millstream.services.repository.conflicts import retry_on_conflict
 
@@ -68,17 +69,19 @@ class LoadChanges:
             self._repository.staged.stage(new)
         return [one for one in manifests if one not in new]
 
-    def commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
+    def commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None, owner: str) -> None:
         """Make the versions of `manifests`, and no other versions of the model, serve.
 
         Args:
             model: Name of the model.
             manifests: All manifests of the load.
             folder: The model repository in place that they come from; None: files of the call, or uploads.
+            owner: Of the model, if the files of the call make a new one.
         """
+        missing = owned(Endpoint(model=model), owner if folder is None else "")
 
         def attempt() -> None:
-            before = self.endpoint(model) or Endpoint(model=model)
+            before = self.endpoint(model) or missing
             now = self.manifests(model)
             after, dropped = _serving(before, list(now), [one.version for one in manifests], folder)
             if after == before and all(now.get(one.version) == one for one in manifests) and not dropped:

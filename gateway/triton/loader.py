@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from millstream.gateway.access.principal import shown
+from millstream.gateway.access.principal import owner_name, shown
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.triton import index
 from millstream.gateway.triton.await_ready import READY_S_MAX, ReadyWaiter
@@ -191,7 +191,7 @@ class RepositoryLoader:
             failed = await self._waiter.wait_ready(
                 manifests, self._repository.staged.check_kept, all_required=not source.unchanged
             )
-            await to_end_in_storage_thread(self._changes.commit, model, manifests, source.folder)
+            await to_end_in_storage_thread(self._changes.commit, model, manifests, source.folder, owner_name())
         except BaseException:
             await to_end_in_storage_thread(self._repository.staged.abort, model)
             raise

@@ -117,6 +117,14 @@ def load_settings(**overrides: Any) -> Any:
         raise wrong_usage(f"{source}: {problem}") from None
 
 
+def labels_of(given: list[str] | None) -> dict[str, str]:
+    """Return the labels of options like --label team=a. Raises UsageFailure."""
+    for text in given or ():
+        if "=" not in text:
+            raise wrong_usage(f"--label: {text[:80]!r} is no label: write NAME=VALUE")
+    return dict(text.split("=", 1) for text in given or ())
+
+
 def server_address(context: typer.Context, endpoint: str | None, key: str | None) -> ServerAddress:
     """Return the server to call: from the command's options, those before its name, or what `find_server` finds."""
     shared = context.obj if isinstance(context.obj, Shared) else Shared()
@@ -135,6 +143,7 @@ __all__ = [
     "Name",
     "ServerAddress",
     "Version",
+    "labels_of",
     "load_settings",
     "server_address",
 ]

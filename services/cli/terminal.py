@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from millstream.services.process.printable import printable
@@ -174,6 +174,11 @@ def escape(text: str) -> str:
     from rich.markup import escape as rich_escape
 
     return rich_escape(_ESCAPED_NO_TAG.sub(r"\\\\[", printable(text)))
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Return the labels of a model on one line: stage=prod, team=a."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def state(name: str) -> str:

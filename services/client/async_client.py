@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from numpy.typing import ArrayLike
 
@@ -27,6 +27,7 @@ from millstream.services.client.documents import (
     Placement,
     PoolScale,
     Race,
+    SettingsChanges,
     Version,
     VersionStatistics,
 )
@@ -135,8 +136,8 @@ class AsyncClient:
     async def unload(self, model: str) -> None:
         await self._run(models.unload(model))
 
-    async def models(self) -> list[Model]:
-        return await self._run(models.models())
+    async def models(self, *, owner: str | None = None, labels: Mapping[str, str] | None = None) -> list[Model]:
+        return await self._run(models.models(owner, labels))
 
     async def model(self, model: str) -> Model:
         return await self._run(models.model(model))
@@ -230,19 +231,8 @@ class AsyncClient:
     async def settings(self, model: str) -> EndpointSettings:
         return await self._run(models.settings(model))
 
-    async def configure(
-        self,
-        model: str,
-        *,
-        pools: Sequence[str] | None = None,
-        instances_min: int | None = None,
-        instances_max: int | None = None,
-        idle_s: float | None = None,
-        pin: bool | None = None,
-        capture_samples: int | None = None,
-    ) -> EndpointSettings:
-        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin, capture_samples)
-        return await self._run(models.configure(model, changes))
+    async def configure(self, model: str, **settings: Unpack[SettingsChanges]) -> EndpointSettings:
+        return await self._run(models.configure(model, settings))
 
     async def metrics(self) -> Metrics:
         return await self._run(models.metrics())

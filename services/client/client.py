@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from numpy.typing import ArrayLike
 
@@ -29,6 +29,7 @@ from millstream.services.client.documents import (
     Placement,
     PoolScale,
     Race,
+    SettingsChanges,
     Version,
     VersionStatistics,
 )
@@ -220,9 +221,9 @@ class Client:
         """Stop serving a model until it is loaded again."""
         self._run(models.unload(model))
 
-    def models(self) -> list[Model]:
-        """Return all models with their versions."""
-        return self._run(models.models())
+    def models(self, *, owner: str | None = None, labels: Mapping[str, str] | None = None) -> list[Model]:
+        """Return all models with their versions, or those that an API key of this name owns, or with these labels."""
+        return self._run(models.models(owner, labels))
 
     def model(self, model: str) -> Model:
         """Return one model with its versions. Raises ModelNotFound."""
@@ -362,32 +363,16 @@ class Client:
         """Return where and how often a model is loaded. Raises ModelNotFound."""
         return self._run(models.settings(model))
 
-    def configure(
-        self,
-        model: str,
-        *,
-        pools: Sequence[str] | None = None,
-        instances_min: int | None = None,
-        instances_max: int | None = None,
-        idle_s: float | None = None,
-        pin: bool | None = None,
-        capture_samples: int | None = None,
-    ) -> EndpointSettings:
-        """Change where and how often a model is loaded; None leaves a setting as it is.
+    def configure(self, model: str, **settings: Unpack[SettingsChanges]) -> EndpointSettings:
+        """Change where and how often a model is loaded, and whose it is.
 
         Args:
             model: its name.
-            pools: pools that may serve it, the preferred one first; empty: those of the version.
-            instances_min: instances that are always loaded.
-            instances_max: most instances in a pool; 0: no limit.
-            idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
-            pin: whether a loaded instance stays, also when memory is short.
-            capture_samples: rows of live requests that are kept as samples for a race; 0: none.
+            settings: what changes; None leaves a setting as it is.
 
         Returns the settings, with warnings about what keeps them from having an effect now.
         """
-        changes = models.changed_settings(pools, instances_min, instances_max, idle_s, pin, capture_samples)
-        return self._run(models.configure(model, changes))
+        return self._run(models.configure(model, settings))
 
     def metrics(self) -> Metrics:
         """Return the server's metrics."""

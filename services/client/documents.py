@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 
@@ -147,6 +148,32 @@ class SettingsFields(TypedDict):
     idle_s: float
     pin: bool
     capture_samples: int
+    owner: NotRequired[str]
+    labels: NotRequired[dict[str, str]]
+
+
+class SettingsChanges(TypedDict, total=False):
+    """Changes of the settings of a model's endpoint; None leaves a setting as it is.
+
+    Args:
+        pools: pools that may serve it, the preferred one first; empty: those of the version.
+        instances_min: instances that are always loaded.
+        instances_max: most instances in a pool; 0: no limit.
+        idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
+        pin: whether a loaded instance stays, also when memory is short.
+        capture_samples: rows of live requests that are kept as samples for a race; 0: none.
+        owner: name of an API key, "" for none; it needs the scope `admin`.
+        labels: labels to set, by name; a value of None removes one.
+    """
+
+    pools: Sequence[str] | None
+    instances_min: int | None
+    instances_max: int | None
+    idle_s: float | None
+    pin: bool | None
+    capture_samples: int | None
+    owner: str | None
+    labels: Mapping[str, str | None] | None
 
 
 class EndpointSettings(TypedDict):
@@ -309,7 +336,10 @@ class VersionStatistics(TypedDict):
 
 
 class Model(TypedDict):
-    """A model and its versions, the oldest first. `serving`: the version that answers; None: none does."""
+    """A model and its versions, the oldest first. `serving`: the version that answers; None: none does.
+
+    `owner`: name of the API key that uploaded its first version; "": none.
+    """
 
     name: str
     active: int | None
@@ -317,6 +347,8 @@ class Model(TypedDict):
     source: str | None
     reason: str | None
     unloaded: bool
+    owner: NotRequired[str]
+    labels: NotRequired[dict[str, str]]
     versions: list[ListedVersion]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from millstream.services.client.call import Call, Pause, Steps, send
@@ -14,6 +14,7 @@ from millstream.services.client.documents import (
     Model,
     Placement,
     PoolScale,
+    SettingsChanges,
     Version,
     VersionStatistics,
 )
@@ -55,9 +56,12 @@ def get_json(path: str, *members: str) -> Steps[dict[str, Any]]:
     return document_of((yield from send(Call("GET", path, repeatable=True))), *members)
 
 
-def models() -> Steps[list[Model]]:
-    document = yield from get_json("/admin/v1/models", "models")
-    return cast("list[Model]", document["models"])
+def models(owner: str | None, labels: Mapping[str, str] | None) -> Steps[list[Model]]:
+    query: dict[str, str | list[str]] = {} if owner is None else {"owner": owner}
+    if labels:
+        query["label"] = [f"{name}={value}" for name, value in labels.items()]
+    reply = yield from send(Call("GET", "/admin/v1/models", query=query, repeatable=True))
+    return cast("list[Model]", document_of(reply, "models")["models"])
 
 
 def model(name: str) -> Steps[Model]:
@@ -232,28 +236,11 @@ def settings(name: str) -> Steps[EndpointSettings]:
     return cast("EndpointSettings", (yield from get_json(f"{admin_path(name)}/settings", "settings", "warnings")))
 
 
-def changed_settings(
-    pools: Sequence[str] | None,
-    instances_min: int | None,
-    instances_max: int | None,
-    idle_s: float | None,
-    pin: bool | None,
-    capture_samples: int | None = None,
-) -> dict[str, Any]:
-    """Return the settings that are not None."""
-    given = {
-        "pools": None if pools is None else list(pools),
-        "instances_min": instances_min,
-        "instances_max": instances_max,
-        "idle_s": idle_s,
-        "pin": pin,
-        "capture_samples": capture_samples,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def configure(name: str, changes: dict[str, Any]) -> Steps[EndpointSettings]:
-    content = json.dumps(changes).encode()
+def configure(name: str, changes: SettingsChanges) -> Steps[EndpointSettings]:
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    if "pools" in given:
+        given["pools"] = list(given["pools"])
+    content = json.dumps(given).encode()
     reply = yield from send(Call("PATCH", admin_path(name), headers=_JSON, content=content, repeatable=True))
     return cast("EndpointSettings", document_of(reply, "settings", "warnings"))
 

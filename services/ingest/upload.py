@@ -48,8 +48,9 @@ _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
-    `config`, `options` for its import, and `url`, from which it comes, may be replaced until `publish`. Entering the
-    block raises Failure: INVALID (bad model name or version number), CONFLICT (the version exists).
+    `config`, `options` for its import, `url`, from which it comes, and `owner` of a new model may be replaced until
+    `publish`. Entering the block raises Failure: INVALID (bad model name or version number), CONFLICT (the version
+    exists).
 
     Args:
         version: the version's number; None takes the next free one.
@@ -65,6 +66,7 @@ class ModelUpload:
         self.config = config
         self.options = ImportOptions()
         self.url: str | None = None
+        self.owner = ""
         self._staging: Staging | None = None
         self._sink: _Sink | None = None
         self._buffer = bytearray()
@@ -225,7 +227,7 @@ class ModelUpload:
         def publish() -> Manifest:
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)
-            self._repository.publish(staging, manifest, activate=activate)
+            self._repository.publish(staging, manifest, activate=activate, owner=self.owner)
             return manifest
 
         # Without a number of its own, an upload takes the next one when another upload has published this one first.

@@ -6,6 +6,7 @@ models/<model>/<version>/manifest.json   Manifest: immutable
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +22,8 @@ WARMUPS_MAX = 64  # warm-up requests of a version
 COLUMNS_MAX = 10_000  # names of the columns of a table that a version takes as one input
 ColumnName = Annotated[str, Field(max_length=512)]
 POOLS_MAX = 16  # pools that a version or an endpoint names
+LABELS_MAX = 16  # labels of an endpoint
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:-]{0,62}")
 
 
 class QueuePolicy(BaseModel):
@@ -258,7 +261,7 @@ class Manifest(BaseModel):
 
 
 class EndpointPlacement(BaseModel):
-    """Where and how often a model is loaded.
+    """Where and how often a model is loaded, and whose it is.
 
     It holds for each of its versions that serves; `instances_min` and `pin` for the active one (`placement_of`).
     """
@@ -287,6 +290,12 @@ class EndpointPlacement(BaseModel):
         le=4096,
         description="Rows of live requests that are kept as samples for a race, which are users' data; 0: none.",
     )
+    owner: str = Field(
+        "",
+        max_length=64,
+        description="Name of the API key that uploaded its first version, which an admin may change; empty: none.",
+    )
+    labels: dict[str, str] = Field({}, max_length=LABELS_MAX, description="What its users say of it: name -> value.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -298,6 +307,11 @@ class EndpointPlacement(BaseModel):
             raise ValueError("pools: each pool is named once")
         if self.pin and self.idle_s:
             raise ValueError("pin keeps an instance loaded, idle_s unloads it: set one of them")
+        if wrong := [text for text in (*self.labels, *self.labels.values()) if not _LABEL.fullmatch(text)]:
+            raise ValueError(
+                f"labels: {wrong[0][:80]!r}: a label's name and value have 1 to 63 letters (A-Z, a-z), digits, '.', "
+                "'_', '/', '@', ':' and '-', and begin with a letter or a digit"
+            )
         return self
 
 

@@ -1,4 +1,4 @@
-"""Decides which version a model's name resolves to."""
+"""Decides which version a model's name resolves to, and whose the model is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def activated(endpoint: Endpoint, version: int) -> Endpoint:
     """Return `endpoint` with `version` active and loaded; the version that was active becomes `previous`."""
     loaded = endpoint.loaded if endpoint.serves(version) else (*(endpoint.loaded or ()), version)
     return endpoint.model_copy(update={"active": version, "previous": endpoint.active, "loaded": loaded})
+
+
+def owned(endpoint: Endpoint, owner: str) -> Endpoint:
+    """Return `endpoint` with an owner: the name of an API key; "": none."""
+    return endpoint.model_copy(update={"placement": endpoint.placement.model_copy(update={"owner": owner})})
 
 
 def activate_version(repository: Repository, model: str, version: int) -> Endpoint:

@@ -117,7 +117,7 @@ class Repository(Protocol):
     def open_staging(self) -> Staging:
         """Open a staging folder on the same storage as the versions, so that publishing is one rename."""
 
-    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False) -> None:
+    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False, owner: str = "") -> None:
         """Make the files in `staging` the version that `manifest` names, atomically and durably.
 
         A full disk leaves no part of the version.
@@ -126,6 +126,7 @@ class Repository(Protocol):
             staging: the folder to publish; it is empty afterwards.
             manifest: describes the version.
             activate: make it the active version, too.
+            owner: of the model, if this is its first version.
 
         Raises:
             Failure: CONFLICT if the version exists: versions are immutable.

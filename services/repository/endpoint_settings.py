@@ -1,4 +1,4 @@
-"""Changes the settings of an endpoint: in which pools, and how often, its model is loaded."""
+"""Changes the settings of an endpoint: in which pools, and how often, its model is loaded; owner and labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def configure(repository: Repository, model: str, changes: Mapping[str, Any], po
     Args:
         repository: holds the endpoint.
         model: its name.
-        changes: field -> value; None restores the default.
+        changes: field -> value; None restores the default. Of `labels`, those that are named: None removes one.
         pools: the pools there are.
 
     Raises Failure: INVALID (an unknown field or pool, contradicting limits), NOT_FOUND, CONFLICT (other processes keep
@@ -46,6 +46,8 @@ def changed(before: EndpointPlacement, changes: Mapping[str, Any], pools: Collec
             raise invalid(unknown_key(name, EndpointPlacement.model_fields, "setting"))
     kept = {name: value for name, value in before.model_dump().items() if name not in changes}
     given = {name: value for name, value in changes.items() if value is not None}
+    if isinstance(labels := given.get("labels"), Mapping):
+        given["labels"] = {name: value for name, value in {**before.labels, **labels}.items() if value is not None}
     try:
         settings = EndpointPlacement.model_validate(kept | given)
     except ValidationError as error:

@@ -27,7 +27,7 @@ from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.paths import is_version
-from millstream.services.repository.activation import activated
+from millstream.services.repository.activation import activated, owned
 from millstream.services.repository.base import Staging
 from millstream.services.repository.change_log import NO_ID, ChangeLog
 from millstream.services.repository.choices import Choices
@@ -94,7 +94,7 @@ class FolderRepository:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
         return open_staging(self._staging)
 
-    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False) -> None:
+    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False, owner: str = "") -> None:
         """Rename the staged files to the version that `manifest` names. Raises Failure(CONFLICT) if it exists."""
         target = self._version_folder(manifest.model, manifest.version)
         if (target / "manifest.json").exists():
@@ -106,8 +106,7 @@ class FolderRepository:
                 fsync(self._models)
                 # All writes that need space come before the rename, so that a full disk leaves no part of a version.
                 documents.enter_context(self._remembering(manifest.model, manifest.version))
-                if activate:
-                    documents.enter_context(self._activating(manifest.model, manifest.version))
+                documents.enter_context(self._naming(manifest.model, manifest.version, activate=activate, owner=owner))
                 try:
                     staging.path.rename(target)
                 except OSError as error:
@@ -334,11 +333,26 @@ class FolderRepository:
             yield
 
     @contextmanager
-    def _activating(self, model: str, version: int) -> Iterator[None]:
-        """Make the version that is published in the block the active one when the block ends."""
+    def _naming(self, model: str, version: int, *, activate: bool, owner: str) -> Iterator[None]:
+        """Write the endpoint when the block ends, which publishes a version.
+
+        Args:
+            model: name of the model.
+            version: the version that is published.
+            activate: make it the active one.
+            owner: of the model, if this is its first version.
+        """
         path = self._models / model / "endpoint.json"
-        endpoint = read_endpoint(path, model, self._root) or Endpoint(model=model)
-        with replacing(path, content_of(_next_generation(activated(endpoint, version)))):
+        before = read_endpoint(path, model, self._root)
+        endpoint = before or Endpoint(model=model)
+        if owner and before is None and not self._versions(model):
+            endpoint = owned(endpoint, owner)
+        if activate:
+            endpoint = activated(endpoint, version)
+        if endpoint == (before or Endpoint(model=model)):
+            yield
+            return
+        with replacing(path, content_of(_next_generation(endpoint))):
             yield
 
     def _highest(self, model: str) -> int:

@@ -154,6 +154,8 @@ def test_settings_are_changed_kept_and_restored(stack):
         "idle_s": 0.0,
         "pin": False,
         "capture_samples": 0,
+        "owner": "",
+        "labels": {},
     }
     changed = configure(stack, "first", instances_min=1, pin=True)
     assert changed["generation"] == before["generation"] + 1
@@ -272,6 +274,8 @@ def test_the_command_shows_and_changes_settings(stack):
         "idle_s": 0.0,
         "pin": False,
         "capture_samples": 0,
+        "owner": "",
+        "labels": {},
     }
 
 

@@ -1,4 +1,4 @@
-"""`millstream configure`: shows or changes where and how often a model is loaded."""
+"""`millstream configure`: shows or changes where and how often a model is loaded, its owner and its labels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.services.cli.failures import show_warning
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
-from millstream.services.cli.terminal import emit, escape, results, show_detail
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
+from millstream.services.cli.terminal import emit, escape, labels_text, results, show_detail
 
 if TYPE_CHECKING:
     from millstream.services.client.documents import EndpointSettings
@@ -46,11 +46,19 @@ def configure(
             metavar="N", help="Rows of live requests, users' data, that are kept for a race; default 0: none."
         ),
     ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help='Name of the API key that owns it; "": none. It needs the scope admin.'),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set a label; NAME= removes it; repeatable."),
+    ] = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
-    """Change where and how often a model is loaded, or show it, without options.
+    """Change where and how often a model is loaded, its owner and labels, or show them, without options.
 
     The settings hold for the model's name, whatever version it resolves to, and take effect at once. What is not named
     stays as it is.
@@ -62,6 +70,8 @@ def configure(
         "idle_s": idle_s,
         "pin": pin,
         "capture_samples": capture_samples,
+        "owner": owner,
+        "labels": {name: value or None for name, value in labels_of(label).items()} or None,
     }
     given = {field: value for field, value in changes.items() if value is not None}
     found = _configure(server_address(context, endpoint, key), name, given)
@@ -92,3 +102,7 @@ def _show(found: EndpointSettings) -> None:
     show_detail(console, "  pin             ", "yes" if settings["pin"] else "no")
     if settings["capture_samples"]:
         show_detail(console, "  capture-samples ", f"{settings['capture_samples']} rows of live requests")
+    if owner := settings.get("owner"):
+        show_detail(console, "  owner           ", escape(owner))
+    if labels := settings.get("labels"):
+        show_detail(console, "  labels          ", escape(labels_text(labels)))

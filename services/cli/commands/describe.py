@@ -19,7 +19,7 @@ def describe(
     context: typer.Context, name: Name, json_output: Json = False, endpoint: Endpoint = None, key: Key = None
 ) -> None:
     """Show a model: its versions, signature, state on each worker and measured execution times."""
-    from millstream.services.cli.terminal import emit, escape, results
+    from millstream.services.cli.terminal import emit, escape, labels_text, results
 
     server = server_address(context, endpoint, key)
     model = _model(server, name)
@@ -34,6 +34,10 @@ def describe(
     )
     if model["source"]:
         console.print(f"served in place from {escape(model['source'])}")
+    if owner := model.get("owner"):
+        console.print(f"owner {escape(owner)}")
+    if labels := model.get("labels"):
+        console.print(f"labels {escape(labels_text(labels))}")
     if model["reason"]:
         console.print(f"[red]reason[/] {escape(model['reason'])}")
     if model["unloaded"]:

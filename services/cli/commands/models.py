@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
-from millstream.services.cli.terminal import ago, emit, escape, results, show_rows, size, state, working
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, labels_of, server_address
+from millstream.services.cli.terminal import ago, emit, escape, labels_text, results, show_rows, size, state, working
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
@@ -18,16 +18,31 @@ if TYPE_CHECKING:
 WAIT_S = 300.0
 
 
-def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint = None, key: Key = None) -> None:
+def models(
+    context: typer.Context,
+    owner: Annotated[
+        str | None, typer.Option(metavar="KEY", help='Only those that an API key of this name owns; "": nobody.')
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only those with this label; repeatable.")
+    ] = None,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
     """List the models and their versions.
 
     The column WORKERS shows how many of the workers that hold a version are ready.
     """
-    listed = _models(server_address(context, endpoint, key))
+    labels = labels_of(label)
+    listed = _models(server_address(context, endpoint, key), owner, labels)
     if json_output:
         emit(listed)
         return
     console = results()
+    if not listed and (labels or owner is not None):
+        console.print("no such models")
+        return
     if not listed:
         console.print("no models yet: `millstream push NAME FILE.onnx` uploads one")
         return
@@ -35,7 +50,7 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
     for model in listed:
         if not model["versions"]:
             model_state = "unloaded" if model["unloaded"] else "failed"
-            rows.append([escape(model["name"]), "-", state(model_state), "", "-", "-", "-", "-"])
+            rows.append([escape(model["name"]), "-", state(model_state), "", "-", "-", "-", "-", *_team(model)])
         rows += [
             [
                 escape(model["name"]),
@@ -46,18 +61,24 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
                 escape(", ".join(version["pools"]) or "-"),
                 _ready_on(version),
                 ago(version["created"]),
+                *_team(model),
             ]
             for version in model["versions"]
         ]
-    columns = ("MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOLS", "WORKERS", "UPLOADED")
-    show_rows(console, columns, rows, right=("VERSION", "SIZE", "WORKERS"))
+    columns = ("MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOLS", "WORKERS", "UPLOADED", "OWNER", "LABELS")
+    shown = len(columns) if any(any(row[-2:]) for row in rows) else len(columns) - 2
+    show_rows(console, columns[:shown], [row[:shown] for row in rows], right=("VERSION", "SIZE", "WORKERS"))
 
 
-def _models(server: ServerAddress) -> list[Model]:
+def _team(model: Model) -> tuple[str, str]:
+    return escape(model.get("owner", "")), escape(labels_text(model.get("labels", {})))
+
+
+def _models(server: ServerAddress, owner: str | None, labels: dict[str, str]) -> list[Model]:
     from millstream.services.client.client import Client
 
     with Client(server, retries=0) as client:
-        return client.models()
+        return client.models(owner=owner, labels=labels)
 
 
 def _role(model: Model, version: ListedVersion) -> str:
