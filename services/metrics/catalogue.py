@@ -137,7 +137,7 @@ KEY_ROWS = Metric(
 KEY_RUN_SECONDS = Metric(
     "millstream_key_run_seconds_total",
     Kind.COUNTER,
-    "Seconds of runs of models, by API key: a request has its share of its batch's run, by rows.",
+    "Seconds of runs by API key, of which a request has its rows' share of its batch's run.",
     ("key",),
 )
 KEY_EXPIRY = Metric(

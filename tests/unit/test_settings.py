@@ -66,6 +66,7 @@ def test_a_secret_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_pat
     file.write_bytes(b"from-a-file" + ending.encode())
     monkeypatch.setenv("MILLSTREAM_ADMIN_KEY_FILE", str(file))
     monkeypatch.setenv("MILLSTREAM_REDIS_URL_FILE", str(file))
+    monkeypatch.delenv("MILLSTREAM_DRAIN_DELAY_S", raising=False)  # tests do not wait that long
     settings = read_settings()
     assert settings.admin_key is not None
     assert settings.admin_key.get_secret_value() == "from-a-file"
