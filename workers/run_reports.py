@@ -2,6 +2,7 @@
 
 watchdog ─> look(run) ─> a thread ─> the script `running` ─> Guarded.others_wait, waited_s
                                   ├─ all callers have gone ─> the run is ended
+                                  ├─ it has the last worker that others wait for ─> it is ended, and runs again
                                   └─ its end ─> `blame`: a run that was ended counts by the time it took from others
 """
 
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.sharing import LONG_S, long_life_ms
+from millstream.services.wire.batch import AGAIN
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.watchdog import Guarded, Watchdog
 from millstream.workers.worker import Worker
@@ -89,12 +91,19 @@ def _report(consumer: Consumer, guarded: Guarded) -> None:
     guarded.reported_s += seconds
     lane = guarded.group[0].lane
     taken_s = now - guarded.began
-    guarded.others_wait = consumer.running(lane, seconds, long_life_ms(taken_s), taken_s, busy=taken_s >= BUSY_S)
+    # Workers may have begun runs of one lane before any of them was known to be long. No more than usual is done twice.
+    yields = bool(guarded.until) and taken_s >= guarded.usual_s and not guarded.group[0].header.probe
+    others = consumer.running(lane, seconds, long_life_ms(taken_s), taken_s, busy=taken_s >= BUSY_S, yields=yields)
+    guarded.others_wait, guarded.blocks = others.calls, others.behind
     if guarded.others_wait:
         guarded.waited_s += now - guarded.reported_at
     guarded.reported_at = now
-    if guarded.error is None and consumer.all_left([lease.header.name for lease in guarded.group]) and not guarded.over:
+    if guarded.error is not None or guarded.over:
+        return
+    if consumer.all_left([lease.header.name for lease in guarded.group]):
         Watchdog.end(guarded, (Code.CANCELLED, "all callers of the run have gone, and it was terminated"))
+    elif others.leaves:
+        Watchdog.end(guarded, (AGAIN, "the run left its worker to other models"))
 
 
 def _report_end(consumer: Consumer, guarded: Guarded) -> None:

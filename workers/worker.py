@@ -18,7 +18,7 @@ from millstream.services.model.signature import Signature
 from millstream.services.process.backoff import Backoff
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.remote_links import RECEIPT_S_MAX
-from millstream.services.wire.batch import ENDLESS
+from millstream.services.wire.batch import AGAIN, ENDLESS
 from millstream.workers.backends.base import Terminated
 from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished
 from millstream.workers.batches.direct_work import AGAIN_S
@@ -348,12 +348,12 @@ class Worker:
         seconds = time.monotonic() - guarded.began
         log.warning("a run of %s was terminated after %.3g s", group[0].lane, seconds)
         self._run_time.add(guarded, seconds)
-        if not guarded.alone or guarded.error is None:
+        if guarded.error is None or not (guarded.alone or guarded.error[0] == AGAIN):
             return _left([self._replies.give_up(lease) for lease in group])
         code, message = guarded.error
         for lease in group:
             for position in list(lease.live_requests):
-                endless = guarded.suspicious and code is not Code.CANCELLED
+                endless = guarded.suspicious and code not in {Code.CANCELLED, AGAIN}
                 lease.fail(position, ENDLESS if endless else code, message)
         cost = RunCost(self._clock.now_ms() - seconds * 1000, 0.0, seconds, 0.0, 0, [])
         return _left([self._fail(lease, cost) for lease in group])

@@ -18,7 +18,7 @@ from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.access.limits import Account
-from millstream.services.queue.sharing import LONG_S, Share, long_life_ms
+from millstream.services.queue.sharing import LONG_LIFE_MS_MAX, LONG_S, Share, long_life_ms
 from millstream.services.wire.batch import ShmSlice
 
 if TYPE_CHECKING:
@@ -147,6 +147,10 @@ class InFlight:
             self._long_until = max(self._long_until, now + long_life_ms(seconds) / 1000)
         elif self._unproven:
             self._unproven -= 1
+
+    def yielded(self, now: float) -> None:
+        """Record that a run left its worker to others: no batch of the lane may have their last worker directly."""
+        self._long_until = now + LONG_LIFE_MS_MAX / 1000
 
     def retry(self, requests: list[Request], attempt: int, losses: int = 0, *, deadlines: bool = True) -> None:
         """Send requests again that were in flight before. Arguments as in `put`."""

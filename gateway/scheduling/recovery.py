@@ -17,7 +17,7 @@ from millstream.gateway.scheduling.quarantine import DIED, ENDED, Quarantine
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT
 from millstream.services.errors import Code, Failure
-from millstream.services.wire.batch import AGAIN, ENDLESS
+from millstream.services.wire.batch import AGAIN, ENDLESS, NO_ROOM
 
 log = logging.getLogger("millstream.lane")
 
@@ -152,7 +152,7 @@ class Recovery:
     def recover_request(self, request: Request, batch: InFlightBatch, code: str, message: str) -> None:
         """Run a request again, or fail it, depending on its `code` and `message` in the reply to its batch."""
         if code == AGAIN:
-            self._run_alone(request, batch)
+            self._run_alone(request, batch, message)
         elif (
             code == Code.EXPIRED
             and request.deadline > self._in_flight.replied_at + DOUBT_S
@@ -164,15 +164,17 @@ class Recovery:
         else:
             self._answers.fail((request,), _failure(request, Code(code), message))
 
-    def _run_alone(self, request: Request, batch: InFlightBatch) -> None:
-        """Run a request alone whose outputs did not fit into its batch's reply; fail it if it already ran alone."""
+    def _run_alone(self, request: Request, batch: InFlightBatch, message: str) -> None:
+        """Run a request alone that did not fit into its batch's reply, or whose run left its worker to others."""
         if request.done:
             return
-        if self._in_flight.connected and len(batch.requests) > 1:
-            self._in_flight.retry([request], batch.attempt)
+        if message != NO_ROOM:
+            self._in_flight.yielded(self._in_flight.replied_at)
+        if self._in_flight.connected and batch.losses < LOSSES_MAX:
+            self._in_flight.retry([request], batch.attempt, batch.losses + 1)
         else:
-            lost = "there was no room in the reply of its batch, and it cannot be run again: try again"
-            self._answers.fail((request,), Failure(Code.UNAVAILABLE, lost, retry_after_s=1))
+            failure = Failure(Code.UNAVAILABLE, f"{message}, and it cannot run again: try again", retry_after_s=1)
+            self._answers.fail((request,), failure)
 
     def _run_without_deadline(self, request: Request, batch: InFlightBatch) -> None:
         """Run a request again that a worker expired too early: a clock was set between two measurements.

@@ -31,8 +31,10 @@ KIND_GIVEN_UP = 1
 KIND_UNREADABLE = 2
 ALIGN_BYTES = 8  # size of the largest element
 INLINE_BYTES_MAX = 256 * 1024  # larger inline tensors bypass the queue's scripts, in a key of their own (a blob)
-#: Instead of an error code: the request did not fit into the reply of its batch and runs again, alone.
+#: Instead of an error code: the request runs again, alone. It did not fit into the reply of its batch; or, whether it
+#: was alone or not, its run left the worker to others.
 AGAIN = "again"
+NO_ROOM = "there was no room in the reply of its batch"  # the message with AGAIN in the first case
 #: Instead of an error code: the run took far too long and was terminated; equal requests are refused for a while.
 ENDLESS = "endless"
 ABSENT = (-1,)  # instead of the shape of an optional input that the requests do not have

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream.services.queue.sharing import LONG_LIFE_MS_MAX, LONG_RUNS, LONG_S, long_life_ms
+from millstream.workers.batches.consumer import ATTACHED, OthersWait
 from tests.kit.pool import Pool, names
 
 LONG_MS = LONG_LIFE_MS_MAX
@@ -12,6 +13,15 @@ CALLED = {"fast": (0.0, 0)}  # a worker tells that it ran this lane
 def put_long(pool: Pool, lane: str, *batches: str) -> list[int]:
     """Put batches of a lane with long runs; return which of them a worker has."""
     return [pool.put(lane, name, cost_ms=1000, fill=1, long_ms=LONG_MS) for name in batches]
+
+
+def running(pool: Pool, worker: str, lane: str, seconds: float, long_ms: int, *, busy: bool = False) -> OthersWait:
+    """Report a run; return whether others wait, and whether it is to leave its worker."""
+    return pool.worker(worker).running(lane, seconds, long_ms, 1.0, busy=busy, yields=True)
+
+
+def waits(pool: Pool, worker: str, lane: str, seconds: float, long_ms: int, *, busy: bool) -> bool:
+    return running(pool, worker, lane, seconds, long_ms, busy=busy).calls
 
 
 def test_a_lane_with_long_runs_leaves_a_worker_to_a_lane_that_is_called(pool):
@@ -126,11 +136,11 @@ def test_a_lane_that_an_idle_worker_begins_to_serve_is_kept_from_it_likewise(poo
 def test_a_long_run_that_came_directly_holds_its_worker(pool):
     for worker in ("w1", "w2"):
         pool.join(worker, "slow", "fast")
-        pool.next(worker, leased=1000 if worker == "w1" else 0, used=CALLED)
-    assert not pool.worker("w1").running("slow", 0.1, LONG_MS, 1, busy=True)
+        pool.next(worker, leased=ATTACHED if worker == "w1" else 0, used=CALLED)
+    assert not waits(pool, "w1", "slow", 0.1, LONG_MS, busy=True)
     assert list(pool.check().idle) == ["w2"], "it is attached no longer"
     assert put_long(pool, "slow", "s1") == [0]
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=True), "no call of another lane waits"
+    assert not waits(pool, "w1", "slow", 0.5, LONG_MS, busy=True), "no call of another lane waits"
     pool.next("w1", used={"slow": (10.0, LONG_MS)})
     assert pool.check().leased("w1") == ["s1"]
 
@@ -139,13 +149,13 @@ def test_a_run_under_way_is_told_whether_calls_of_others_wait(pool):
     pool.join("w1", "slow", "fast")
     put_long(pool, "slow", "s1", "s2")
     [lease] = pool.next("w1")
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False), "its own calls wait, no others"
+    assert not waits(pool, "w1", "slow", 0.5, LONG_MS, busy=False), "its own calls wait, no others"
     pool.put("fast", "probe", probe=True)
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False), "a readiness probe is no call"
+    assert not waits(pool, "w1", "slow", 0.5, LONG_MS, busy=False), "a readiness probe is no call"
     pool.redis.zadd(pool.keys.prefix + b"called", {"fast": int(pool.redis.time()[0]) * 1000 - 5000})
-    assert not pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False), "nor is one of a lane called before"
+    assert not waits(pool, "w1", "slow", 0.5, LONG_MS, busy=False), "nor is one of a lane called before"
     pool.put("fast", "f1")
-    assert pool.worker("w1").running("slow", 0.5, LONG_MS, 1, busy=False)
+    assert waits(pool, "w1", "slow", 0.5, LONG_MS, busy=False)
     assert names(pool.next("w1", lease, wanted=1)) == ["probe"]
 
 
@@ -159,7 +169,7 @@ def test_a_lane_is_charged_for_a_run_while_it_goes_on(pool):
         pool.put("a", name, deadline_ms=deadline_ms, cost_ms=1, fill=1)
     pool.put("b", "b1", deadline_ms=9, cost_ms=5, fill=1)
     pool.put("b", "b2", deadline_ms=9, cost_ms=5, fill=1)
-    pool.worker("w1").running("a", 0.05, 0, 1, busy=False)
+    waits(pool, "w1", "a", 0.05, 0, busy=False)
     assert names(pool.next("w2", wanted=1)) == ["b1"]
     assert names(pool.next("w2", wanted=1)) == ["b2"]
     assert names(pool.next("w1", lease, wanted=1, used={"a": (100.0, 0)})) == ["a2"]
@@ -212,3 +222,35 @@ def test_a_run_is_left_when_the_callers_of_all_its_batches_have_gone(pool):
     assert not worker.all_left(["s1", "s2"])
     pool.callers_left("s2")
     assert worker.all_left(["s1", "s2"])
+
+
+def test_a_run_leaves_the_last_worker_that_others_wait_for(pool):
+    """Both workers began runs of a lane before any was known to be long: one of them goes on."""
+    for worker in ("w1", "w2"):
+        pool.join(worker, "slow", "fast")
+        pool.next(worker)
+    assert [pool.put("slow", name) for name in ("s1", "s2")] == [1, 1]
+    pool.put("fast", "f1")
+    told = {worker: running(pool, worker, "slow", 0.1, LONG_MS) for worker in ("w1", "w2", "w1")}
+    assert told == {"w1": (True, False, False), "w2": (True, True, False)}
+    assert pool.check().held == {"w1": "slow"}
+    [lease] = pool.wait("w2")
+    assert names(pool.next("w2", lease)) == ["f1"]
+
+
+def test_a_run_keeps_the_only_worker(pool):
+    pool.join("w1", "slow", "fast")
+    pool.next("w1")
+    pool.put("slow", "s1")
+    pool.put("fast", "f1")
+    assert running(pool, "w1", "slow", 0.1, LONG_MS) == (True, False, False)
+
+
+def test_calls_behind_a_run_of_an_attached_worker_go_to_others(pool):
+    """For Redis an attached worker is idle, also while it runs what came directly."""
+    pool.join("w1", "slow", "fast")
+    pool.next("w1", leased=ATTACHED)
+    assert pool.put("fast", "f1") == 1
+    assert running(pool, "w1", "slow", 0.1, LONG_MS) == (True, False, True)
+    assert pool.worker("w1").give_back([]) == 1
+    assert running(pool, "w1", "slow", 0.5, LONG_MS) == (True, False, False)

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millstream.gateway.scheduling.in_flight import PROVEN_RUNS
 from millstream.services.model.manifest import ModelConfig
+from millstream.services.queue.keys import InstallationKeys, PoolKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.workers.models.run_history import RUNS_MIN
 from tests.faults.test_endless_runs import ENDLESS, answer
@@ -61,6 +63,20 @@ def test_runs_without_an_end_leave_a_worker_to_the_neighbour(tmp_path: Path, end
     with neighbours(tmp_path, "cpu=2", endless) as stack, steady_calls(stack) as load:
         names = [f"slow{number}" for number in range(endless)]
         sent = [send(stack, name, ENDLESS, row, timeout_s=ENDED_S) for row in (1, 2) for name in names]
+        wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
+        load.more(20)
+        assert select.select([connection.sock for connection in sent], [], [], 0)[0] == [], "none has ended yet"
+        assert {answer(connection)[0] for connection in sent} <= {504, 503}
+
+
+def test_runs_that_became_long_leave_a_worker_to_the_neighbour(tmp_path: Path) -> None:
+    """All workers begin them at once, because all runs were short before; no run of this size bounds them."""
+    with neighbours(tmp_path, "cpu=2") as stack, steady_calls(stack) as load:
+        long = PoolKeys(InstallationKeys(stack.installation), "cpu").prefix + b"long"
+        for number in range(PROVEN_RUNS + 2):
+            assert answer(send(stack, "slow0", number % 5))[0] == 200
+        load.until(lambda: not stack.redis.zcount(long, int(stack.redis.time()[0]) * 1000, "+inf"))
+        sent = [send(stack, "slow0", ENDLESS, row, timeout_s=ENDED_S) for row in range(4)]
         wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
         load.more(20)
         assert select.select([connection.sock for connection in sent], [], [], 0)[0] == [], "none has ended yet"

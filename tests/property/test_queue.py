@@ -487,8 +487,15 @@ class ExchangeMachine(RuleBasedStateMachine):
         self._next(worker, worker.hand[:finished], leased, wanted, used)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
-    @rule(data=st.data(), lane=st.sampled_from(LANES), ms=st.integers(0, 99), busy=st.booleans(), ends=st.booleans())
-    def run_long(self, data: st.DataObject, lane: str, ms: int, busy: bool, ends: bool) -> None:
+    @rule(
+        data=st.data(),
+        lane=st.sampled_from(LANES),
+        ms=st.integers(0, 99),
+        busy=st.booleans(),
+        yields=st.booleans(),
+        ends=st.booleans(),
+    )
+    def run_long(self, data: st.DataObject, lane: str, ms: int, busy: bool, yields: bool, ends: bool) -> None:
         """A long run goes on, of a batch that came directly or from the queue; or it ends."""
         worker, before = self._awake(data), self.snapshot
         consumer = self.pool.worker(worker.name)
@@ -497,19 +504,24 @@ class ExchangeMachine(RuleBasedStateMachine):
             assert worker.name not in self.pool.snapshot().held
             return
         known = worker.name in before.workers
+        behind = {entry.lane for entry in before.entries if entry.worker == worker.name}
         others = (
             {**before.called, **before.called_long}.keys()
             & before.lanes.get(worker.name, set())
-            & before.ready.keys() - {lane}
+            & (before.ready.keys() | behind) - {lane}
         )
-        assert consumer.running(lane, ms / 1000, LONG_MS, 60, busy=busy) == bool(known and others)
+        with_long = replace(before, long={**before.long, lane: math.inf})
+        leaves = bool(known and others) and yields and not may_have(with_long, lane, worker.name)
+        waits = consumer.running(lane, ms / 1000, LONG_MS, 60, busy=busy, yields=yields)
+        assert waits == (bool(known and others), leaves, bool(known and others & behind))
         after = self.pool.snapshot()
         if not known:
             assert after == before
             return
         charge(before, lane, ms)
         assert (after.ready, after.vtimes) == (before.ready, before.vtimes)
-        assert after.held == {**before.held, worker.name: lane}
+        held = {peer: had for peer, had in before.held.items() if peer != worker.name}
+        assert after.held == (held if leaves else {**held, worker.name: lane})
         assert lane in after.long
         assert not (busy and worker.name in after.idle)
 

@@ -189,6 +189,15 @@ def test_what_is_usual_for_a_slow_version_is_twenty_times_its_longest_runs() -> 
     assert told.look(guarded) == ["long", "terminate"]
 
 
+def test_what_others_called_does_not_wait_behind_a_long_run() -> None:
+    told = Told()
+    guarded = told.arm(lease([1]), measured_s=9.0)
+    told.look(guarded)
+    guarded.others_wait = guarded.blocks = True
+    assert told.look(guarded) == ["long"]
+    assert told.look(guarded) == []
+
+
 def test_without_runs_of_its_size_nothing_is_usual() -> None:
     told = Told()
     guarded = told.arm(lease([1]), measured_s=0.001)

@@ -43,6 +43,17 @@ class Finished(NamedTuple):
     blob: bytes
 
 
+class OthersWait(NamedTuple):
+    """What waits of other lanes during a long run.
+
+    `calls`: for a worker like this. `leaves`: the run must leave this one to them. `behind`: a batch that it leased.
+    """
+
+    calls: bool
+    leaves: bool
+    behind: bool
+
+
 class Consumer:
     """Calls of one worker over one connection. Not thread-safe.
 
@@ -387,8 +398,8 @@ class Consumer:
         names = [lease.header.name for lease in running]
         return int(self._script("give_back", own, self._worker, *names))
 
-    def running(self, lane: str, seconds: float, long_ms: int, age_s: float, *, busy: bool) -> bool:
-        """Report a long run while it goes on; return whether a call of another lane waits for a worker like this.
+    def running(self, lane: str, seconds: float, long_ms: int, age_s: float, *, busy: bool, yields: bool) -> OthersWait:
+        """Report a long run while it goes on.
 
         Args:
             lane: whose batches run.
@@ -396,9 +407,11 @@ class Consumer:
             long_ms: how long the lane counts as one with long runs.
             age_s: how long the run has taken.
             busy: whether the worker is not idle, although Redis may take it for that because it is attached.
+            yields: whether the run may be ended, to run again.
         """
-        told = (lane, b"%.3f" % (seconds * 1000), long_ms, int(age_s * 1000), int(busy))
-        return bool(self._script("running", (), self._worker, *told))
+        told = (lane, b"%.3f" % (seconds * 1000), long_ms, int(age_s * 1000), int(busy), int(yields))
+        calls, behind = self._script("running", (), self._worker, *told)
+        return OthersWait(calls > 0, calls > 1, behind > 0)
 
     def all_left(self, names: Sequence[str]) -> bool:
         """Return whether the callers of all these batches have gone."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import LENGTH_BYTES
-from millstream.services.wire.batch import AGAIN, ReplyHeader, encode_reply
+from millstream.services.wire.batch import AGAIN, NO_ROOM, ReplyHeader, encode_reply
 
 if TYPE_CHECKING:
     from millstream.workers.batches.lease import Lease
@@ -47,7 +47,7 @@ def fit(lease: Lease, outputs: Sequence[Array], batching: bool, bytes_max: int) 
             refused += 1
             lease.fail(position, Code.TOO_LARGE, too_large(size, bytes_max))
         elif size > left:
-            lease.fail(position, AGAIN, "there was no room in the reply of its batch")
+            lease.fail(position, AGAIN, NO_ROOM)
         else:
             left -= size
             kept.append(share)

@@ -1,7 +1,7 @@
 """watchdog: a thread that terminates runs that take too long, and ends the process if they do not end.
 
 arm ─> run ─> disarm                     records the current run; two assignments for each run
-  longer than usual: on_long ─> batches that wait behind it go to other workers
+  longer than usual, or calls of others wait behind it: on_long ─> these go to other workers
   longer than allowed: Instance.terminate ─> the run raises Terminated, and the main loop answers
   still not over after GRACE_S: on_stuck ─> its requests are answered, other batches are given back, the process ends
 each look: on_look ─> a long run is reported to Redis, replies that wait for the main loop are sent without it
@@ -42,6 +42,7 @@ class Guarded:
     __slots__ = (
         "alone",
         "began",
+        "blocks",
         "bounded",
         "detached",
         "error",
@@ -56,6 +57,7 @@ class Guarded:
         "terminated_at",
         "until",
         "until_limit",
+        "usual_s",
         "waited_s",
     )
 
@@ -63,13 +65,15 @@ class Guarded:
         self.group = group
         self.model = model
         self.began = time.monotonic()
-        self.error: tuple[Code, str] | None = None  # of its request, once its termination was requested
+        self.error: tuple[str, str] | None = None  # of its requests, once its termination was requested: Code or AGAIN
+        self.usual_s = 0.0  # what runs of its size usually take, or took at the warm-up; 0: not known
         self.gave_back = False  # the batches that waited behind it were given to other workers
         self.over = False  # the main loop is no longer inside it
         self.until = 0.0  # when to terminate it; 0: not computed yet
         self.detached = False  # what came directly and waited behind it was returned to its gateway
         # Written by the reports of long runs (run_time.py).
         self.others_wait = False  # a call of another version waits for a worker, at the last report
+        self.blocks = False  # batches of other versions wait behind it, at the last report
         self.waited_s = 0.0  # for which others waited during this run
         self.reported_at = self.began
         self.reported_s = 0.0  # run time beyond what was expected that was reported
@@ -99,6 +103,7 @@ class Guarded:
         self.alone = sum([len(lease.live_requests) for lease in leases]) <= 1
         usual_s = self.model.calls.history.usual_s(self.input_bytes)
         measured_s = self.model.run_s(self._rows)
+        self.usual_s = usual_s or measured_s
         if usual_s:
             self.suspicious_s = max(USUAL_S_MIN, SUSPICIOUS_RUNS * usual_s)
         else:
@@ -145,7 +150,8 @@ class Watchdog:
     Args:
         clock: the Redis clock, on which deadlines are.
         run_s_max: the limit of one run.
-        on_long: called in the watchdog's thread when a run becomes suspicious.
+        on_long: called in the watchdog's thread when a run becomes suspicious, or is long while others wait
+            behind it.
         on_stuck: called in that thread when a terminated run does not end; it does not return.
         grace_s: how long a terminated run may take to end; longer for devices whose libraries seldom check.
         mark: file that records the current run, for the process that reads it after a crash.
@@ -209,7 +215,7 @@ class Watchdog:
     def _check(self, guarded: Guarded, now: float) -> None:
         if not guarded.until:
             guarded.compute_limits(self._run_s_max, self._clock.now_ms())
-        if guarded.suspicious and not guarded.gave_back:
+        if (guarded.suspicious or guarded.blocks) and not guarded.gave_back:
             guarded.gave_back = True
             self._on_long(guarded)
         if guarded.error is None and (error := guarded.why_end(now)) is not None:
@@ -219,8 +225,8 @@ class Watchdog:
             self._on_stuck(guarded)
 
     @staticmethod
-    def end(guarded: Guarded, error: tuple[Code, str]) -> None:
-        """Have a run terminated; its request gets the error, code and message. May be called in any thread."""
+    def end(guarded: Guarded, error: tuple[str, str]) -> None:
+        """Have a run terminated; its request gets the error: a Code, or AGAIN, and a message. Called in any thread."""
         guarded.error, guarded.terminated_at = error, time.monotonic()
         if guarded.model.instance is not None:
             guarded.model.instance.terminate()

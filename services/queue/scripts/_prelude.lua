@@ -146,18 +146,20 @@ local function deliver(lane, worker, long)
   return entry[ID]
 end
 
--- offer(lane) -> id of the entry that an idle worker got, or nil when no idle worker may have the lane.
+-- offer(lane) -> id of the entry that an idle worker got, or nil when no idle worker may have the lane; and whether the
+-- worker is attached, and so may be inside a run.
 local function offer(lane)
   local start, long = 0, nil
   while true do
-    local idle = redis.call('ZRANGE', IDLE, start, start + PAGE - 1)
-    for _, worker in ipairs(idle) do
+    local idle = redis.call('ZRANGE', IDLE, start, start + PAGE - 1, 'WITHSCORES')
+    for i = 1, #idle, 2 do
+      local worker = idle[i]
       if redis.call('SISMEMBER', PREFIX .. 'lanes:' .. worker, lane) == 1 then
         if long == nil then long = is_long(lane) or false end
-        if not long or reserve(worker)(lane) then return deliver(lane, worker, long) end
+        if not long or reserve(worker)(lane) then return deliver(lane, worker, long), idle[i + 1] ~= '0' end
       end
     end
-    if #idle < PAGE then return nil end
+    if #idle < 2 * PAGE then return nil end
     start = start + PAGE
   end
 end
@@ -189,7 +191,7 @@ local function unmark_ready(lane)
 end
 
 -- append(lane, batch, attempt, deadline, replies, name, cost, fill) -> 1: an idle worker has the batch; 0: it waits in
--- the stream.
+-- the stream; and whether the worker may be inside a run.
 local function append(lane, batch, attempt, deadline, replies, name, cost, fill)
   local stream = PREFIX .. 'stream:' .. lane
   local fields = {'*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name, 'c', cost, 'f', fill}
@@ -198,7 +200,8 @@ local function append(lane, batch, attempt, deadline, replies, name, cost, fill)
     id = redis.call('XADD', stream, unpack(fields))
     redis.call('EXPIRE', stream, UNSERVED_LIFE_S)
   end
-  if offer(lane) == id then return 1 end
+  local offered, attached = offer(lane)
+  if offered == id then return 1, attached end
   mark_ready(lane, deadline)
   return 0
 end

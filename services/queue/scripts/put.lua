@@ -6,6 +6,6 @@
 -- returns 1: an idle worker has the batch; 0: it waits in the stream
 local lane, call, long_ms = ARGV[2], ARGV[10], tonumber(ARGV[11] or 0)
 if long_ms > 0 then note_long(lane, long_ms) end
-local delivered = append(lane, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9])
-if delivered == 0 and call == '1' then note_called(lane) end
+local delivered, attached = append(lane, ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9])
+if call == '1' and (delivered == 0 or attached) then note_called(lane) end
 return delivered
