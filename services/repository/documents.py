@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.repository.disk import storage_failure
 
+#: Of a document; a larger one is damaged. A manifest has some MiB at most.
+DOCUMENT_BYTES_MAX = 64 << 20
 Document = TypeVar("Document", bound=BaseModel)
 
 
@@ -26,6 +29,11 @@ def content_of(document: BaseModel) -> bytes:
 def read_document(path: Path, kind: type[Document], root: Path) -> Document | None:
     """Return the document at `path`; None if there is none. Raises Failure(INTERNAL) when it is damaged."""
     try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe or a device would block, or never end
+            raise damaged(path, "it is no file")
+        if about.st_size > DOCUMENT_BYTES_MAX:
+            raise damaged(path, f"it has more than {DOCUMENT_BYTES_MAX} bytes")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
