@@ -76,7 +76,7 @@ def test_runs_that_became_long_leave_a_worker_to_the_neighbour(tmp_path: Path) -
         for number in range(PROVEN_RUNS + 2):
             assert answer(send(stack, "slow0", number % 5))[0] == 200
         load.until(lambda: not stack.redis.zcount(long, int(stack.redis.time()[0]) * 1000, "+inf"))
-        sent = [send(stack, "slow0", ENDLESS, row, timeout_s=ENDED_S) for row in range(4)]
+        sent = [send(stack, "slow0", ENDLESS, row, timeout_s=ENDED_S) for row in (1, 2)]
         wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
         load.more(20)
         assert select.select([connection.sock for connection in sent], [], [], 0)[0] == [], "none has ended yet"
