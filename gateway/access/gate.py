@@ -339,10 +339,21 @@ class Gate:
         principal = CALLER.get() if self.enforced else None
         if principal is None:
             return None
+        self._check_live(principal)
+        return self.let_in(principal)
+
+    def check_still(self, principal: Principal, row: Row, model: str | None = None) -> None:
+        """Check a call again that was let in, before it changes anything: its body, or its work, may take long.
+
+        Raises Failure: UNAUTHENTICATED, FORBIDDEN. Arguments as of `enter`.
+        """
+        self._check_live(principal)
+        principal.require(row.need, model)
+
+    def _check_live(self, principal: Principal) -> None:
         if not principal.live or principal.expires_at <= self._wall():
             self._counters(NO_KEY).of_outcome(EXPIRED).add()
             raise Unidentified("the key was revoked, or has expired", EXPIRED)
-        return self.let_in(principal)
 
     def let_in(self, principal: Principal) -> Pass:
         """Let in a call that its scopes allow. Raises LimitReached."""

@@ -19,6 +19,7 @@ from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.scopes import Need
+from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest.report import CheckedModel
@@ -34,6 +35,7 @@ log = logging.getLogger("millstream.admin")
 
 _UNKNOWN = "extra_forbidden"  # pydantic's name of the error
 _NOTHING_ALLOWED = ImportOptions()
+_WRITE = Row(Need.WRITE)
 _SETTLED = frozenset({State.READY, State.STANDBY, State.FAILED, State.UNLOADED})
 
 
@@ -140,6 +142,8 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
 
         def accept(checked: CheckedModel) -> None:
             check_format(deps, incoming.config.pools, checked.source_format)
+            if (principal := CALLER.get()) is not None:  # the check, and what it waits for, may take minutes
+                deps.gate.check_still(principal, _WRITE, upload.model)
 
         manifest = await incoming.publish(upload.sha256, show, activate=upload.activate, accept=accept)
         if deps.settings.versions_kept:

@@ -1,9 +1,12 @@
 """access_middleware: ends what the check of a key began, and writes changes to the audit log.
 
 request ─> Visit ─> authorize fills it ─> route ─> head of the reply: audit entry of a change ─> leave
+                                           └> end of the body: still allowed?
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +23,7 @@ _VISIT = "millstream.visit"  # key of a scope
 class Visit:
     """One call: who makes it and what it needs, as far as it is known."""
 
-    __slots__ = ("label", "passed", "principal", "row", "what")
+    __slots__ = ("check_still", "label", "passed", "principal", "row", "what")
 
     def __init__(self) -> None:
         self.row: Row | None = None
@@ -28,6 +31,8 @@ class Visit:
         self.label = ""  # who calls, without a principal
         self.principal: Principal | None = None
         self.passed: Pass | None = None
+        #: raises Failure if the caller may not make the call any more; None: it was not checked yet, or needs no key
+        self.check_still: Callable[[], None] | None = None
 
 
 def visit_of(scope: Scope) -> Visit:
@@ -58,13 +63,20 @@ class AccessMiddleware:
         token = CHANGES.set(Changes())
         CALLER.set(None)  # the task of a pipelined request has the context of the request before
 
+        async def received() -> Message:
+            message = await receive()
+            # A body may take as long as its sender likes: the key may have been revoked or changed meanwhile.
+            if visit.check_still is not None and message["type"] == "http.request" and not message.get("more_body"):
+                visit.check_still()
+            return message
+
         async def audited(message: Message) -> None:
             if message["type"] == "http.response.start" and visit.row is not None and visit.row.changes:
                 await self._write(scope, visit, message["status"])
             await send(message)
 
         try:
-            await self.app(scope, receive, audited)
+            await self.app(scope, received, audited)
         finally:
             CHANGES.reset(token)
             if visit.passed is not None:

@@ -9,6 +9,7 @@ of the home (services/local_token.py).
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
@@ -73,6 +74,7 @@ async def _let_in(request: Request, deps: Deps, row: Row) -> None:
     visit.principal = principal
     model = None if row.model is None else request.path_params.get(row.model)
     visit.passed = gate.enter(principal, row, model)
+    visit.check_still = partial(gate.check_still, principal, row, model)
     CALLER.set(principal)
     acting("unknown address" if request.client is None else request.client.host, principal.label)
 

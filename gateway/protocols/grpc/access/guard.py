@@ -163,4 +163,4 @@ def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> No
         if gate.is_open(row):
             return
         principal = _identify(gate, context, row)
-    principal.require(row.need, model or None)
+    gate.check_still(principal, row, model or None)
