@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 EFFICIENT_SHARE = 0.9  # of the best rows per second
+#: A run of more rows than ever ran takes at most this time if it takes as long for each row, unless twice the largest
+#: size takes longer: then it is twice that size. Calls of other models that come meanwhile wait for it.
+TRIAL_S = 5.0
+TRIAL_GROWTH = 8  # most rows of such a run, in runs of the largest size: more may need far more memory
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,15 @@ class Profile:
     def rows_worth_running(self, rows_max: int) -> int:
         """Return the efficient number of rows, at most `rows_max`; `rows_max` if nothing was measured.
 
-        If the largest measured size is the most efficient, twice that size: efficiency may still rise.
+        If the largest measured size is the most efficient, a larger one is to be tried: efficiency may still rise. A
+        slow model measures only one size at its warm-up, and what waits for it is to run together from the beginning.
         """
         if not self._rows:
             return rows_max
         efficient = self.efficient_rows()
-        return min(rows_max, 2 * efficient if efficient == self._rows[-1] else efficient)
+        if efficient < self._rows[-1]:
+            return min(rows_max, efficient)
+        return max(min(rows_max, 2 * efficient), self.rows_within(TRIAL_S, min(rows_max, TRIAL_GROWTH * efficient)))
 
     def efficient_rows(self) -> int:
         """Return the smallest measured size with 90 % of the best rows per second; 1 if nothing was measured.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from millstream.gateway.scheduling.batching.batch_size import TURN_RUNS, TURN_S
 from millstream.gateway.scheduling.batching.batcher import Batcher
 from millstream.gateway.scheduling.batching.dispatch import DEPTH, EXPIRE, HOLD, DispatchPolicy
+from millstream.gateway.scheduling.batching.estimator import UNTRIED_MARGIN
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from millstream.services.model.profile import Profile
@@ -116,6 +117,21 @@ def test_a_batch_of_several_rows_ends_before_the_earliest_deadline(case):
     if rows > 1:
         start = max(case.policy.estimator.free_at, NOW)
         assert start + case.policy.estimator.run_s(rows) <= first.deadline + ROUNDING_S
+
+
+@given(run_s=st.floats(0.0001, 2), left_s=st.floats(0.01, 60), efficient=ROWS, others=st.booleans())
+def test_far_more_rows_than_ever_ran_are_tried_alone_and_with_time_to_spare(run_s, left_s, efficient, others):
+    policy, waiting = DispatchPolicy(ModelConfig(rows_max=ROWS_MAX), ROWS_MAX, batching=True), Batcher()
+    policy.update(1, Profile({1: run_s}), efficient, batching_off=False)
+    policy.share_pool(others)
+    for _ in range(ROWS_MAX):
+        waiting.add(Request((), 1, 0, NOW, NOW + left_s, DISCARD), None)
+    rows = policy.rows_to_take(waiting, 0, NOW)
+    if rows > 2:
+        assert UNTRIED_MARGIN * policy.run_s(rows) <= left_s + ROUNDING_S
+        assert not others or policy.run_s(rows) <= TURN_S + ROUNDING_S
+    elif efficient > 2 and not others:
+        assert UNTRIED_MARGIN * policy.run_s(3) > left_s, "nothing else keeps what waits from running together"
 
 
 @given(cases(preferred=st.just([]), delay_ms=st.just(0.0), waits=st.just([(0.0, 1000.0, 1)] * ROWS_MAX)))

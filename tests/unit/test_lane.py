@@ -17,6 +17,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.profile import Profile
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import AGAIN, decode_batch
+from millstream.workers.models.exploration import Exploration
 from tests.kit.lane_harness import REST_S, ROW, SPIN_S, LaneBench
 from tests.kit.responders import Discard
 
@@ -167,6 +168,33 @@ def test_a_lane_learns_how_fast_replies_come(tmp_path):
     with pytest.raises(Failure, match=r"would answer in about 0\.[56]"):
         bench.lane.add(bench.request(timeout_s=0.5), 16)
     bench.lane.add(bench.request(timeout_s=1.0), 16)
+
+
+def test_what_waits_for_a_slow_new_model_runs_together_from_the_beginning(tmp_path):
+    """Its warm-up had time for one row. 16 callers came at once, and got runs of 1, 2, 2, 4, 4 and 3 rows."""
+    measured = {1: 0.25}
+    bench, exploration = LaneBench(tmp_path, measured), Exploration(measured, 64)
+    rows_now, ran = Profile(measured).rows_worth_running(64), []
+    for requests in (1, 15):
+        bench.lane.update_instances(1, Profile({**measured}), rows_now, same_host=False, failed=None)
+        bench.add_requests(requests)
+    while bench.put:
+        ran.append(bench.put[0])
+        bench.now += 0.25
+        rows_now = exploration.ran(ran[-1], 0.25, 1 << 30) or rows_now
+        bench.lane.update_instances(1, Profile({**measured}), rows_now, same_host=False, failed=None)
+        bench.answer()
+    assert ran == [1, 8, 7]
+
+
+def test_a_slow_new_model_tries_small_steps_while_other_lanes_are_in_use(tmp_path):
+    bench = LaneBench(tmp_path, {1: 0.25})
+    other = bench.another("other", {1: TURN_S / 2})
+    other.add(bench.request(), 16)
+    bench.turn()
+    bench.lane.update_instances(1, Profile({1: 0.25}), 8, same_host=False, failed=None)
+    bench.add_requests(16)
+    assert bench.put[1:] == [2, 2]
 
 
 def test_while_other_lanes_are_in_use_runs_are_short(tmp_path):

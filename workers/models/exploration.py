@@ -1,9 +1,9 @@
 """Learns how many rows should run together: sizes that the warm-up had no time for are tried while rows wait. Pure.
 
-warm-up measured {1: 0.8 s} ─> try 2 rows ─> a run of 2 took 0.8 s ─> try 4 … until a larger size gains nothing
+warm-up measured {1: 0.8 s} ─> try 6 rows ─> a run of 6 took 0.9 s ─> try 33 … until a larger size gains nothing
 
-Gateways estimate a size that never ran as linear in its rows, so they try it only where that estimate meets the
-deadlines.
+How many rows are tried is bounded as if each cost as much (`Profile.rows_worth_running`). Gateways try a size only
+where that estimate meets the deadlines, and in small steps while other versions are called.
 """
 
 from __future__ import annotations

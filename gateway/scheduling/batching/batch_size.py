@@ -24,8 +24,8 @@ def shared_rows(profile: Profile, rows_efficient: int) -> int:
         rows_efficient: rows of an efficient run.
     """
     within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows_efficient)
-    # Workers may ask for a size that was never measured: the profile predicts no gain for it. Try it.
-    return rows_efficient if within == profile.largest else within
+    # Workers may ask for a size that was never measured: the profile predicts no gain for it. Try small steps.
+    return min(rows_efficient, 2 * within) if within == profile.largest else within
 
 
 def preferred_rows(preferred: Sequence[int], sums: Sequence[int], rows_waiting: int) -> int | None:

@@ -127,7 +127,7 @@ class DispatchPolicy:
             return EXPIRE
         if in_flight >= self.instances and waiting.rows < self._rows_ahead_min:
             return HOLD
-        rows = self.batch_rows if estimator.full_s <= left_s else estimator.rows_within(left_s)
+        rows = self.batch_rows if estimator.ample_s <= left_s else estimator.rows_within(left_s)
         if self._delay_s or self._preferred:
             return self._configured_rows(rows, waiting, now)
         return rows

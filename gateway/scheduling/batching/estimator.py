@@ -12,6 +12,7 @@ SLOWDOWN_SHARE = 1 / 16  # weight of the newest reply in the slowdown, a moving 
 SLOWDOWN_MIN = 0.25
 SLOWDOWN_MAX = 64.0  # bounds the predictions of a lane that gets less than 1/64 of its workers' time
 OUTLIER = 4.0  # a ratio above this many times the slowdown is cut to it
+UNTRIED_MARGIN = 2.0  # a run of more than twice the rows that ever ran may take this many times its prediction
 DEVIATIONS = 3.0  # how many mean deviations of the slowdown `margin_s` covers
 
 
@@ -19,9 +20,10 @@ class LatencyEstimator:
     """Predictions for the batches of one lane. Instants and durations are seconds.
 
     `slowdown`: real seconds per predicted second. It is above 1 where runs are slower than at warm-up, or where other
-    lanes and gateways share the workers. `full_s`: a run of a full batch, with the slowdown. `step_s`: how long such a
-    run delays the next one; half of it with two instances. `margin_s`: how much later than predicted an answer
-    may come. `free_at`: when a worker can begin the next batch; 0: now.
+    lanes and gateways share the workers. `full_s`: a run of a full batch, with the slowdown. `ample_s`: the time that a
+    deadline must leave for such a run. `step_s`: how long it delays the next one; half of it with two instances.
+    `margin_s`: how much later than predicted an answer may come. `free_at`: when a worker can begin the next batch;
+    0: now.
     """
 
     __slots__ = (
@@ -33,6 +35,7 @@ class LatencyEstimator:
         "_rows_full",
         "_since",
         "_work_s",
+        "ample_s",
         "free_at",
         "full_s",
         "margin_s",
@@ -44,6 +47,7 @@ class LatencyEstimator:
         self.slowdown = 1.0
         self.free_at = 0.0
         self.full_s = 0.0
+        self.ample_s = 0.0
         self.step_s = 0.0
         self.margin_s = 0.0
         self._deviation = 0.0  # mean distance of real per predicted seconds from the slowdown
@@ -71,6 +75,7 @@ class LatencyEstimator:
     def _scale(self) -> None:
         full_s = self._profile.predict(self._rows_full)
         self.full_s = full_s * self.slowdown
+        self.ample_s = self.full_s * (UNTRIED_MARGIN if self._rows_full > 2 * self._profile.largest else 1)
         self.step_s = self.full_s / max(1, self._instances)
         self.margin_s = full_s * self._deviation * DEVIATIONS
 
@@ -117,8 +122,12 @@ class LatencyEstimator:
         return self._profile.predict(rows) * self.slowdown
 
     def rows_within(self, seconds: float) -> int:
-        """Return the largest number of rows, at least 1, whose run takes at most `seconds`."""
-        return self._profile.rows_within(seconds / self.slowdown, self._rows_full)
+        """Return the largest number of rows, at least 1, whose run takes at most `seconds`, with UNTRIED_MARGIN."""
+        profile, seconds = self._profile, seconds / self.slowdown
+        known = 2 * profile.largest
+        if self._rows_full <= known:
+            return profile.rows_within(seconds, self._rows_full)
+        return max(profile.rows_within(seconds, known), profile.rows_within(seconds / UNTRIED_MARGIN, self._rows_full))
 
     def planned_s(self, request: Request) -> float:
         """Return the longest run that a request should be part of: half of its timeout, or a run of its own if longer.
