@@ -94,7 +94,12 @@ class Settings(BaseSettings):
     )
     client_key_file: Path | None = Field(None, description="Private key of the client's certificate.")
     server_name: str = Field("triton", description="Server name in `GET /v2`; Triton's clients expect `triton`.")
-    gateways: int = Field(1, ge=1, le=64, description="Number of gateway processes.")
+    gateways: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="Number of gateway processes; 0: workers alone, for gateways of other hosts with the same Redis.",
+    )
     pools: str = Field(
         "cpu=1",
         description="Worker pools as NAME=WORKERS, comma separated; after a pool the options of its workers: "
@@ -303,7 +308,11 @@ class Settings(BaseSettings):
         description="Certificates (PEM) that the backend `triton` trusts for `grpcs://`. Unset: those of gRPC.",
     )
     worker_metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port for /metrics of a worker that was started alone; 0: none."
+        0,
+        ge=0,
+        le=65535,
+        description="Port for /metrics and /ready of a worker that was started alone, or of `millstream up "
+        "--gateways 0`; 0: none.",
     )
 
     race_wait_s_max: float = Field(

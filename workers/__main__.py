@@ -257,7 +257,7 @@ class WorkerProcess:
 
         Later loads do not count: a worker that loads one more model serves all others.
         """
-        self._was_ready |= bool(self._reconciler.token) and not self._loads.pending
+        self._was_ready |= self._reconciler.synced and not self._loads.pending
         return self._was_ready and not self._departure.draining
 
     def shut_down(self) -> int:
@@ -424,6 +424,7 @@ class WorkerProcess:
             device_room_bytes=self._budget.device_room_bytes if self._budget.device_budget_bytes else 0,
             draining=self._departure.draining,
             token=token,
+            ready=self._ready(),
             clock_ahead_s=round(time.time() - self._clock.now_ms() / 1000),  # noqa: TID251 - the clock that is compared
             refusals=self._residency.refusals.records(),
             loads=self._loads.records() + self._residency.turns.line.records(),

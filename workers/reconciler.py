@@ -47,7 +47,8 @@ class Reconciler:
         residency: Residency,
         stopping: threading.Event,
     ) -> None:
-        self.token = ""  # of the repository state that the instances follow
+        self.token = ""  # of the repository state that the instances follow; also "" of one without models
+        self.synced = False  # whether they follow any
         self._repository = repository
         self._models = models
         self._loads = loads
@@ -70,7 +71,7 @@ class Reconciler:
     def _run(self) -> None:
         # Closing an instance takes milliseconds. Calls wait for it only while it looks at what changed (`sync`).
         lower_priority()
-        token = ""
+        token: str | None = None
         busy_until = 0.0
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -104,6 +105,7 @@ class Reconciler:
         wanted = self._versions.read()
         # Loads come first: an unwanted load ends now, and a new one need not wait until other versions have drained.
         self._residency.update(wanted)
+        self.synced = True
         if token != self.token:
             self.token = token
             self._models.on_change()

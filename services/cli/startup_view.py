@@ -54,6 +54,8 @@ class StartupView:
         """
         waits = {"wait_s": repositories.LOAD_S_MAX} if self._plan.required else {}
         self._show_started(running)
+        if not running.gateways:
+            return  # nothing can be loaded here
         with self._working("starting"):
             async with self._client(running) as client:
                 await preload.wait_until_live(client)
@@ -144,6 +146,10 @@ class TerminalView(StartupView):
 
     def ready(self, running: Running) -> None:
         console = self._console
+        if not running.gateways:
+            console.print("[dim]stop[/]       Ctrl-C\n")
+            console.print(f"ready {running.serves}", style="bold green")
+            return
         if any(model.name == "digits" for model in self._served):
             request = _short(EXAMPLE / "request.json")
             curl = f"curl -s{_curl_option(running)} {running.local_url}"
@@ -164,7 +170,8 @@ class TerminalView(StartupView):
         console.print(f"[bold]Millstream[/] {version_text()}\n")
         console.print(f"[dim]home[/]       {escape(_short(running.home))}")
         console.print(f"[dim]redis[/]      {escape(running.redis)}")
-        console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
+        if running.gateways:
+            console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
         if running.grpc is not None:
             console.print(f"[dim]grpc[/]       {running.grpc}")
         for pool, spec in running.pools.items():
@@ -214,7 +221,7 @@ class JsonView(StartupView):
         self._print(
             {
                 "event": "started",
-                "url": running.url,
+                "url": running.url or None,
                 "grpc": running.grpc,
                 "home": str(running.home),
                 "redis": running.redis,
@@ -236,7 +243,7 @@ class JsonView(StartupView):
         self._print(event | ({"error": loaded.failure} if loaded.failure is not None else {}))
 
     def ready(self, running: Running) -> None:
-        self._print({"event": "ready", "url": running.url, "grpc": running.grpc, "pid": os.getpid()})
+        self._print({"event": "ready", "url": running.url or None, "grpc": running.grpc, "pid": os.getpid()})
 
     def stopped(self) -> None:
         self._print({"event": "stopped"})

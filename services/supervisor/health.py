@@ -23,7 +23,7 @@ class Health:
     """Examines an installation.
 
     Args:
-        url: HTTP URL of its gateways on this machine.
+        url: HTTP URL of its gateways on this machine; "" if there are none.
         children: returns its processes by kind.
     """
 
@@ -42,6 +42,8 @@ class Health:
                 self._seen_s[kind] = now
             elif now - self._seen_s.setdefault(kind, now) > DOWN_S_MAX:
                 return f"no {kind} has run for {DOWN_S_MAX:g} s"
+        if self._host is None:
+            return ""
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 await self._ask()

@@ -32,7 +32,7 @@ class HomeLock:
             raise Failure(
                 Code.CONFLICT,
                 f"millstream is already running in {self._path.parent.parent} (pid {holder.get('pid', 'unknown')}, "
-                f"{holder.get('url') or 'still starting'}): stop it first, or use another --home",
+                f"{holder.get('url') or 'no gateway yet'}): stop it first, or use another --home",
             ) from error
         self.announce(None)
 

@@ -210,8 +210,8 @@ def _of_pool(spec: PoolSpec) -> dict[str, str]:
 
 
 def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """Return the controller process; none if the settings want none."""
-    if not settings.controller:
+    """Return the controller process; none if the settings want none, or the gateways are elsewhere."""
+    if not (settings.controller and settings.gateways):
         return []
     return [
         Program(
@@ -229,7 +229,7 @@ def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] 
 def unsized_pools(settings: Settings) -> str:
     """Return a warning if no controller is to decide about pools with MIN:MAX; "" if there is nothing to warn of."""
     elastic = [f"{pool}={spec.size}" for pool, spec in parse_pools(settings.pools).items() if spec.elastic]
-    if settings.controller or not elastic:
+    if settings.controller or not elastic or not settings.gateways:
         return ""
     return (
         f"--no-controller: --pool {','.join(elastic)} keeps the workers that it starts with, unless a controller runs "
@@ -252,6 +252,7 @@ class Running:
     """What is running, for display and for calls to it.
 
     Args:
+        url: of the gateways; "" if there are none, like `local_url`.
         grpc: HOST:PORT, with TLS grpcs://HOST:PORT; None: there is no gRPC.
         trust: how to call `local_url` over TLS.
         threads: of each worker, by pool.
@@ -266,3 +267,9 @@ class Running:
     gateways: int
     pools: Mapping[str, PoolSpec]
     threads: Mapping[str, int]
+
+    @property
+    def serves(self) -> str:
+        """What serves, for people: the URL of gateways, else workers."""
+        workers = sum(spec.initial for spec in self.pools.values())
+        return self.url or ("1 worker" if workers == 1 else f"{workers} workers")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
@@ -40,6 +40,20 @@ async def wait_until_ready(old: Child, new: Child, address: RedisAddress, keys: 
     cluster_state = ClusterState(address, keys)
     try:
         await _until_loaded(old, new, cluster_state)
+    finally:
+        await cluster_state.close()
+
+
+async def wait_until_loaded(
+    workers: Callable[[], Iterable[Child]], address: RedisAddress, keys: InstallationKeys
+) -> None:
+    """Return when all of some workers, as they are started again, have loaded what they should hold."""
+    cluster_state = ClusterState(address, keys)
+    try:
+        while not {child.worker for child in workers()} <= {
+            one.id for one in await _records(cluster_state) if one.ready
+        }:
+            await asyncio.sleep(with_jitter(POLL_S))
     finally:
         await cluster_state.close()
 

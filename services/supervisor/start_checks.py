@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.services.errors import invalid
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.installation import FILE
 from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.settings import Settings
 from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
@@ -11,11 +12,33 @@ from millstream.services.tls.identity import load_identity
 
 
 def check_start(settings: Settings) -> None:
-    """Raise Failure(INVALID) if an installation with these settings cannot start, or must not."""
-    check_tls(settings)
+    """Raise Failure, mostly INVALID, if an installation with these settings cannot start, or must not."""
+    if settings.gateways:
+        check_tls(settings)
+    else:
+        check_workers_alone(settings)
     check_device_memory(settings.pools, settings.worker_device)
     memory = memory_of_pools(settings.pools, settings.worker_memory)
     check_memory(memory, worker_counts(settings.pools), total_bytes())
+
+
+def check_workers_alone(settings: Settings) -> None:
+    """Check the settings of a host without gateways. Raises Failure."""
+    if settings.redis_url is None:
+        raise invalid("--gateways 0: name the Redis of the gateways with --redis or MILLSTREAM_REDIS_URL")
+    example = settings.preload_example and "preload_example" in settings.model_fields_set
+    if settings.preload or settings.triton_repositories or example:
+        raise invalid(
+            "--gateways 0: models are loaded through a gateway: name --preload, --triton-repository and --example "
+            "where the gateways run"
+        )
+    repository = settings.repository_dir.expanduser()
+    if settings.installation_name is None and not (repository / FILE).exists():
+        raise Failure(
+            Code.UNAVAILABLE,
+            f"--gateways 0: {repository} is not the repository of the gateways: mount it there, after their first "
+            "start, or set MILLSTREAM_INSTALLATION_NAME to that of theirs",
+        )
 
 
 def check_tls(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """Runs a whole installation on one machine: starts its processes, restarts them, stops them in order.
 
 lock -> listen -> Redis -> workers, gateways -> view.load_models -> gateways become ready -> controller -> view.ready …
+without gateways: lock -> Redis -> workers -> workers become ready -> view.ready …
 SIGINT, SIGTERM -> drain in order; SIGHUP, or a command on the control socket -> rolling restart
 """
 
@@ -14,7 +15,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from millstream.services.client.trust import Trust
@@ -57,12 +58,15 @@ from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.pool_specs import parse_pools, worker_counts
 from millstream.services.supervisor.preload_pipe import PreloadPipe
-from millstream.services.supervisor.readiness import wait_until_ready
+from millstream.services.supervisor.readiness import wait_until_loaded, wait_until_ready
 from millstream.services.supervisor.restarts import Restarts
 from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.supervisor.start_checks import check_start
 from millstream.services.wire.scaling import ScaleDecision, is_fresh
+
+if TYPE_CHECKING:
+    from millstream.services.supervisor.metrics_port import MetricsPort
 
 log = logging.getLogger(LOGGER)
 
@@ -135,6 +139,7 @@ class Supervisor:
         self._listener: socket.socket | None = None
         self._grpc_reservation: socket.socket | None = None  # the port for gRPC
         self._preload_pipe: PreloadPipe | None = None
+        self._metrics: MetricsPort | None = None  # of workers without gateways
         self._address: RedisAddress | None = None
         self._redis: list[Child] = []
         self._workers: list[Child] = []
@@ -167,7 +172,8 @@ class Supervisor:
         check_start(self._settings)
         make_home(self._settings.home)
         self._lock.take()
-        keep_token(self._settings.home)
+        if self._settings.gateways:
+            keep_token(self._settings.home)
         own_log = OwnLog(self._settings.home / "logs" / f"{NAME}.log", self._settings.log_format, self._forward)
         own_log.open()
         try:
@@ -222,18 +228,13 @@ class Supervisor:
         await self._control.open(self._control_path)
         self._lock.announce(None, self._control_path)
         plan.metrics_dir_of(self._settings).mkdir(mode=0o700)
-        self._listener = listener.listen(self._settings.host, self._settings.http_port)
-        port = self._listener.getsockname()[1]
+        port, grpc_port = self._listen()
         host = self._settings.host
-        grpc_port = self._settings.grpc_port
-        if grpc_port >= 0:
-            self._grpc_reservation = listener.reserve(host, grpc_port)
-            grpc_port = self._grpc_reservation.getsockname()[1]
         certificate = self._settings.tls_cert_file and self._settings.tls_cert_file.expanduser().absolute()
         tls = certificate is not None
         running = Running(
-            url=listener.url_of(host, port, tls=tls),
-            local_url=listener.local_url_of(host, port, tls=tls),
+            url=listener.url_of(host, port, tls=tls) if self._listener else "",
+            local_url=listener.local_url_of(host, port, tls=tls) if self._listener else "",
             trust=Trust.of(self._settings, pinned=certificate),
             grpc=None if self._grpc_reservation is None else listener.address_of(host, grpc_port, tls=tls),
             home=self._settings.home,
@@ -242,19 +243,65 @@ class Supervisor:
             pools=parse_pools(self._settings.pools),
             threads=plan.threads_of_pools(self._settings, cpus()),
         )
-        self._lock.announce(running.local_url, self._control_path, certificate)
+        if self._listener is not None:
+            self._lock.announce(running.local_url, self._control_path, certificate)
         assert self._address is not None
         crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
         self._deaths = DeathReports(crashes, self._address, self._keys())
         settings = plan.settings_of_children(
             self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=cpus()
         )
+        await self._start_children(settings, running)
+        if warning := plan.unsized_pools(self._settings):
+            log.warning("%s", warning)
+            self._view.show_line(warning)
+        # Last: nothing waits for it, and the start needs all cores.
+        self._controllers = self._start_all(plan.controllers(settings, self._entry, self._cores().workers))
+        self._scale_state = ScaleState(self._address, self._keys())
+        self._scaler.start()
+        log.info("ready %s (gRPC: %s, Redis: %s)", running.serves, running.grpc or "off", running.redis)
+        self._ready = True
+        self._view.ready(running)
+        self._status = f"serving {running.url}" if running.url else f"{running.serves}, {running.redis}"
+        self._manager.ready(self._status)
+        health = Health(running.local_url, self._children)
+
+        async def problem() -> str:
+            return "" if self._end.done() else await health.problem()  # a stop has a limit of its own
+
+        self._manager.start_watchdog(problem)
+        if self._listener is not None:
+            restart = partial(self._restarts.restart, "gateways", lambda _: None)
+            self._listening = asyncio.create_task(listener.keep_listening(self._listener, restart), name="listener")
+
+    def _listen(self) -> tuple[int, int]:
+        """Take the ports of gateways, if there are any; returns those of HTTP and gRPC."""
+        host, port, grpc_port = self._settings.host, self._settings.http_port, self._settings.grpc_port
+        if not self._settings.gateways:
+            if self._settings.worker_metrics_port:
+                from millstream.services.supervisor.metrics_port import MetricsPort  # few need it
+
+                self._metrics = MetricsPort(self._settings, plan.metrics_dir_of(self._settings), self._workers_ready)
+            return port, grpc_port
+        self._listener = listener.listen(host, port)
+        if grpc_port >= 0:
+            self._grpc_reservation = listener.reserve(host, grpc_port)
+            grpc_port = self._grpc_reservation.getsockname()[1]
+        return self._listener.getsockname()[1], grpc_port
+
+    async def _start_children(self, settings: Settings, running: Running) -> None:
+        """Start workers and gateways, with `settings` for children. Returns when they serve."""
+        assert self._address is not None
         cores_of_workers = self._cores().workers
         # Whoever shares a Redis may have workers of the same pools.
         host = self._host_name.take(installation_name(settings)) if self._settings.redis_url is not None else ""
         self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers, host)
-        self._preload_pipe = PreloadPipe(self._view.load_s_max)
         self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers, host))
+        if self._listener is None:
+            await self._view.load_models(running)  # it has none
+            await self._until_workers_are_ready(self._address)
+            return
+        self._preload_pipe = PreloadPipe(self._view.load_s_max)
         self._gateways = self._start_all(
             plan.gateways(
                 settings, self._listener.fileno(), self._preload_pipe.read_fd, self._entry, self._cores().gateway
@@ -263,26 +310,18 @@ class Supervisor:
         await self._view.load_models(running)
         self._preload_pipe.end_loading()
         await self._view.wait_until_ready(running)
-        if warning := plan.unsized_pools(self._settings):
-            log.warning("%s", warning)
-            self._view.show_line(warning)
-        # Last: nothing waits for it, and the start needs all cores.
-        self._controllers = self._start_all(plan.controllers(settings, self._entry, self._cores().workers))
-        self._scale_state = ScaleState(self._address, self._keys())
-        self._scaler.start()
-        log.info("ready %s (gRPC: %s, Redis: %s)", running.url, running.grpc or "off", running.redis)
-        self._ready = True
-        self._view.ready(running)
-        self._status = f"serving {running.url}"
-        self._manager.ready(self._status)
-        health = Health(running.local_url, self._children)
 
-        async def problem() -> str:
-            return "" if self._end.done() else await health.problem()  # a stop has a limit of its own
+    async def _until_workers_are_ready(self, address: RedisAddress) -> None:
+        """Return when all workers have loaded what they should hold, or some still load after the longest wait."""
+        try:
+            async with asyncio.timeout(self._view.load_s_max):
+                await wait_until_loaded(lambda: self._workers, address, self._keys())
+        except TimeoutError:
+            self._show("workers still load models: what they have is served")
 
-        self._manager.start_watchdog(problem)
-        restart = partial(self._restarts.restart, "gateways", lambda _: None)
-        self._listening = asyncio.create_task(listener.keep_listening(self._listener, restart), name="listener")
+    def _workers_ready(self) -> bool:
+        """Return whether workers run that became ready at the start, and no stop was requested."""
+        return self._ready and not self._end.done() and any(child.pid for child in self._workers)
 
     def _children(self) -> Mapping[str, Sequence[Child]]:
         return {"Redis": self._redis, "worker": self._workers, "gateway": self._gateways}
@@ -431,6 +470,8 @@ class Supervisor:
             await self._deaths.settle(max(SETTLE_S_MIN, left_s))
         if self._grpc_reservation is not None:
             self._grpc_reservation.close()
+        if self._metrics is not None:
+            self._metrics.close()
         # Redis last: gateways and workers write to it when they end.
         await self._stop(self._redis, started + self._settings.drain_s)
         # What they all left behind.
@@ -441,7 +482,8 @@ class Supervisor:
     async def _announce_end(self) -> None:
         """Let gateways be not ready, and serve until load balancers have noticed. Ctrl-C and a failure do not wait."""
         self._manager.stopping(f"stopping: {self._stop_reason}")
-        if self._stop_reason != signal.SIGTERM.name or not self._ready or not self._settings.drain_delay_s:
+        unknown = not self._gateways or not self._ready  # no load balancer knows it
+        if self._stop_reason != signal.SIGTERM.name or unknown or not self._settings.drain_delay_s:
             return
         for gateway in self._gateways:
             if gateway.ready.is_set():

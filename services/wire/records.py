@@ -133,6 +133,7 @@ class WorkerRecord(BaseModel):
     device_room_bytes: int = 0
     draining: bool = False  # it stops soon and loads nothing
     token: str = ""  # of the repository state that its instances follow
+    ready: bool = False  # it has loaded what it should hold, once, and does not drain
     #: whole seconds by which its machine's clock is ahead of the Redis clock; None: a release that did not publish it
     clock_ahead_s: int | None = None
     refusals: tuple[RefusalRecord, ...] = ()

@@ -20,7 +20,7 @@ from millstream.services.supervisor.service_manager import STATUS_CHARACTERS_MAX
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "deploy/systemd/millstream.service"
+UNITS = [ROOT / "deploy/systemd" / name for name in ("millstream.service", "millstream-worker.service")]
 WAIT_S = 120
 
 
@@ -155,10 +155,11 @@ def test_a_status_is_one_short_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("systemd-analyze")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shipped", UNITS, ids=lambda path: path.name)
+def test_systemd_accepts_the_unit(shipped: Path, tmp_path: Path) -> None:
     """It says only what is wrong with a unit, and always exits with 0."""
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text().replace("/opt/millstream/bin/millstream", sys.executable))
+    unit = tmp_path / shipped.name
+    unit.write_text(shipped.read_text().replace("/opt/millstream/bin/millstream", sys.executable))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=WAIT_S, check=False
     )

@@ -44,7 +44,14 @@ TlsCert = Annotated[
 TlsKey = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Private key of the certificate, PEM (MILLSTREAM_TLS_KEY_FILE).")
 ]
-Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLSTREAM_GATEWAYS); default 1.")]
+Gateways = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Gateway processes (MILLSTREAM_GATEWAYS); default 1. 0: workers alone, for the gateways of other hosts, "
+        "with their Redis (--redis) and their folder `repository` in this home.",
+    ),
+]
 Pools = Annotated[
     list[str] | None,
     typer.Option(
@@ -177,7 +184,6 @@ def up(
     signal stops it at once. SIGHUP replaces all processes one after the other, as `millstream restart` does.
     """
     open_standard_descriptors()
-    require("gateway", "worker", "cpu")
     settings = load_settings(
         home=home,
         host=host,
@@ -199,6 +205,7 @@ def up(
         shm_allow_clients=shm_allow_clients,
         trace_config=",".join(trace_config) if trace_config else None,
     )
+    require(*(("gateway",) if settings.gateways else ()), "worker", "cpu")
     from millstream.services.settings import check_platform_port
 
     if http_port is None:
@@ -224,7 +231,7 @@ def run(settings: Settings, *, json_output: bool, required: bool = False) -> int
     _check(settings)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     with usage_of():
-        models = parse_preload(settings.preload, example=settings.preload_example)
+        models = parse_preload(settings.preload, example=settings.preload_example and settings.gateways > 0)
         plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs), required)
     lines = LineWriter(descriptor_writer(1)) if settings.log_format == "json" and not json_output else None
     view = StartupView(plan, key) if lines is not None else (JsonView if json_output else TerminalView)(plan, key)

@@ -24,7 +24,7 @@ def installation_checks(settings: Settings) -> list[Check]:
     from millstream.services.client.errors import ConnectionFailed
 
     if not settings.endpoint and url_of_home(settings.home) is None:
-        return []
+        return _frozen(settings)  # it has no gateway, or does not run
     frozen = _frozen(settings)
     try:
         with Client(find_server(None, None), retries=0, timeout=SERVER_S_MAX) as client:

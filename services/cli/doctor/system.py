@@ -27,8 +27,10 @@ _PIDS = Path("/sys/fs/cgroup")
 
 def system_checks(settings: Settings) -> list[Check]:
     """Return the checks of limits and folders, and of the ports unless the installation in this home has them."""
-    checks = [_shared_memory(settings), _files(settings), _processes(settings, _PIDS), _disk(settings)]
-    return checks + _ports(settings)
+    checks = [_processes(settings, _PIDS), _disk(settings)]
+    if not settings.gateways:
+        return checks
+    return [_shared_memory(settings), _files(settings), *checks, *_ports(settings)]
 
 
 def _shared_memory(settings: Settings) -> Check:
