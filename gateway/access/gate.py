@@ -374,6 +374,7 @@ class Gate:
         principal = CALLER.get()
         if principal is None:
             raise Unidentified(_HOW, MISSING)
+        self._check_live(principal)
         if not principal.infers(model):
             principal.require(Need.INFER, model)
 
