@@ -54,8 +54,11 @@ class RunReports:
             guarded = None
         if guarded is not None and not guarded.detached:
             self._loop().detach_behind(guarded)
-        if self._busy or (guarded is self._reported and (guarded is None or now < self._due)):
+        ended = guarded is not None and guarded.error is not None and not guarded.end_told
+        if self._busy or (guarded is self._reported and not ended and (guarded is None or now < self._due)):
             return
+        if guarded is not None and ended:
+            guarded.end_told = True
         self._reported, self._due, self._busy = guarded, now + REPORT_S, True
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="run reports", daemon=True)
@@ -67,12 +70,14 @@ class RunReports:
         last: Guarded | None = None
         while True:
             guarded = self._asked.get()
+            if guarded is not None and guarded.over:
+                guarded = None
             try:
                 consumer = consumer or self._connect()
                 if last is not None and last is not guarded:
                     _report_end(consumer, last)
                     last = None
-                if guarded is not None and not guarded.over:
+                if guarded is not None:
                     last = guarded
                     _report(consumer, guarded)
             except Failure as failure:
@@ -98,6 +103,7 @@ def _report(consumer: Consumer, guarded: Guarded) -> None:
     if guarded.others_wait:
         guarded.waited_s += now - guarded.reported_at
     guarded.reported_at = now
+    _blame(consumer, guarded)
     if guarded.error is not None or guarded.over:
         return
     if consumer.all_left([lease.header.name for lease in guarded.group]):
@@ -107,8 +113,16 @@ def _report(consumer: Consumer, guarded: Guarded) -> None:
 
 
 def _report_end(consumer: Consumer, guarded: Guarded) -> None:
-    """Report that a run is over. One that had to be ended counts against its version, by the seconds it took others."""
+    """Report that a run is over."""
     consumer.runs_no_longer()
-    if guarded.error is not None and guarded.suspicious and guarded.waited_s > 0:
+    _blame(consumer, guarded)
+
+
+def _blame(consumer: Consumer, guarded: Guarded) -> None:
+    """Count a run that has to be ended against its version, once, by the seconds that it took others.
+
+    At once when it is told to end, so that its gateway finds the version refused when it gets the answer.
+    """
+    if guarded.lost_s > 0:
         first = guarded.group[0]
-        consumer.blame(first.lane, f"{first.header.name} {first.attempt}", guarded.waited_s)
+        consumer.blame(first.lane, f"{first.header.name} {first.attempt}", guarded.lost_s)

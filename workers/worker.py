@@ -88,6 +88,7 @@ class Worker:
         self._done: list[Finished] = []  # not sent yet
         self._to_count: list[tuple[Guarded, float, int, bool]] = []  # run, seconds, rows, whether it was one run
         self._run_time = RunTime()
+        self._refused: dict[str, float] = {}  # lanes whose batches are refused after a run was ended, until (monotonic)
         self._ending = threading.Lock()  # held where a run ends, and while what waits behind it is returned
         self._client_id = 0  # of the last connection
         self._lane = ""  # of the last run
@@ -299,7 +300,9 @@ class Worker:
     def _execute(self, group: list[Lease]) -> list[Finished]:
         model = self._models.get(group[0].lane)
         if model is None:
-            return _left([self._refuse(lease) for lease in group])
+            return _left([self._refuse(lease, "the version is no longer loaded in this worker") for lease in group])
+        if self._refused and (why := self._why_refuse(group[0])):
+            return _left([self._refuse(lease, why) for lease in group])
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = (shared or model.variant) and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
@@ -348,6 +351,8 @@ class Worker:
         seconds = time.monotonic() - guarded.began
         log.warning("a run of %s was terminated after %.3g s", group[0].lane, seconds)
         self._run_time.add(guarded, seconds)
+        if guarded.lost_s > 0:
+            self._refused[group[0].lane] = time.monotonic() + guarded.lost_s
         if guarded.error is None or not (guarded.alone or guarded.error[0] == AGAIN):
             return _left([self._replies.give_up(lease) for lease in group])
         code, message = guarded.error
@@ -369,9 +374,24 @@ class Worker:
         """Return the replies that are on their way to another host, as ReplySender does. Called in another thread."""
         return self._replies.unsettled(older_s)
 
-    def _refuse(self, lease: Lease) -> Finished | None:
+    def _why_refuse(self, lease: Lease) -> str:
+        """Return why a batch is refused, "" if it is not: a run of its version was ended that took time from others.
+
+        For as long as it took. The circuit breaker refuses the version, too, once its gateways have heard of it.
+        """
+        left_s = self._refused.get(lease.lane, 0.0) - time.monotonic()
+        if left_s <= 0:
+            self._refused.pop(lease.lane, None)
+            return ""
+        return (
+            ""
+            if lease.header.probe
+            else (f"a run of the version had to be ended, for which others waited: it is refused for {left_s:.1f} s")
+        )
+
+    def _refuse(self, lease: Lease, why: str) -> Finished | None:
         for position in list(lease.live_requests):
-            lease.fail(position, Code.UNAVAILABLE, "the version is no longer loaded in this worker")
+            lease.fail(position, Code.UNAVAILABLE, why)
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return self._fail(lease, cost)
 

@@ -183,6 +183,12 @@ class InFlight:
         batch.left = True
         self._context.link.leave(batch.name, batch.latest - now)
 
+    def take_back(self) -> None:
+        """Have the calls' batches returned that no worker has yet: the version is refused (Recovery.put_again)."""
+        for batch in self.batches():
+            if batch.direct is None and batch.requests[0].counted:
+                self._context.link.withdraw(self._lane.content_id, batch.name, refused=True)
+
     def replied(self, batch: InFlightBatch) -> float:
         """Record the reply to a batch, which frees its credit. Returns the current instant."""
         self._remove(batch)

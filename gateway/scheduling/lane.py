@@ -578,6 +578,7 @@ class Lane:
         if self._rules is not None:
             self._rules.leave(waiting)
         self._answers.fail(waiting, self.circuit.failure())
+        self._in_flight.take_back()
         self._context.ticking.add(self)
 
     def refuse_cold(self, failure: Failure) -> None:

@@ -62,6 +62,8 @@ class Recovery:
     def put_again(self, batch: InFlightBatch, why: str = LOST, attempt: int = 0, *, untouched: bool = False) -> None:
         """Put the unanswered requests of a batch that was lost, or that no worker could read, as a new batch.
 
+        While the version is refused, they are, too.
+
         Args:
             batch: the batch.
             why: the error message to its requests after LOSSES_MAX losses.
@@ -72,10 +74,14 @@ class Recovery:
             return  # it stays in flight: after a reconnect all batches in flight are put again
         self._in_flight.forget(batch, untouched=untouched)
         unanswered = [request for request in batch.requests if not request.done]
-        if unanswered and batch.losses < LOSSES_MAX:
+        if self._circuit.is_open():
+            failure = self._circuit.failure()
+        elif unanswered and batch.losses < LOSSES_MAX:
             self._in_flight.retry(unanswered, attempt or batch.attempt, batch.losses + 1)
             return
-        self._answers.fail(unanswered, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
+        else:
+            failure = Failure(Code.UNAVAILABLE, why, retry_after_s=1)
+        self._answers.fail(unanswered, failure)
         self._dispatch()
 
     def give_up(self, batch: InFlightBatch) -> None:

@@ -116,7 +116,7 @@ class ModelConfig(BaseModel):
         gt=0,
         le=3_600_000,
         description="Time that one run may take; default: MILLSTREAM_WORKER_RUN_S_MAX, and while other models wait 20 "
-        "times what its runs usually take, at least 1 s.",
+        "times what its runs usually take, at least 1 s; first runs 20 times the warm-up, at least 5 s.",
     )
     warmup: tuple[Warmup, ...] = Field((), description="Requests that the version must answer before it is ready.")
     labels: dict[str, str] = Field({}, description="Output -> file with its class names, one per line.")

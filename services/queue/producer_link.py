@@ -187,11 +187,14 @@ class ProducerLink:
         if self._out is not None and self._out.connected:
             self._out.send((b"DEL", self.keys.left(name)))
 
-    def withdraw(self, lane: str, name: str) -> None:
-        """Remove a batch whose requests are gone if no worker serves its lane; else it would stay there for an hour."""
+    def withdraw(self, lane: str, name: str, *, refused: bool = False) -> None:
+        """Remove a batch whose requests are gone if no worker serves its lane; else it would stay there for an hour.
+
+        `refused`: its version is refused. It is returned if no worker has it, whoever serves the lane.
+        """
         if self._out is not None and self._out.connected:
             keys = self.keys
-            self._out.send(script_call("withdraw", keys, (keys.stream(lane),), lane, name))
+            self._out.send(script_call("withdraw", keys, (keys.stream(lane),), lane, name, int(refused)))
 
     async def take_blob(self, name: str) -> bytes:
         """Read a blob, part by part, and delete it; returns b"" if it is not there. Raises as `call` does."""

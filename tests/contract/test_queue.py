@@ -49,6 +49,24 @@ def test_what_a_worker_can_run_or_runs_is_not_withdrawn(pool):
     assert pool.replies() == [b"b1 1 w"]
 
 
+def test_what_no_worker_has_of_a_refused_version_returns_to_its_gateway(pool):
+    pool.join("w", "m")
+    pool.next("w")
+    assert pool.put("m", "b1") == 1
+    for name in ("b2", "b3"):
+        pool.put("m", name)
+    [lease] = pool.wait("w")
+    assert not pool.withdraw("m", "b1", refused=True), "a worker has it"
+    assert pool.withdraw("m", "b2", refused=True)
+    assert pool.replies() == [b"\2b2"]
+    assert pool.check().waiting() == ["b3"]
+    assert pool.withdraw("m", "b3", refused=True)
+    assert pool.check().ready == {}
+    assert pool.replies() == [b"\2b3"]
+    pool.next("w", lease, wanted=0)
+    assert pool.replies() == [b"b1 1 w"]
+
+
 def test_what_nobody_waits_for_leaves_a_lane_without_workers(pool):
     """Its gateway could not withdraw it: a worker, dead already, had it at the time."""
     pool.join("w", "m")

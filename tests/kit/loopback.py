@@ -74,7 +74,7 @@ class LoopbackLink(ProducerLink):
         if not self.held:
             asyncio.get_running_loop().call_soon(self.run_held)
 
-    def withdraw(self, lane: str, name: str) -> None:
+    def withdraw(self, lane: str, name: str, *, refused: bool = False) -> None:
         return
 
     def leave(self, name: str, life_s: float) -> None:

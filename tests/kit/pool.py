@@ -198,10 +198,10 @@ class Pool:
         )
         return cast("tuple[int, int, int]", tuple(got))
 
-    def withdraw(self, lane: str, name: str) -> bool:
-        """Withdraw a batch; return whether it was removed."""
+    def withdraw(self, lane: str, name: str, *, refused: bool = False) -> bool:
+        """Withdraw a batch; return whether it was removed. `refused`: because its version is refused."""
         keys = self.keys
-        got = self._link.call(*script_call("withdraw", keys, (keys.stream(lane),), lane, name))
+        got = self._link.call(*script_call("withdraw", keys, (keys.stream(lane),), lane, name, int(refused)))
         return bool(got)
 
     def callers_left(self, name: str) -> None:

@@ -271,15 +271,18 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.replies[gateway].clear()
 
     @precondition(lambda self: self.batches)
-    @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
-        """A gateway waits no longer for one of its batches."""
+    @rule(data=st.data(), refused=st.booleans())
+    def withdraw(self, data: st.DataObject, refused: bool) -> None:
+        """A gateway waits no longer for one of its batches, or its version is refused."""
         name = data.draw(st.sampled_from(sorted(self.batches)))
         lane = self.batches[name].lane
         [entry] = [entry for entry in self.snapshot.entries if entry.name == name]
         held = any(lane in lanes for lanes in self.snapshot.lanes.values())
-        assert self.pool.withdraw(lane, name) == (entry.worker is None and not held)
-        if entry.worker is None and not held:
+        removed = entry.worker is None and (refused or not held)
+        assert self.pool.withdraw(lane, name, refused=refused) == removed
+        if removed and refused:
+            self._end(name, b"\2" + name.encode())
+        elif removed:
             del self.batches[name]
 
     @rule(data=st.data())

@@ -10,6 +10,7 @@ from millstream.services.model.manifest import ModelConfig
 from millstream.services.queue.clock import RedisClock
 from millstream.workers.batches.lease import Lease
 from millstream.workers.batches.watchdog import (
+    FIRST_S_MIN,
     GRACE_S,
     MEASURED_S_MIN,
     SUSPICIOUS_RUNS,
@@ -198,16 +199,41 @@ def test_what_others_called_does_not_wait_behind_a_long_run() -> None:
     assert told.look(guarded) == []
 
 
-def test_without_runs_of_its_size_nothing_is_usual() -> None:
+def test_without_runs_of_its_size_the_warm_up_bounds_a_run_while_others_wait() -> None:
     told = Told()
     guarded = told.arm(lease([1]), measured_s=0.001)
-    guarded.model.calls.history.add(guarded.input_bytes * 16, 0.001)
     for _ in range(RUNS_MIN):
         guarded.model.calls.history.add(guarded.input_bytes * 16, 0.001)
     guarded.others_wait = True
     told.look(guarded)
     passed(guarded, MEASURED_S_MIN + 1)
-    assert told.look(guarded) == ["long"], "its callers may wait for it: other sizes say nothing about it"
+    assert told.look(guarded) == ["long"], "other sizes say nothing, and inputs may take longer than zeros"
+    passed(guarded, FIRST_S_MIN - MEASURED_S_MIN)
+    assert told.look(guarded) == ["terminate"]
+    assert guarded.error is not None
+    assert "far longer than the warm-up" in guarded.error[1]
+
+
+def test_a_first_run_of_more_rows_than_the_warm_up_had_may_take_longer_by_them() -> None:
+    told = Told()
+    guarded = told.arm(lease([1] * 128), measured_s=1.0)  # 64 rows
+    guarded.others_wait = True
+    told.look(guarded)
+    passed(guarded, 2 * SUSPICIOUS_RUNS - 1)
+    assert told.look(guarded) == []
+    passed(guarded, 1.1)
+    assert told.look(guarded) == ["long", "terminate"]
+
+
+def test_what_an_ended_run_took_from_others_is_the_time_for_which_they_waited() -> None:
+    told = Told()
+    guarded = told.arm(lease([1]), measured_s=0.001)
+    guarded.others_wait, guarded.waited_s = True, 3.0
+    told.look(guarded)
+    passed(guarded, FIRST_S_MIN + 0.1)
+    assert guarded.lost_s == 0, "it goes on"
+    told.look(guarded)
+    assert guarded.lost_s == 3.0
 
 
 def test_a_version_can_have_a_limit_of_its_own() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from millstream.services.crashes.run_marks import RunMark
 from millstream.services.errors import Code
 from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.batch import AGAIN
 from millstream.workers.batches.lease import Lease
 from millstream.workers.models.loaded_models import LoadedModel
 
@@ -29,6 +30,9 @@ GRACE_S = 5.0  # for a run to end after it was terminated; libraries check for i
 SUSPICIOUS_RUNS = 20
 USUAL_S_MIN = 1.0
 MEASURED_S_MIN = 2.0
+#: While others wait, a suspicious run is ended, but at the earliest after this time if too few runs of its size are
+#: known: real inputs may well take longer than the zeros of the warm-up.
+FIRST_S_MIN = 5.0
 UNMEASURED_S = 10.0  # a run of a size that was never measured is suspicious after this time
 
 
@@ -43,11 +47,13 @@ class Guarded:
         "alone",
         "began",
         "blocks",
-        "bounded",
+        "bound_s",
         "detached",
+        "end_told",
         "error",
         "gave_back",
         "group",
+        "has_history",
         "model",
         "others_wait",
         "over",
@@ -77,6 +83,7 @@ class Guarded:
         self.waited_s = 0.0  # for which others waited during this run
         self.reported_at = self.began
         self.reported_s = 0.0  # run time beyond what was expected that was reported
+        self.end_told = False  # that it is to end was reported
 
     @property
     def direct(self) -> bool:
@@ -102,13 +109,18 @@ class Guarded:
         self.terminated_at = float("inf")
         self.alone = sum([len(lease.live_requests) for lease in leases]) <= 1
         usual_s = self.model.calls.history.usual_s(self.input_bytes)
-        measured_s = self.model.run_s(self._rows)
-        self.usual_s = usual_s or measured_s
+        self.has_history = usual_s > 0
         if usual_s:
-            self.suspicious_s = max(USUAL_S_MIN, SUSPICIOUS_RUNS * usual_s)
+            self.usual_s = usual_s
+            self.suspicious_s = self.bound_s = max(USUAL_S_MIN, SUSPICIOUS_RUNS * usual_s)
         else:
+            rows_measured = max(self.model.measured, default=0)
+            measured_s = self.model.run_s(self._rows) * max(1.0, self._rows / max(1, rows_measured))
+            self.usual_s = measured_s
             self.suspicious_s = max(MEASURED_S_MIN, SUSPICIOUS_RUNS * measured_s) if measured_s else UNMEASURED_S
-        self.bounded = usual_s > 0 and config.run_ms_max is None
+            self.bound_s = max(FIRST_S_MIN, self.suspicious_s)
+        if config.run_ms_max is not None:
+            self.bound_s = float("inf")
         limit_s = min(run_s_max, config.run_ms_max / 1000) if config.run_ms_max is not None else run_s_max
         self.until_limit = self.began + limit_s
         until = self.until_limit
@@ -131,10 +143,11 @@ class Guarded:
             )
         if now > self.until:
             return Code.EXPIRED, "the deadline passed before the model answered, and its run was terminated"
-        if self.bounded and self.others_wait and self.suspicious:
+        if self.others_wait and now >= self.began + self.bound_s:
+            than = "runs of this size usually take" if self.has_history else "the warm-up of the version did"
             return Code.MODEL, (
-                f"the run took longer than {self.suspicious_s:.3g} s, far longer than runs of this size usually take, "
-                "while other models waited for the worker (run_ms_max in the configuration sets another limit)"
+                f"the run took longer than {self.bound_s:.3g} s, far longer than {than}, while other models waited "
+                "for the worker (run_ms_max in the configuration sets another limit)"
             )
         return None
 
@@ -142,6 +155,12 @@ class Guarded:
     def suspicious(self) -> bool:
         """Whether the run takes far longer than usual, whatever the callers' deadlines are."""
         return time.monotonic() - self.began >= self.suspicious_s
+
+    @property
+    def lost_s(self) -> float:
+        """For how long others waited for a run that had to be ended and was far longer than usual; else 0."""
+        at_fault = self.error is not None and self.error[0] != AGAIN and self.suspicious
+        return self.waited_s if at_fault else 0.0
 
 
 class Watchdog:

@@ -241,7 +241,7 @@ local function drop_if_unused(lane)
   return 1
 end
 
--- remove_waiting(lane, id) -> 1 when the entry was removed; 0: a worker leases it. For lanes that no worker serves.
+-- remove_waiting(lane, id) -> 1 when the entry was removed; 0: a worker leases it.
 local function remove_waiting(lane, id)
   local stream = PREFIX .. 'stream:' .. lane
   if #redis.pcall('XPENDING', stream, GROUP, id, id, 1) > 0 then return 0 end
