@@ -11,6 +11,7 @@ from collections.abc import Collection
 from millstream.gateway.access.access_control import AccessControl
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
+from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.certificate_watch import CertificateWatch
@@ -168,6 +169,7 @@ class Gateway:
             self.settings,
             answering=self.readiness_probe.answering,
             have_loaded=LoadWait(lambda: self.catalog, self.demands).load,
+            uploading=Quotas(self.access.gate, self.catalog, self.repository).upload,
         )
 
     def _keys_changed(self) -> None:

@@ -29,7 +29,7 @@ from millstream.gateway.access.principal import (
 )
 from millstream.services.access import secret as keys
 from millstream.services.access import sigv4
-from millstream.services.access.document import KeyDocument
+from millstream.services.access.document import KeyDocument, Limits
 from millstream.services.access.limits import Account, LimitReached
 from millstream.services.access.scopes import ALL, Grants, Need, grants_of
 from millstream.services.access.table import Row
@@ -192,6 +192,13 @@ class Gate:
     def accounts(self) -> dict[str, Account]:
         """Return the accounts of the keys that have limits, by the keys' ids."""
         return {key_id: known.account for key_id, known in self._known.items() if known.account is not None}
+
+    def limits_of(self, name: str) -> Limits | None:
+        """Return the limits of the newest key of a name that was not revoked; None: there is none, or it has none."""
+        for known in reversed(self._known.values()):
+            if known.document.name == name and known.principals:
+                return None if known.account is None else known.account.limits
+        return None
 
     def identify(self, credential: bytes | None, row: Row | None = None) -> Principal:
         """Return who sent the header `credential` (Authorization, or X-API-Key). Raises Failure(UNAUTHENTICATED).

@@ -27,7 +27,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audited
 
-router = APIRouter(prefix="/admin/v1", responses=documented(400, 409, 413, 415, 503, 507))
+router = APIRouter(prefix="/admin/v1", responses=documented(400, 403, 409, 413, 415, 429, 503, 507))
 
 WAIT_S_MAX = 600.0
 
@@ -163,6 +163,7 @@ def _checked(name: str, version: int | None, options: _Options, request: Request
         sha256=options.sha256,
         activate=options.activate,
         form=form,
+        size_bytes=declared_bytes(request),
         imports=options.imports,
     )
 

@@ -17,6 +17,7 @@ from millstream.gateway.access.principal import CALLER, owner_name, require
 from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.admin.upload_form import UploadForm
+from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
@@ -50,6 +51,7 @@ class Upload:
     activate: bool
     form: UploadForm | None  # reads the body as a form, which may have the config; None: the body is the model
     url: str | None = None  # the file or folder that the caller named; None: the body was sent
+    size_bytes: int = 0  # as the caller declares it; 0: not known
     imports: ImportOptions = _NOTHING_ALLOWED  # what the import of a framework's model may do
 
 
@@ -108,7 +110,7 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
     """Publish `body` as a version, and activate it if asked to. When this returns, the catalog has the version.
 
     Raises Failure: FORBIDDEN, INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads),
-    STORAGE.
+    STORAGE; LimitReached.
     """
     require(Need.WRITE, upload.model)  # where a body named the model
     with audited("upload", upload.model):
@@ -126,8 +128,10 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
 
 async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
     config = upload.config or ModelConfig()
+    quotas = Quotas(deps.gate, deps.catalog, deps.repository)
     # ModelUpload rejects a bad name and an existing version here, before the caller has sent a gigabyte
     async with (
+        quotas.upload(upload.model, upload.size_bytes) as admit,
         ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
         deps.upload_slots.acquire(upload.model, upload.version) as show,
     ):
@@ -138,6 +142,7 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
         formats = loaded_formats(deps, incoming.config.pools)
         incoming.url = upload.url
         incoming.owner = owner_name()
+        incoming.admit = admit
         incoming.options = upload.imports.model_copy(update={"formats": formats})
 
         def accept(checked: CheckedModel) -> None:

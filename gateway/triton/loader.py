@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 from millstream.gateway.access.principal import owner_name, shown
@@ -49,6 +49,13 @@ _CALLER_ERRORS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
 HaveLoaded = Callable[[Manifest, float], Awaitable[None]]
 
 
+Uploading = Callable[[str, int], AbstractAsyncContextManager[object]]
+
+
+def _unlimited(_model: str, _size_bytes: int) -> AbstractAsyncContextManager[object]:
+    return nullcontext()
+
+
 async def _serves(_manifest: Manifest, _seconds_max: float) -> None:
     """Do nothing: the version serves."""
 
@@ -63,6 +70,7 @@ class RepositoryLoader:
         waiter: Waits for workers; None: a ReadyWaiter with its defaults.
         answering: Returns whether this gateway reports the version with a content id as ready.
         have_loaded: Returns when a worker has a version that serves ready, within so many seconds. Raises Failure.
+        uploading: Counts a load with so many bytes of files of its own while its block runs. Raises Failure.
     """
 
     def __init__(
@@ -73,9 +81,11 @@ class RepositoryLoader:
         waiter: ReadyWaiter | None = None,
         answering: Callable[[str], bool] = lambda _content_id: True,
         have_loaded: HaveLoaded = _serves,
+        uploading: Uploading = _unlimited,
     ) -> None:
         self._answering = answering
         self._have_loaded = have_loaded
+        self._uploading = uploading
         self._repository = repository
         self._catalog = catalog
         self._settings = settings
@@ -114,7 +124,10 @@ class RepositoryLoader:
         """
         try:
             folder = await asyncio.to_thread(self._find_folder, model, files)
-            async with self._locked(model):
+            async with AsyncExitStack() as held:
+                if files:
+                    await held.enter_async_context(self._uploading(model, sum(map(len, files.values()))))
+                await held.enter_async_context(self._locked(model))
                 try:
                     return await self._load(model, folder, config, files, retry=retry)
                 except Failure as failure:

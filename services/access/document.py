@@ -31,6 +31,10 @@ class Limits(BaseModel):
         None, gt=0, le=1e6, description="Seconds a minute that runs of models take, as measured."
     )
 
+    models: int | None = Field(None, gt=0, le=1_000_000, description="Models that it owns.")
+    disk_bytes: int | None = Field(None, gt=0, le=1 << 50, description="Bytes of all files of the models that it owns.")
+    uploads: int | None = Field(None, gt=0, le=1000, description="Uploads, with their imports, at the same time.")
+
     @property
     def any(self) -> bool:
         """Whether there is a limit."""

@@ -20,6 +20,7 @@ MINUTE_S = 60.0
 #: are refused; the time of a run is known only when it has passed, so time beyond is not charged.
 DEBT_S_MAX = 3600.0
 RETRY_S_CONCURRENCY = 1.0  # when to try again if too many calls are in flight
+RETRY_S_UPLOADS = 5.0  # likewise, of uploads
 
 
 class LimitReached(Failure):
@@ -31,12 +32,13 @@ class LimitReached(Failure):
 
 
 class Use(NamedTuple):
-    """What a key has used through one gateway since that started, and its calls in flight."""
+    """What a key has used through one gateway since that started, and its calls and uploads in flight."""
 
     requests: float = 0.0
     rows: float = 0.0
     compute_s: float = 0.0
     in_flight: int = 0
+    uploads: int = 0
 
 
 class Bucket:
@@ -73,7 +75,7 @@ class Bucket:
 
 
 class Account:
-    """What one key has used, as one gateway knows it. The last four fields are what this gateway added.
+    """What one key has used, as one gateway knows it. `requests` to `uploads` are what this gateway added.
 
     Args:
         name: of the key, for messages.
@@ -90,14 +92,17 @@ class Account:
         "limits",
         "name",
         "others_in_flight",
+        "others_uploads",
         "requests",
         "rows",
+        "uploads",
     )
 
     def __init__(self, name: str, limits: Limits, now: float) -> None:
         self.name = name
         self.requests = self.rows = self.compute_s = 0.0
         self.in_flight = self.others_in_flight = 0
+        self.uploads = self.others_uploads = 0
         self.change(limits, now)
 
     def change(self, limits: Limits, now: float) -> None:
@@ -132,6 +137,17 @@ class Account:
         """End a call, or a run, that was counted."""
         self.in_flight -= 1
 
+    def begin_upload(self) -> None:
+        """Count an upload, which ends with `end_upload`. Raises LimitReached, and counts nothing."""
+        limit = self.limits.uploads
+        if limit is not None and self.uploads + self.others_uploads >= limit:
+            raise self._reached("uploads", limit, "uploads at once", RETRY_S_UPLOADS, 0)
+        self.uploads += 1
+
+    def end_upload(self) -> None:
+        """End an upload that was counted."""
+        self.uploads -= 1
+
     def add_rows(self, rows: int, now: float) -> None:
         """Charge the rows of a request that was let in.
 
@@ -160,10 +176,10 @@ class Account:
     @property
     def use(self) -> Use:
         """What this gateway added."""
-        return Use(self.requests, self.rows, self.compute_s, self.in_flight)
+        return Use(self.requests, self.rows, self.compute_s, self.in_flight, self.uploads)
 
     def settle(self, others: Use, now: float) -> None:
-        """Charge what the other gateways let in since the last call. `others.in_flight`: their calls in flight now."""
+        """Charge what the other gateways let in since the last call. `others.in_flight`, `.uploads`: theirs now."""
         for bucket, amount in ((self._requests, others.requests), (self._rows, others.rows)):
             if bucket is not None:
                 bucket.wait_s(0.0, now)
@@ -172,6 +188,7 @@ class Account:
             self._compute.wait_s(0.0, now)
             self._compute.take_to_debt(others.compute_s)
         self.others_in_flight = others.in_flight
+        self.others_uploads = others.uploads
 
     def _reached(self, what: str, limit: float | None, unit: str, wait_s: float, window_s: int) -> LimitReached:
         assert limit is not None

@@ -15,7 +15,7 @@ from millstream.services.access.limits import Account, Use
 
 #: Gateways whose use is remembered. A gateway without calls sends nothing, and later continues with its totals.
 GATEWAYS_MAX = 256
-_Text = dict[str, tuple[float, float, float, int]]
+_Text = dict[str, tuple[float, float, float, int, int]]
 _decoder = msgspec.json.Decoder(_Text)
 
 
@@ -66,4 +66,5 @@ def _plus(total: Use, use: Use, last: Use) -> Use:
         total.rows + max(0.0, use.rows - last.rows),
         total.compute_s + max(0.0, use.compute_s - last.compute_s),
         total.in_flight + max(0, use.in_flight),
+        total.uploads + max(0, use.uploads),
     )

@@ -31,7 +31,7 @@ from millstream.services.model.warmup_check import check_warmups
 from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.base import Repository, Staging
 from millstream.services.repository.conflicts import retry_on_conflict
-from millstream.services.repository.disk import check_space, storage_errors
+from millstream.services.repository.disk import check_space, storage_errors, tree_bytes
 from millstream.services.settings import Settings
 from millstream.services.tokenizer.client import TOKENIZER, try_tokenizer
 from millstream.services.wire.records import State
@@ -48,9 +48,9 @@ _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
-    `config`, `options` for its import, `url`, from which it comes, and `owner` of a new model may be replaced until
-    `publish`. Entering the block raises Failure: INVALID (bad model name or version number), CONFLICT (the version
-    exists).
+    `config`, `options` for its import, `url`, from which it comes, `owner` of a new model, and `admit`, which refuses a
+    version by its bytes, may be replaced until `publish`. Entering the block raises Failure: INVALID (bad model name or
+    version number), CONFLICT (the version exists).
 
     Args:
         version: the version's number; None takes the next free one.
@@ -67,6 +67,7 @@ class ModelUpload:
         self.options = ImportOptions()
         self.url: str | None = None
         self.owner = ""
+        self.admit: Callable[[int], None] = lambda _: None
         self._staging: Staging | None = None
         self._sink: _Sink | None = None
         self._buffer = bytearray()
@@ -222,6 +223,7 @@ class ModelUpload:
             files = tuple(
                 describe_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *config_files))
             )
+        self.admit(tree_bytes(self._folder()))
         staging = self._staging
 
         def publish() -> Manifest:

@@ -195,4 +195,5 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _content(document: KeyDocument) -> bytes:
-    return document.model_dump_json(indent=1).encode() + b"\n"
+    # Without what is unset: an earlier release refuses a limit that it does not know.
+    return document.model_dump_json(indent=1, exclude_none=True).encode() + b"\n"

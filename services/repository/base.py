@@ -165,6 +165,9 @@ class Repository(Protocol):
     def next_version(self, model: str) -> int:
         """Return one more than the highest version ever published: deleted numbers are not assigned again."""
 
+    def size_bytes(self, model: str) -> int:
+        """Return the bytes of all files of a model, compiled forms included; 0 if it has none."""
+
     def stamp(self, model: str) -> Hashable:
         """Return a value that changes when anything of the model changes; it may also change without a change."""
 

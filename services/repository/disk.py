@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,16 @@ def is_full(folder: Path) -> bool:
     """Return whether the disk of `folder` has no space left, or so little that a library's last write failed."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize < FULL_BYTES or (disk.f_files > 0 and not disk.f_favail)
+
+
+def tree_bytes(folder: Path) -> int:
+    """Return the bytes of all files below a folder; those that are removed meanwhile may count or not."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 @contextmanager

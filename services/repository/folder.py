@@ -40,6 +40,7 @@ from millstream.services.repository.disk import (
     replacing,
     storage_errors,
     storage_failure,
+    tree_bytes,
     try_lock,
 )
 from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
@@ -198,6 +199,11 @@ class FolderRepository:
     def next_version(self, model: str) -> int:
         """Return one more than the highest version ever published. Raises Failure(INVALID) when no number is left."""
         return check_version(max(self._highest(check_name(model)), *self._versions(model), 0) + 1)
+
+    def size_bytes(self, model: str) -> int:
+        """Return the bytes of all files below the model's folder."""
+        with storage_errors(self._root):
+            return tree_bytes(self._models / check_name(model))
 
     def stamp(self, model: str) -> Hashable:
         """Return the identities and times of the model's documents: a few stat calls, no file is read."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
 
-from millstream import Client
+from millstream import Client, ServerError
 from millstream.services.errors import Failure
 from tests.kit import models
 from tests.kit.command_line import Millstream
-from tests.kit.stack import CALL_S_MAX, Stack, assert_quiet, running_stack
+from tests.kit.stack import CALL_S_MAX, WAIT_S, Stack, assert_quiet, running_stack
+from tests.kit.wait import wait_until
 
 ADMIN = "the-admin-key-of-this-test"
 Key = dict[str, Any]
@@ -121,3 +128,110 @@ def test_wrong_labels_are_refused_in_one_line_and_change_nothing(stack: Stack, f
     assert "labels" in reply.json()["error"]
     assert "\n" not in reply.json()["error"]
     assert stack.http.get("/admin/v1/models/labelled/settings").json() == before
+
+
+def refused(key: Client, name: str, file: Path, status: int, message: str) -> ServerError:
+    with pytest.raises(ServerError, match=message) as error:
+        key.push(name, file)
+    assert error.value.status == status
+    assert "\n" not in error.value.message
+    return error.value
+
+
+def test_a_key_owns_so_many_models(stack: Stack, file: Path) -> None:
+    cli = Millstream(stack.named_home, ADMIN)
+    made = cli.json("keys", "create", "few", "--scope", "models:write:few-*", "--models", "2")
+    assert "models 2" in cli.ok("keys", "list")
+    with client_of(stack, made) as few:
+        for name in ("few-a", "few-b", "few-b"):  # a version of its own model is no further model
+            few.push(name, file)
+        refused(few, "few-c", file, 403, "key 'few' has 2 models, and its limit is 2: delete one")
+        with triton_http.InferenceServerClient(stack.url.removeprefix("http://"), network_timeout=CALL_S_MAX) as triton:
+            headers, files = {"Authorization": f"Bearer {made['key']}"}, {"file:1/model.onnx": file.read_bytes()}
+            with pytest.raises(InferenceServerException, match="its limit is 2"):
+                triton.load_model("few-c", headers, config='{"backend": "onnxruntime"}', files=files)
+        few.remove("few-a")
+        few.push("few-c", file)
+        cli.ok("keys", "edit", "few", "--models", "3")
+        few.push("few-a", file)
+        cli.ok("keys", "edit", "few", "--models", "0")
+        few.push("few-d", file)
+
+
+def test_the_models_of_a_key_take_so_much_of_the_disk(stack: Stack, file: Path) -> None:
+    cli = Millstream(stack.named_home, ADMIN)
+    made = cli.json("keys", "create", "small", "--scope", "models:write:small-*", "--disk", "40KiB")
+    assert made["limits"]["disk_bytes"] == 40 << 10
+    assert "disk_bytes 40.0 KiB" in cli.ok("keys", "list")
+    other = create(stack, "other", "models:write:small-*")
+    large = models.weighty(file.with_name("large.onnx"), 40 << 10)
+    known = r"the models of key 'small' would take \d+ bytes of the disk, and its limit is 40960 bytes: delete versions"
+    with client_of(stack, made) as small, client_of(stack, other) as others:
+        small.push("small-a", file)
+        for key in (small, others):  # it counts for the owner of the model, whoever uploads
+            refused(key, "small-a", large, 403, known)
+        pieces = iter([large.read_bytes()])  # chunked: its size is known when it has been received
+        sent = stack.http.post(
+            "/admin/v1/models/small-b/versions", content=pieces, headers={"Authorization": f"Bearer {made['key']}"}
+        )
+        assert (sent.status_code, re.search(known, sent.json()["error"]) is not None) == (403, True), sent.text
+        assert [one["name"] for one in small.models(owner="small")] == ["small-a"]
+        others.push("small-of-others", large)
+        cli.ok("keys", "edit", "small", "--disk", "1MiB")
+        small.push("small-b", large)
+    assert "write a size" in cli.fails("keys", "edit", "small", "--disk", "much", code=2)
+
+
+def test_a_key_sends_so_many_uploads_at_once(stack: Stack, file: Path) -> None:
+    made = create(stack, "calm", uploads=1)
+    headers = {"Authorization": f"Bearer {made['key']}"}
+    held, content = threading.Event(), file.read_bytes()
+
+    def pieces() -> Iterator[bytes]:
+        yield content[:100]
+        assert held.wait(WAIT_S)
+        yield content[100:]
+
+    def empty(gateway: httpx2.Client) -> httpx2.Response:
+        return gateway.post("/admin/v1/models/calm-b/versions", headers=headers)
+
+    def await_status(gateway: httpx2.Client, status: int) -> None:
+        wait_until(lambda: empty(gateway).status_code == status, what=f"an upload is answered {status}")
+
+    def slow() -> httpx2.Response:
+        with httpx2.Client(base_url=stack.url, timeout=CALL_S_MAX, trust_env=False) as client:
+            return client.post("/admin/v1/models/calm-a/versions?wait=60", content=pieces(), headers=headers)
+
+    with ThreadPoolExecutor(1) as threads, stack.gateway(0) as first, stack.gateway(1) as second:
+        sent = threads.submit(slow)
+        try:
+            for gateway in (first, second):  # the other one is told within some tenths of a second
+                await_status(gateway, 429)
+                reply = empty(gateway)
+                assert (
+                    reply.json()["error"] == "key 'calm' has reached its limit of 1 uploads at once: try again in 5 s"
+                )
+                assert reply.headers["retry-after"] == "5"
+            stack.push("calm-of-others", file)
+        finally:
+            held.set()
+        assert sent.result().status_code == 201
+        for gateway in (first, second):
+            await_status(gateway, 400)  # it has no bytes
+
+
+def test_uploads_at_once_exceed_a_quota_by_themselves_at_most(stack: Stack, file: Path) -> None:
+    key = create(stack, "burst", models=1, uploads=3)
+    with client_of(stack, key) as burst, ThreadPoolExecutor(8) as threads:
+
+        def push(number: int) -> int:
+            try:
+                burst.push(f"burst-{number}", file)
+            except ServerError as error:
+                return int(error.status)
+            return 201
+
+        statuses = Counter(threads.map(push, range(16)))
+        assert 1 <= statuses[201] <= 3 * 2, statuses  # two gateways hear of each other's uploads a moment later
+        assert set(statuses) <= {201, 403, 429}
+        refused(burst, "burst-late", file, 403, "its limit is 1: delete one")

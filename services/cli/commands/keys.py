@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.services.cli.failures import wrong_usage
+from millstream.services.cli.failures import usage_of, wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, server_address
-from millstream.services.cli.terminal import emit, escape, results, show_rows
+from millstream.services.cli.terminal import emit, escape, results, show_rows, size
+from millstream.services.process.memory_share import parse_size
 
 _PATH = "/admin/v1/keys"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -47,6 +48,11 @@ def keys(
     compute: Annotated[
         float | None, typer.Option(metavar="S", help="Most seconds a minute that runs may take, as measured.")
     ] = None,
+    models: Annotated[int | None, typer.Option(metavar="N", help="Most models that it owns.")] = None,
+    disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Most disk of the models that it owns, as 20GiB or 500MiB.")
+    ] = None,
+    uploads: Annotated[int | None, typer.Option(metavar="N", help="Most uploads at the same time.")] = None,
     priority: Annotated[
         int | None, typer.Option(metavar="N", help="Highest priority of its requests; 1 is the highest.")
     ] = None,
@@ -72,6 +78,7 @@ def keys(
     if action is not KeyAction.LIST and not name:
         raise wrong_usage(f"keys {action}: name the key")
     limits = {"requests_per_s": rate, "rows_per_s": rows, "concurrency": concurrency, "compute_s_per_minute": compute}
+    limits |= {"models": models, "disk_bytes": None if disk is None else _bytes(disk), "uploads": uploads}
     document = _asked(action, scope, limits, priority, expires)
     _check_options(action, document, grace=grace, forget=forget)
     if action is KeyAction.CREATE:
@@ -175,7 +182,7 @@ def _show_all(found: Mapping[str, Any]) -> None:
             one["id"],
             one["state"],
             escape(" ".join(one["scopes"])),
-            escape(", ".join(f"{limit} {value:g}" for limit, value in one["limits"].items() if value is not None)),
+            escape(", ".join(_limit(limit, value) for limit, value in one["limits"].items() if value is not None)),
             "-" if one["expires_at"] is None else _time(one["expires_at"]),
         )
         for one in found["keys"]
@@ -186,6 +193,16 @@ def _show_all(found: Mapping[str, Any]) -> None:
             f"the document of key {escape(damaged)} is damaged: the key is refused. "
             f"`millstream keys revoke {escape(damaged)} --forget` removes the document"
         )
+
+
+def _limit(name: str, value: float) -> str:
+    return f"{name} {size(value) if name == 'disk_bytes' else f'{value:g}'}"
+
+
+def _bytes(text: str) -> int:
+    """Return the bytes of a size such as 20GiB. Raises UsageFailure."""
+    with usage_of():
+        return parse_size(text)
 
 
 def _seconds(option: str, text: str) -> float:
