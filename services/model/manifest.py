@@ -292,7 +292,7 @@ class EndpointPlacement(BaseModel):
     )
     owner: str = Field(
         "",
-        max_length=64,
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$",
         description="Name of the API key that uploaded its first version, which an admin may change; empty: none.",
     )
     labels: dict[str, str] = Field({}, max_length=LABELS_MAX, description="What its users say of it: name -> value.")

@@ -78,10 +78,15 @@ def test_a_model_has_the_owner_that_uploaded_its_first_version(stack: Stack, fil
         admin.activate("red-a", 1)  # what else changes of an endpoint keeps its owner
         admin.remove("red-a", 2)
         assert admin.model("red-a")["owner"] == "crimson"
+        for wrong in ("a b", "x" * 65, "-", "a\n"):
+            with pytest.raises(Failure, match="owner"):
+                admin.configure("red-a", owner=wrong)
 
 
 def test_a_load_with_files_makes_a_model_with_an_owner(stack: Stack, file: Path) -> None:
     key = create(stack, "loader")
+    stored = (stack.home / "repository" / "keys" / f"{key['id']}.json").read_text()
+    assert "null" not in stored  # an earlier release refuses a key with limits that it does not know
     headers = {"Authorization": f"Bearer {key['key']}"}
     config = '{"backend": "onnxruntime"}'
     with triton_http.InferenceServerClient(stack.url.removeprefix("http://"), network_timeout=CALL_S_MAX) as triton:
@@ -198,11 +203,18 @@ def test_a_key_sends_so_many_uploads_at_once(stack: Stack, file: Path) -> None:
     def await_status(gateway: httpx2.Client, status: int) -> None:
         wait_until(lambda: empty(gateway).status_code == status, what=f"an upload is answered {status}")
 
+    def broken() -> Iterator[bytes]:
+        yield content[:100]
+        raise ConnectionAbortedError
+
     def slow() -> httpx2.Response:
         with httpx2.Client(base_url=stack.url, timeout=CALL_S_MAX, trust_env=False) as client:
             return client.post("/admin/v1/models/calm-a/versions?wait=60", content=pieces(), headers=headers)
 
     with ThreadPoolExecutor(1) as threads, stack.gateway(0) as first, stack.gateway(1) as second:
+        with pytest.raises(ConnectionAbortedError):  # an upload that its client gives up is in flight no more
+            first.post("/admin/v1/models/calm-b/versions", content=broken(), headers=headers)
+        await_status(first, 400)
         sent = threads.submit(slow)
         try:
             for gateway in (first, second):  # the other one is told within some tenths of a second
