@@ -8,7 +8,9 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from tests.kit.stack import WAIT_S, Stack, children, descendants, running_stack,
 from tests.kit.wait import wait_until
 
 NODE = platform.node()
+LEASE_S = 2.0
 CLI = (sys.executable, "-P", "-m", "millstream.services.cli")
 FAR = f"far-0@{NODE}.2"
 
@@ -50,9 +53,10 @@ def prepared(folder: Path, repository: Path) -> Path:
 
 
 @contextmanager
-def gateway_host(tmp_path: Path, name: str, address: RedisAddress) -> Iterator[Stack]:
+def gateway_host(tmp_path: Path, name: str, address: RedisAddress, **settings: object) -> Iterator[Stack]:
     shm_dir = prepared(tmp_path / name, tmp_path / "repository")
-    with running_stack(tmp_path / name, settings={"redis_url": address.url, "shm_dir": shm_dir}) as stack:
+    settings |= {"redis_url": address.url, "shm_dir": shm_dir}
+    with running_stack(tmp_path / name, settings=settings) as stack:
         stack.redis = client(address)
         yield stack
 
@@ -66,6 +70,10 @@ class WorkersHost:
         variables = {"HOME": self.home, "GATEWAYS": 0, "POOLS": "far=1", "WORKER_THREADS": 1, "SHM_DIR": folder / "shm"}
         variables |= {"REDIS_URL": redis_url} | settings
         self.environment = {f"MILLSTREAM_{name}": str(value) for name, value in variables.items() if value is not None}
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it, also again after its end."""
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*CLI, "up"],
@@ -75,6 +83,7 @@ class WorkersHost:
                 stderr=output,
                 start_new_session=True,
             )
+        return self.process
 
     @property
     def output(self) -> str:
@@ -111,7 +120,8 @@ class WorkersHost:
         return ports
 
     def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
         return self.process.wait(WAIT_S)
 
 
@@ -251,6 +261,49 @@ def test_workers_alone_are_ready_when_they_have_loaded(tmp_path: Path, address: 
             assert page.label_values("worker") == names
             there.until("ready 2 workers")
             assert there.listening() == {port}
+
+
+def used(stack: Stack, name: str) -> bool:
+    """Return whether a worker has run a request."""
+    placed = stack.http.get("/admin/v1/placement").json()["workers"]
+    instances = [one for worker in placed if worker["id"].startswith(f"{name}-") for one in worker["instances"]]
+    return any(one["last_used_age_s"] is not None for one in instances)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_no_call_fails_when_a_host_of_workers_ends(
+    tmp_path: Path, address: RedisAddress, number: signal.Signals
+) -> None:
+    """It is stopped, or all its processes end at once, as with its power, while both hosts answer."""
+    with gateway_host(tmp_path, "a", address, queue_lease_s=LEASE_S) as here:
+        here.push("scale", models.scale(tmp_path / "scale.onnx"))
+        with workers_host(tmp_path, "b", address, POOLS="cpu=1", QUEUE_LEASE_S=LEASE_S) as there:
+            there.until("ready 1 worker")
+            name, stop = f"cpu-0@{NODE}.2", threading.Event()
+
+            def call() -> None:
+                while not stop.is_set():
+                    check(here, "scale", 1)
+
+            with ThreadPoolExecutor(4) as callers:
+                calling = [callers.submit(call) for _ in range(4)]
+                try:
+                    wait_until(lambda: used(here, name), what="it answers some")
+                    if number is signal.SIGKILL:
+                        for pid in (there.process.pid, *descendants(there.process.pid)):
+                            os.kill(pid, number)
+                    else:
+                        assert there.stop() == 0
+                    until_listed(here, {f"cpu-0@{NODE}"})
+                finally:
+                    stop.set()
+                for one in calling:
+                    one.result()
+            if number is signal.SIGKILL:
+                there.process.wait(WAIT_S)
+                there.start()  # it comes back
+                there.until("ready 1 worker")
+                until_listed(here, {f"cpu-0@{NODE}", name})
 
 
 @pytest.mark.parametrize(
