@@ -22,11 +22,12 @@ _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 #: offsets in struct seccomp_data; those of arguments are their lower halves on little-endian machines
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24, 32)
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, (16, 24, 32, 40)
 #: from this number on x86-64 has a second table of the same calls (x32)
 _X32 = 0x40000000
 #: the first call of Linux 5.1
 _NEW = 424
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _CLONE_FILES, _CLONE_THREAD, _CLONE_NAMESPACES = 0x00000400, 0x00010000, 0x7E020080
 
 #: calls that start processes and programs, and wait for them, for compilers; which programs, Landlock limits
@@ -117,6 +118,10 @@ def _verdict(name: str, pid: int, *, programs: bool) -> list[bytes]:
         namespaces = [_instruction(_ANY_BIT, _CLONE_NAMESPACES, 0, 1), _deny(errno.EPERM)]
         shared_files = [_instruction(_ANY_BIT, _CLONE_THREAD, 0, 2), _instruction(_ANY_BIT, _CLONE_FILES, 1, 0)]
         return [_load(0), *namespaces, *([] if programs else threads), *shared_files, _deny(errno.EPERM), allow]
+    if name == "mmap":
+        # Shared memory without a file stays as long as one page of it is mapped: no limit on a process would see it.
+        shared = [_instruction(_ANY_BIT, _MAP_ANONYMOUS, 0, 2), _instruction(_ANY_BIT, _MAP_SHARED, 0, 1)]
+        return [_load(3), *shared, _deny(errno.EPERM), allow]
     if name in _STARTS:
         return [allow if programs else _deny(errno.EPERM)]
     if name in _OWN_PROCESS:

@@ -81,6 +81,7 @@ CALLS = {
     "become a subreaper": "libc_of('prctl', 36, 1, 0, 0, 0)",
     "have the kernel signal its parent": "fcntl.fcntl(1, fcntl.F_SETOWN, parent)",
     "hold memory in a file without a name": "os.memfd_create('x')",
+    "hold memory that is shared and in no file": "mmap.mmap(-1, 4096)",
     "make shared memory of System V": "call('shmget', 0, 4096, 0o1600)",
     "pin its parent to a core": "os.sched_setaffinity(parent, {0})",
     "make a filter of its own": "call('seccomp', 0, 0, 0)",
@@ -91,6 +92,8 @@ CALLS = {
 HONEST = {
     "read its file": "(own / 'file').read_bytes()",
     "write and remove": "((own / 'a').write_bytes(b'1'), os.link(own / 'a', own / 'b'), os.unlink(own / 'b'))",
+    "map memory, and a file": "(mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), "
+    "mmap.mmap(os.open(own / 'file', os.O_RDWR), 0))",
     "rename into a folder": "((own / 'd').mkdir(), os.rename(own / 'a', own / 'd' / 'a'))",
     "start a thread": "(thread := threading.Thread(target=int), thread.start(), thread.join())",
     "import a library": "__import__('sqlite3')",
@@ -98,7 +101,7 @@ HONEST = {
     "open('/proc/self/statm').read())",
 }
 PROGRAM = """
-import ctypes, fcntl, json, os, platform, resource, socket, subprocess, sys, threading
+import ctypes, fcntl, json, mmap, os, platform, resource, socket, subprocess, sys, threading
 from pathlib import Path
 from millstream.services.sandbox.confine import confine
 from tests.kit.kernels import without_landlock
