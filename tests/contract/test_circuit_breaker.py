@@ -52,7 +52,8 @@ def test_a_run_that_took_seconds_from_others_counts_by_them(pool):
     assert count("m", weight=2)[1] == {}
     assert count("other", weight=1)[1] == {}
     assert set(count("m", weight=3)[1]) == {"m"}
-    assert count("long", weight=30)[1]["long"] == (5, FIRST_S), "one that took half a minute is enough, and no more"
+    assert count("long", weight=30)[1]["long"] == (5, 30), "one that took half a minute is enough, for half a minute"
+    assert count("longest", weight=6000)[1]["longest"] == (5, MOST_S)
 
 
 def test_five_refuse_the_version_and_no_other(pool):

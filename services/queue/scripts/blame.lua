@@ -1,9 +1,11 @@
 -- blame (gateway, worker): count that a version ended a worker, or that a run of it was terminated. A version that does
 -- so repeatedly is refused for a while, each time for longer.
 -- KEYS: blamed versions (hash), marker of the event that is counted
--- ARGV: version (name of its lane), '': count nothing; how much the event counts (default 1), LIMIT at most
+-- ARGV: version (name of its lane), '': count nothing; how much the event counts (default 1), LIMIT at most: the seconds
+--       that a terminated run took from others
 -- returns {1 if the event was counted, else 0; then for each refused version: {version, recent deaths, ms to go}}
--- The count halves every minute. A count of five refuses the version for ten seconds. While a refusal is remembered,
+-- The count halves every minute. A count of five refuses the version for ten seconds, and at least for as long as the run
+-- took from others: else a run that ends at its deadline would be soon followed by the next. While a refusal is remembered,
 -- one more event refuses it again, for twice as long as the time before, ten minutes at most. One refusal is forgotten
 -- for every ten minutes in which the version was not refused.
 local BLAMED, COUNTED = KEYS[1], KEYS[2]
@@ -36,7 +38,7 @@ if version ~= '' and redis.call('SET', COUNTED, 1, 'NX', 'PX', FORGET_MS) then
   count = count + math.min(weight, LIMIT)
   if now >= till and (count > LIMIT - 0.5 or refusals > 0) then -- five events within seconds still count as five
     refusals = refusals + 1
-    till = now + math.min(MOST_MS, FIRST_MS * 2 ^ (refusals - 1))
+    till = now + math.min(MOST_MS, math.max(FIRST_MS, weight * 1000) * 2 ^ (refusals - 1))
   end
   store(version, count, refusals, till)
 end
