@@ -140,7 +140,7 @@ def test_all_processes_start_and_stop_in_order(start):
     assert set(stopped[:2]) == {"gateway-0", "gateway-1"}
     assert set(stopped[2:]) == {"cpu-0", "big-0"}
     assert all(gone(pid) for pid in children)
-    assert sorted(path.name for path in (up.home / "run").iterdir()) == ["lock"]
+    assert sorted(path.name for path in (up.home / "run").iterdir()) == ["lock", "token"]
     assert "WARNING cpu-0 is only a test" in (up.home / "logs" / "cpu-0.log").read_text()
     assert "said cpu-0: WARNING cpu-0 is only a test" in up.lines
 
@@ -259,7 +259,7 @@ def test_a_second_ctrl_c_kills(start):
     up.until("said SIGINT: answering")
     assert up.stop(signal.SIGINT) == 130
     assert all(gone(pid) for pid in children)
-    assert sorted(path.name for path in (up.home / "run").iterdir()) == ["lock"]
+    assert sorted(path.name for path in (up.home / "run").iterdir()) == ["lock", "token"]
 
 
 def test_ctrl_c_while_starting(start):
