@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,14 +25,15 @@ from tests.kit.versions import publish_model
 from tests.kit.wait import wait_until
 
 STEADY = "/v2/models/steady/infer"
+Make = Callable[..., Path]
 MINUTES_S = 600  # longer than a test may take
 ENDED_S = 10
 
 
 @contextmanager
-def neighbours(tmp_path: Path, pools: str, endless: int = 1) -> Iterator[Stack]:
+def neighbours(tmp_path: Path, pools: str, endless: int = 1, make: Make = models.endless) -> Iterator[Stack]:
     """Run a stack with the models slow0, slow1, … whose runs may never end, and `steady`."""
-    model = models.endless(tmp_path / "slow.onnx", on=ENDLESS)
+    model = make(tmp_path / "slow.onnx", on=ENDLESS)
     config = ModelConfig(batching=False)
     for number in range(endless):
         publish_model(FolderRepository(tmp_path / "home" / "repository"), f"slow{number}", model, config=config)
@@ -100,9 +101,15 @@ def test_a_run_far_longer_than_usual_is_ended_while_others_wait(tmp_path: Path) 
             wait_until(lambda: answer(send(stack, "slow0", 5)) == (200, "5"))  # it is refused for as long as it took
 
 
-def test_a_run_far_longer_than_its_warm_up_is_ended_while_others_wait_and_none_follows_it(tmp_path: Path) -> None:
-    """Its version has no history. Calls of it that wait already are refused; the one worker runs none of them."""
-    with neighbours(tmp_path, "cpu=1") as stack, steady_calls(stack) as load:
+@pytest.mark.parametrize("make", [models.endless, models.unstoppable])
+def test_a_run_far_longer_than_its_warm_up_is_ended_while_others_wait_and_none_follows_it(
+    tmp_path: Path, make: Make
+) -> None:
+    """Its version has no history. Calls of it that wait already are refused; the one worker runs none of them.
+
+    Nor does the worker that takes its place after a run that cannot be ended.
+    """
+    with neighbours(tmp_path, "cpu=1", make=make) as stack, steady_calls(stack) as load:
         sent = [send(stack, "slow0", ENDLESS, number) for number in range(6)]
         answers = [answer(one) for one in sent]
         ended = [error for status, error in answers if status == 500]
