@@ -123,9 +123,10 @@ def test_no_other_path_reaches_a_model_outside_the_scope(stack: Stack, key: str)
         for name in ("team-b", "team-b:1"):
             reply = client.post("/v1/embeddings", json={"model": name, "input": "x"})
             assert reply.status_code == 403, reply.text
-        for path in ("/v2/models/team-b", "/v2/models/team-b/stats", "/v1/models/team-b", "/models/team-b", "/models"):
+        for path in ("/v2/models/team-b", "/v2/models/team-b/stats", "/v1/models/team-b", "/models/team-b"):
             for method in ("GET", "HEAD"):
                 assert client.request(method, path).status_code == 403, (method, path)
+        assert [one["modelName"] for one in client.get("/models").json()["models"]] == ["team-a"]
 
 
 def test_messages_name_no_other_model(stack: Stack, key: str) -> None:

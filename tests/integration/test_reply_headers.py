@@ -124,7 +124,7 @@ def test_a_refused_grpc_call_ends_with_its_id(stack: Stack) -> None:
         proxied = [("x-request-id", "mine-5"), ("x-forwarded-for", "1.2.3.4")]
         with pytest.raises(grpc.RpcError) as forbidden:
             stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="m"), metadata=proxied)
-        assert forbidden.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert forbidden.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert ("x-request-id", "mine-5") in forbidden.value.trailing_metadata()
 
 
