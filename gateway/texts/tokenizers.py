@@ -130,7 +130,7 @@ class Tokenizers:
         if answer.error:
             raise invalid(answer.error)
         try:
-            return split_ids(answer, len(request.texts))
+            return split_ids(answer, len(request.texts), TOKENS_TOTAL_MAX)
         except ValueError:
             raise invalid(_failed(manifest)) from None
 

@@ -18,7 +18,6 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.tokenizer.messages import (
-    ERROR_CHARACTERS_MAX,
     LENGTH,
     MESSAGE_BYTES_MAX,
     TRIAL,
@@ -88,7 +87,7 @@ class TokenizerProcess:
             raise
         if loaded.error:
             await uninterrupted(started.close())
-            raise invalid(f"{what} cannot be read: {loaded.error[:ERROR_CHARACTERS_MAX]}")
+            raise invalid(f"{what} cannot be read: {loaded.error}")
         return started
 
     @property
@@ -103,7 +102,7 @@ class TokenizerProcess:
     async def try_out(self) -> str:
         """Tokenize short texts; return what is wrong, ""; nothing. Raises TokenizerEnded."""
         (answer,) = await self._ask(TRIAL, 1, RUN_S_MAX)
-        return answer.error[:ERROR_CHARACTERS_MAX]
+        return answer.error
 
     async def _ask(self, message: bytes, answers: int, seconds_max: float) -> list[Encoded]:
         source, target = self._process.stdout, self._process.stdin
@@ -116,14 +115,11 @@ class TokenizerProcess:
                 (size_bytes,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
                 if size_bytes > MESSAGE_BYTES_MAX:
                     raise TokenizerEnded(slow=False)
-                found = read_answers(await source.readexactly(size_bytes))
+                return read_answers(await source.readexactly(size_bytes), answers)
         except TimeoutError:
             raise TokenizerEnded(slow=True) from None
         except (OSError, EOFError, ValueError, RuntimeError):  # what is no answer; a pipe that uvloop has closed
             raise TokenizerEnded(slow=False) from None
-        if len(found) != answers:
-            raise TokenizerEnded(slow=False)
-        return found
 
     async def close(self) -> None:
         """End the process."""

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from millstream.services.ingest.report import one_line
+
 #: characters of an error that the library gives
 ERROR_CHARACTERS_MAX = 300
 #: bytes of one message; a tokenizer.json may be the largest
 MESSAGE_BYTES_MAX = 128 << 20
 LENGTH = struct.Struct("<I")
+_NUMBER_BYTES = 4  # of a count, and of an id
 TRIAL = b"\xc0"  # msgpack's nil: try texts of the tokenizer's own
 
 
@@ -73,9 +76,27 @@ def read_texts(content: bytes) -> Texts:
     return _texts.decode(content)
 
 
-def read_answers(content: bytes) -> list[Encoded]:
-    """Return the answers in a message. Raises ValueError for one that is none."""
-    return _answers.decode(content)
+def read_answers(content: bytes, answers: int) -> list[Encoded]:
+    """Return the answers in a message, with short errors. Raises ValueError unless it has so many.
+
+    They are counted before they are decoded: each takes memory, and an empty one takes one byte of a message.
+    """
+    if _length_of_array(content) != answers:
+        raise ValueError(f"a message has not {answers} answers")
+    return [msgspec.structs.replace(one, error=_shown(one.error)) for one in _answers.decode(content)]
+
+
+def _length_of_array(content: bytes) -> int:
+    """Return the length of the array that a message is; -1: it is none. Source: the msgpack specification, arrays."""
+    kind = content[0] if content else 0
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    width = {0xDC: 2, 0xDD: 4}.get(kind)
+    return -1 if width is None else int.from_bytes(content[1 : 1 + width], "big")
+
+
+def _shown(error: str) -> str:
+    return one_line(error[:ERROR_CHARACTERS_MAX])
 
 
 def numbers(values: Sequence[int]) -> bytes:
@@ -84,10 +105,15 @@ def numbers(values: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def split_ids(answer: Encoded, texts: int) -> tuple[list[int], list[list[int]]]:
-    """Return the count of each text, and its ids where the answer has them. Raises ValueError if they do not fit."""
+def split_ids(answer: Encoded, texts: int, tokens_max: int) -> tuple[list[int], list[list[int]]]:
+    """Return the count of each text, and its ids where the answer has them: at most `tokens_max`.
+
+    Raises ValueError if they do not fit.
+    """
+    if len(answer.counts) != _NUMBER_BYTES * texts or len(answer.ids) > _NUMBER_BYTES * tokens_max:
+        raise ValueError("an answer has more than was asked for")
     counts, ids = _array(answer.counts), _array(answer.ids)
-    if len(counts) != texts or (ids and len(ids) != sum(counts)):
+    if ids and len(ids) != sum(counts):
         raise ValueError("the counts of an answer do not fit its texts")
     if not ids:
         return counts, [[] for _ in counts]
@@ -100,6 +126,6 @@ def split_ids(answer: Encoded, texts: int) -> tuple[list[int], list[list[int]]]:
 
 def _array(content: bytes) -> list[int]:
     found = array("I")
-    assert (found.itemsize, sys.byteorder) == (4, "little")
+    assert (found.itemsize, sys.byteorder) == (_NUMBER_BYTES, "little")
     found.frombytes(content)
     return found.tolist()

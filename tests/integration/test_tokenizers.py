@@ -265,7 +265,9 @@ def test_a_process_that_answers_nonsense_is_not_believed(
     async def use(tokenizers: Tokenizers) -> None:
         for counts, ids in ((b"\x05\0\0\0", b"\x01\0\0\0"), (b"", b""), (b"\1", b"\1")):
             answer = [Encoded(counts=counts, ids=ids)]
-            monkeypatch.setattr("millstream.services.tokenizer.client.read_answers", lambda _, answer=answer: answer)
+            monkeypatch.setattr(
+                "millstream.services.tokenizer.client.read_answers", lambda _, __, answer=answer: answer
+            )
             version = await tokenizers._of(good)
             await version.end()
             assert (await failure(tokenizers.encode(good, ["mill"]))).code is Code.INVALID
