@@ -59,14 +59,15 @@ def convert_held(source: Source, path: Path, options: ImportOptions, what: str, 
 def _onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
     import onnxruntime
 
-    from millstream.services.ingest.external_data import external_files
-    from millstream.services.ingest.graph import read_model
+    from millstream.services.ingest.external_data import check_weights, weight_files
+    from millstream.services.ingest.graph import read_model, stored_outside
     from millstream.services.ingest.model_io import read_tensors
     from millstream.services.ingest.trial_inputs import draw, find_probe
     from millstream.services.ingest.trial_session import Session, TrialError
 
     model = read_model(path)
-    weights = external_files(model, path.parent, archived=True)
+    weights = weight_files(stored_outside(model))
+    check_weights(weights, path.parent)
     inputs, outputs = read_tensors(model)
     session = Session(path, inputs, outputs)
     try:

@@ -26,13 +26,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.external_data import PATH_BYTES_MAX
 from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
 from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.paths import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE, JAX_FILE, PROGRAM_FILE
 from millstream.services.torch_export.archive import is_program_file
 
 ENTRIES_MAX = 10_000
-PATH_BYTES_MAX = 1024
 _CHUNK_BYTES = 1 << 20
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _TRITON = "config.pbtxt"

@@ -12,10 +12,11 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from millstream.services.model.onnx_file import GRAPH_FIELD, MODEL_FIELDS, fields
 from millstream.services.torch_export.archive import is_program
 
 #: bytes that are read from the start of a file, and of a compressed file's content
@@ -152,12 +153,8 @@ _FROZEN = re.compile(
     rb"\x0a(?:[\x00-\x7f]|[\x80-\xff][\x01-\x7f])\x0a.{2,64}?\x12.(?:Placeholder|Const|NoOp)", re.DOTALL
 )
 
-#: fields of ONNX's ModelProto and their wire types
-_ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-_GRAPH_FIELD = 7
 _IR_VERSION_KEY = b"\x08"  # field 1, the first that writers of protobuf write
 _FIELDS_MAX = 10_000  # files with more top-level fields are left to the model check
-_VARINT_BYTES_MAX = 10
 
 #: what a member's name says about a zip or tar: regular expression -> kind; the first that matches counts
 _MEMBERS: tuple[tuple[re.Pattern[str], _Kind], ...] = tuple(
@@ -396,8 +393,11 @@ def _why_cut_short(file: IO[bytes], size: int) -> str | None:
     file.seek(0)
     graph = False
     try:
-        for number, end in _onnx_fields(file):
-            graph = graph or number == _GRAPH_FIELD
+        for count, (number, wire_type, field_bytes) in enumerate(fields(file)):
+            if MODEL_FIELDS.get(number) != wire_type or count == _FIELDS_MAX:
+                return None  # not ONNX, or newer than the table
+            graph = graph or number == GRAPH_FIELD
+            end = file.tell() + (field_bytes if wire_type == 2 else 0)
             if end > size:
                 return _cut_short(f"it needs at least {end} bytes and has {size}")
     except EOFError:
@@ -409,35 +409,3 @@ def _why_cut_short(file: IO[bytes], size: int) -> str | None:
 
 def _cut_short(how: str) -> str:
     return f"this ONNX model was cut short: {how}; copy or download it again"
-
-
-def _onnx_fields(file: IO[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield number and end of each top-level field. Raises ValueError for a field that ONNX has not; EOFError."""
-    for _ in range(_FIELDS_MAX):
-        key = _varint(file, may_end=True)
-        if key is None:
-            return
-        number, wire_type = key >> 3, key & 7
-        if _ONNX_FIELDS.get(number) != wire_type:
-            raise ValueError(f"field {number} is no field of a ModelProto")
-        value = _varint(file)
-        assert value is not None
-        if wire_type == 2:
-            file.seek(value, 1)
-        yield number, file.tell()
-    raise ValueError("too many fields")
-
-
-def _varint(file: IO[bytes], *, may_end: bool = False) -> int | None:
-    """Return the next varint; None at the end of the file if it `may_end` there. Raises EOFError, ValueError."""
-    value = 0
-    for at in range(_VARINT_BYTES_MAX):
-        byte = file.read(1)
-        if not byte:
-            if may_end and not at:
-                return None
-            raise EOFError
-        value |= (byte[0] & 0x7F) << (7 * at)
-        if byte[0] < 0x80:
-            return value
-    raise ValueError("a varint is longer than 10 bytes")

@@ -12,6 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from millstream.services.errors import invalid
+from millstream.services.model.onnx_file import ExternalTensor
 
 PROTOBUF_BYTES_MAX = 2**31 - 1
 _IR_DEFAULTS = 4  # from this IR version on, an initializer of an input is its default value
@@ -66,6 +67,14 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from (sparse.values, sparse.indices)
         for graph in (attribute.g, *attribute.graphs):
             yield from _initializers(graph)
+
+
+def stored_outside(model: onnx.ModelProto) -> Iterator[ExternalTensor]:
+    """Yield the tensors that name another file."""
+    for tensor in tensors(model):
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if external or tensor.external_data:
+            yield ExternalTensor(tensor.name, {one.key: one.value for one in tensor.external_data}, external)
 
 
 def fixed_inputs(graph: onnx.GraphProto) -> set[str]:

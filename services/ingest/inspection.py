@@ -12,10 +12,10 @@ from pathlib import Path
 
 import onnx
 
-from millstream.services.errors import Failure
+from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
-from millstream.services.ingest.external_data import external_files
-from millstream.services.ingest.graph import declare_shapes, read_model
+from millstream.services.ingest.external_data import check_weights, weight_files
+from millstream.services.ingest.graph import declare_shapes, read_model, stored_outside
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
 from millstream.services.ingest.onnx_checks import check_operators, check_opsets, check_structure, check_versions
@@ -42,7 +42,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
 def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedModel:
     in_place = task.served is not None
     source = path.parent
-    files = external_files(model, source, archived=in_place or _came_in_archive(source, path))
+    files = _weights(model, source, archived=in_place or _came_in_archive(source, path))
     check_operators(model)
     inputs, outputs = read_tensors(model)
     check_structure(path, in_place=in_place, shapes_declared=bool(task.declared.shapes))
@@ -76,6 +76,19 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
         trial=trial,
         imported=imported,
     )
+
+
+def _weights(model: onnx.ModelProto, folder: Path, *, archived: bool) -> list[str]:
+    """Return the files that hold the model's weights; `archived`: whether other files came with it. Raises Failure."""
+    ends = weight_files(stored_outside(model))
+    if ends and not archived:
+        names = ", ".join(ascii(location) for location in sorted(ends)[:3])
+        raise invalid(
+            f"the model's weights are in other files ({names}): `millstream push` takes them from beside it; or upload "
+            "a zip or tar of the model and these"
+        )
+    check_weights(ends, folder)
+    return sorted(ends)
 
 
 def check_warmup(

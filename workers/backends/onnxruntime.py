@@ -17,6 +17,7 @@ import numpy as np
 from millstream.services.environment import disable_library_telemetry
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
+from millstream.services.model.onnx_file import external_tensors
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import return_freed
@@ -45,6 +46,9 @@ MESSAGE_CHARACTERS_MAX = 1000
 _NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
 #: File name of a model as ONNX Runtime optimised it: a variant.
 OPTIMISED = "optimised.variant.onnx"
+#: Its weights of at least so many bytes, if those of the model are in files of their own.
+WEIGHTS = "optimised.variant.onnx.data"
+WEIGHT_BYTES_MIN = 1024
 #: Options of a load. `optimised`: all optimisations are in the file, those for this processor included. `provider`: the
 #: execution provider of a GPU, where it is not the one that the device names.
 OPTIONS = {
@@ -400,8 +404,13 @@ class OnnxRuntime:
         runtime = _library()
         options = _options(runtime, signature, threads)
         options.optimized_model_filepath = str(folder / OPTIMISED)
+        if any(tensor.external for tensor in external_tensors(path)):
+            # Otherwise the optimised file would name weights that are beside the model, and not beside itself.
+            name = "session.optimized_model_external_initializers"
+            options.add_session_config_entry(f"{name}_file_name", WEIGHTS)
+            options.add_session_config_entry(f"{name}_min_size_in_bytes", str(WEIGHT_BYTES_MIN))
         _open(runtime, path, options, device, [CPU])
-        return [OPTIMISED]
+        return [name for name in (OPTIMISED, WEIGHTS) if (folder / name).exists()]
 
     def _engines(self, path: Path) -> Path:
         """Return the folder for engines of the model at `path`: never a folder that Millstream does not own."""
