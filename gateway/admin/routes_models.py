@@ -22,6 +22,7 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.model.manifest import LABELS_MAX
+from millstream.services.model.usage import usage_of
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.repository import activation
@@ -58,17 +59,18 @@ async def list_models(
 @router.get("/models/{name}", summary="One model and its versions", responses=documented(404))
 async def get_model(name: str, deps: DepsOf) -> schemas.Model:
     model = schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
-    await asyncio.to_thread(_add_variants, deps, model.versions)
+    await asyncio.to_thread(_add_details, deps, model.versions)
     await add_standby_reasons(deps, model.versions)
     return model
 
 
-def _add_variants(deps: Deps, versions: Sequence[schemas.Version]) -> None:
-    """Read the reports of the versions' variants and races. Blocking."""
+def _add_details(deps: Deps, versions: Sequence[schemas.Version]) -> None:
+    """Say how the versions are called, and read the reports of their variants and races. Blocking."""
     model = deps.catalog.snapshot.models.get(versions[0].model) if versions else None
     for version in versions:
         view = model.versions.get(version.version) if model is not None and version.version is not None else None
         if view is not None:
+            version.usage = usage_of(view.manifest)
             found = deps.repository.variants.reports(view.manifest)
             version.variants = [schemas.Variant.of(name, report) for name, report in found.items()]
             version.races = [
@@ -86,7 +88,7 @@ def _add_variants(deps: Deps, versions: Sequence[schemas.Version]) -> None:
 )
 async def get_version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     document = schemas.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
-    await asyncio.to_thread(_add_variants, deps, [document])
+    await asyncio.to_thread(_add_details, deps, [document])
     await add_standby_reasons(deps, [document])
     return document
 

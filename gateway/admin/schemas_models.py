@@ -15,6 +15,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, Ve
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import ImportRecord, Manifest
 from millstream.services.model.signature import TensorSpec
+from millstream.services.model.usage import Usage, usage_of
 from millstream.services.repository.races import Race
 from millstream.services.repository.variants import Report
 from millstream.services.wire.records import State
@@ -158,6 +159,7 @@ class Version(BaseModel):
     rows_max: int | None = None
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
+    usage: Usage | None = Field(None, description="How it wants to be called; not in the list of all models.")
     load_failures: list[LoadFailure] = Field(
         [], description="Kinds of workers that do not load it until it is activated or loaded again."
     )
@@ -223,7 +225,8 @@ def published(manifest: Manifest, snapshot: Snapshot) -> Version:
     view = model.versions.get(manifest.version) if model else None
     if view is None or view.manifest.content_id != manifest.content_id:
         view = VersionView(manifest=manifest, state=State.PENDING, reason=None, replicas=())
-    return Version.of(view, active=model is not None and model.active == manifest.version)
+    document = Version.of(view, active=model is not None and model.active == manifest.version)
+    return document.model_copy(update={"usage": usage_of(manifest)})
 
 
 def models(snapshot: Snapshot, uploads: Mapping[tuple[str, int | None], State]) -> Models:

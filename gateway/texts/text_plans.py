@@ -7,23 +7,21 @@ read again with the plans of texts, if the version has a tokenizer; then its tex
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, UnknownInput
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from millstream.gateway.texts.token_inputs import takes_tokens
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.model.usage import TEXT, takes_texts
 
 T = TypeVar("T")
 
-TEXT, TEXT_PAIR = "text", "text_pair"
-TOKENIZER = "tokenizer.json"
+TEXT_PAIR = "text_pair"
 TEXT_SPEC = TensorSpec(name=TEXT, datatype=BYTES, shape=(-1,))
 
 
@@ -40,13 +38,6 @@ class TextPlans(InputPlans):
             )
             raise invalid(f"'{TEXT}' is the only input of a request with texts for model '{self.model}': {why}")
         return plan
-
-
-def takes_texts(manifest: Manifest) -> bool:
-    """Return whether the version has a tokenizer and takes token ids, and no input of its own is called TEXT."""
-    has_tokenizer = any(PurePosixPath(file.path).name == TOKENIZER for file in manifest.files)
-    signature = manifest.signature
-    return has_tokenizer and takes_tokens(signature) and all(spec.name != TEXT for spec in signature.inputs)
 
 
 def text_plans(manifest: Manifest, rows_max: int, limits: JsonLimits = DEFAULT_LIMITS) -> TextPlans | None:

@@ -18,11 +18,11 @@ from millstream.gateway.texts.text_limits import (
     check_tokens,
     check_total_bytes,
 )
-from millstream.gateway.texts.text_plans import TEXT
 from millstream.gateway.texts.token_inputs import token_inputs
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.usage import TEXT
 from millstream.services.process.offload import run_in_thread_if_large
 
 _LENGTH = struct.Struct("<I")

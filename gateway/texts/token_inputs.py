@@ -16,19 +16,9 @@ from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_limits import PADDED_TOKENS_MAX, check_padded
 from millstream.services.errors import invalid
-from millstream.services.model.signature import Signature
-
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-_INTEGERS = frozenset({"INT32", "INT64"})
+from millstream.services.model.usage import IDS, MASK, TYPES
 
 Array = np.ndarray[Any, Any]
-
-
-def takes_tokens(signature: Signature) -> bool:
-    """Return whether all inputs are those of `token_inputs`: ids by any name, and perhaps a mask and types."""
-    inputs = signature.inputs
-    ids = [spec for spec in inputs if spec.name not in {MASK, TYPES}]
-    return len(ids) == 1 and all(spec.datatype in _INTEGERS and len(spec.shape) == 2 for spec in inputs)
 
 
 def token_inputs(plans: InputPlans, entries: Sequence[Sequence[int]]) -> tuple[Inputs, Array]:

@@ -18,9 +18,9 @@ from pathlib import PurePosixPath
 from millstream.gateway.access.principal import caller_name
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.texts.text_limits import TOKENS_MAX, TOKENS_TOTAL_MAX
-from millstream.gateway.texts.text_plans import TOKENIZER
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.usage import TOKENIZER
 from millstream.services.model.version_files import read_inside
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import Repository

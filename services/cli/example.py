@@ -1,5 +1,6 @@
-"""Makes a request from a model's signature, for `predict --example`: one row, the same values each time. Pure.
+"""Makes a request from a model's metadata, for `predict --example`: one row, the same values each time. Pure.
 
+the server's example, if it has one; else
 signature -> arrays -> a v2 body in JSON that a person can read and send again; binary where JSON has no form for it
 """
 
@@ -33,6 +34,9 @@ class Example(NamedTuple):
 
 def example_of(metadata: Metadata, *, binary_outputs: bool) -> Example:
     """Return an example for a model; `binary_outputs`: the reply may have binary tensors. Raises Failure(INVALID)."""
+    usage = metadata.get("parameters", {}).get("usage")
+    if usage is not None and usage["example"] is not None:
+        return Example(EncodedRequest(json.dumps(usage["example"]).encode(), None), {}, usage["example"])
     elements = sum(_elements(spec["shape"]) for spec in metadata["inputs"])
     if elements > ELEMENTS_MAX:
         raise invalid(f"an example for {metadata['name']} would have {elements:,} values: send one of your own")

@@ -14,6 +14,17 @@ class Tensor(TypedDict):
     shape: list[int]
 
 
+class Usage(TypedDict):
+    """How a version wants to be called: services/model/usage.py says it for each kind."""
+
+    kind: str  # text, columns, image, tokens or tensors
+    input: str | None
+    columns: list[str]
+    image: dict[str, Any] | None
+    sentence: str
+    example: dict[str, Any] | None
+
+
 class Instance(TypedDict):
     """A version in one worker. `profile`: measured seconds of a run by its number of rows, as text."""
 
@@ -79,6 +90,7 @@ class _VersionState(TypedDict):
     batching_reason: str | None
     inputs: list[Tensor]
     outputs: list[Tensor]
+    usage: NotRequired[Usage | None]  # servers of the release before do not say it
     load_failures: list[LoadFailure]
     variants: list[Variant]
     notes: list[str]
@@ -352,6 +364,13 @@ class Model(TypedDict):
     versions: list[ListedVersion]
 
 
+class UsageParameters(TypedDict):
+    """What metadata says of a version that takes more than tensors. `text_input`: of versions with a tokenizer."""
+
+    text_input: NotRequired[str]
+    usage: NotRequired[Usage]
+
+
 class Metadata(TypedDict):
     """The signature of a version, as the Open Inference Protocol describes it."""
 
@@ -360,3 +379,4 @@ class Metadata(TypedDict):
     platform: str
     inputs: list[Tensor]
     outputs: list[Tensor]
+    parameters: NotRequired[UsageParameters]

@@ -315,7 +315,7 @@ def test_tables_in_terminals_of_all_widths(millstream):
 
 def test_describe_shows_how_batching_was_decided(millstream, tmp_path):
     mixing = models.row_mixing(tmp_path / "mixing.onnx")
-    assert "batching off: " in millstream.ok("push", "mixing", mixing)
+    assert "batching  off: " in millstream.ok("push", "mixing", mixing)
     described = millstream.ok("describe", "mixing")
     assert "off: the fixed batch of 1 stays, as it is not proven that rows are independent: ReduceSum" in described
     version = millstream.json("describe", "mixing")["versions"][0]

@@ -142,9 +142,10 @@ def test_grpc(client: Any, expected: Any) -> None:
 
 def test_metadata_keeps_the_inputs_and_names_the_text(stack: Stack, client: Any) -> None:
     document = stack.http.get("/v2/models/tx-words").json()
-    assert document["parameters"] == {"text_input": "text"}
+    assert document["parameters"]["text_input"] == "text"
+    assert document["parameters"]["usage"]["kind"] == "text"
     assert [spec["name"] for spec in document["inputs"]] == ["input_ids", "attention_mask", "token_type_ids"]
-    assert "parameters" not in stack.http.get("/v2/models/tx-plain").json()
+    assert "text_input" not in stack.http.get("/v2/models/tx-plain").json()["parameters"]
     assert [spec.name for spec in client.get_model_metadata("tx-words").inputs] == [
         "input_ids",
         "attention_mask",

@@ -24,8 +24,8 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.gateway.texts.texts import Texts
-from millstream.gateway.texts.token_inputs import MASK, TYPES
 from millstream.services.errors import Failure
+from millstream.services.model.usage import MASK, TYPES
 from millstream.services.process.offload import run_in_thread_if_large
 
 RUNS_AT_ONCE_MAX = 16

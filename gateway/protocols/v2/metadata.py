@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.gateway.texts.text_plans import TEXT, takes_texts
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
+from millstream.services.model.usage import TEXT, takes_texts, usage_of
 
 #: supported extensions of the protocol, under the reference's names
 EXTENSIONS = (
@@ -42,12 +42,16 @@ def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any
     }
 
 
-def text_parameters(manifest: Manifest) -> dict[str, Any]:
-    """Return the member that only metadata over REST has, {} for versions that take no texts.
+def usage_parameters(manifest: Manifest) -> dict[str, Any]:
+    """Return the member that only metadata over REST has, {} for versions that take tensors and nothing else.
 
-    Not among `inputs`: clients that send every input of the metadata would send texts and token ids.
+    The text is not among `inputs`: clients that send every input of the metadata would send texts and token ids.
     """
-    return {"parameters": {"text_input": TEXT}} if takes_texts(manifest) else {}
+    usage = usage_of(manifest)
+    if usage.kind == "tensors":
+        return {}
+    text = {"text_input": TEXT} if takes_texts(manifest) else {}
+    return {"parameters": {**text, "usage": usage.model_dump()}}
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -61,7 +61,7 @@ async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[
     view, version_view = _find(deps, model, version)
     ready_versions = [number for number, other in sorted(view.versions.items()) if other.available]
     manifest = version_view.manifest
-    return {**metadata.model_metadata(manifest, ready_versions), **metadata.text_parameters(manifest)}
+    return {**metadata.model_metadata(manifest, ready_versions), **metadata.usage_parameters(manifest)}
 
 
 @versioned(

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from millstream.services.model.usage import Usage
+
 Datatype = Literal[
     "BOOL",
     "UINT8",
@@ -136,10 +138,14 @@ class TensorMetadata(TypedDict):
     shape: list[Annotated[int, Field(ge=-1)]]
 
 
-class TextParameters(TypedDict):
-    """Of a version with a tokenizer. `text_input`: a BYTES input, (texts), that may replace all inputs."""
+class UsageParameters(TypedDict):
+    """Of a version that takes more than tensors.
 
-    text_input: str
+    `text_input`, of versions with a tokenizer: a BYTES input, (texts), that may replace all inputs.
+    """
+
+    text_input: NotRequired[str]
+    usage: Usage
 
 
 class ModelMetadata(TypedDict):
@@ -150,7 +156,7 @@ class ModelMetadata(TypedDict):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
-    parameters: NotRequired[TextParameters]
+    parameters: NotRequired[UsageParameters]
 
 
 class ModelNames(TypedDict):

@@ -76,6 +76,18 @@ def imported(record: ImportedModel) -> str:
     return f"from {record['importer']} ({record['producer']}); {record['rows']} rows compared, {worst}"
 
 
+def show_signature(console: Console, version: Version | ListedVersion) -> None:
+    """Print how a version wants to be called, its tensors, and whether requests share runs."""
+    from millstream.services.cli.terminal import escape, show_detail
+
+    usage = version.get("usage")
+    if usage and usage["kind"] != "tensors":  # which the next line has
+        show_detail(console, "  takes     ", escape(usage["sentence"]))
+    show_detail(console, "  inputs    ", escape(tensors(version["inputs"])))
+    show_detail(console, "  outputs   ", escape(tensors(version["outputs"])))
+    show_detail(console, "  batching  ", escape(batching(version)))
+
+
 def _show(console: Console, version: ListedVersion) -> None:
     from millstream.services.cli.terminal import ago, escape, show_detail, size, state
 
@@ -89,9 +101,7 @@ def _show(console: Console, version: ListedVersion) -> None:
     pools = version["pools"]
     what = "pool" if len(pools) == 1 else "pools"
     show_detail(console, "  uploaded  ", f"{ago(version['created'])}, for {what} {escape(', '.join(pools))}")
-    show_detail(console, "  inputs    ", escape(tensors(version["inputs"])))
-    show_detail(console, "  outputs   ", escape(tensors(version["outputs"])))
-    show_detail(console, "  batching  ", escape(batching(version)))
+    show_signature(console, version)
     for variant in version["variants"]:
         used = f"not used: {variant['refused']}" if variant["refused"] else size(variant["size_bytes"])
         made = f"{variant['target']} by {variant['runtime']} in {variant['seconds']:g} s for {variant['device']}"

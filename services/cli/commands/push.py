@@ -181,7 +181,7 @@ def _config(option: str | None) -> dict[str, Any] | None:
 
 
 def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
-    from millstream.services.cli.commands.describe import batching, imported, tensors
+    from millstream.services.cli.commands.describe import imported, show_signature
     from millstream.services.cli.terminal import escape, results, show_detail, size, state
 
     console = results()
@@ -190,13 +190,11 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
         f"[bold]{name}[/] version {document['version']}  {state(document['state'])}  "
         f"{size(document['size_bytes'])}  [dim]sha256 {document['digest'][:12]}[/]"
     )
-    show_detail(console, "  inputs   ", escape(tensors(document["inputs"])))
-    show_detail(console, "  outputs  ", escape(tensors(document["outputs"])))
-    show_detail(console, "  batching ", escape(batching(document)))
+    show_signature(console, document)
     if document["imported"] is not None:
-        show_detail(console, "  imported ", escape(imported(document["imported"])))
+        show_detail(console, "  imported  ", escape(imported(document["imported"])))
     for note in document["notes"]:
-        show_detail(console, "  note     ", escape(note), style="yellow")
+        show_detail(console, "  note      ", escape(note), style="yellow")
     if not activate:
         console.print(f"not active: only requests that name version {document['version']} reach it")
     elif document["state"] not in {"ready", "standby"}:
@@ -205,5 +203,5 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
         if document["state"] == "standby":
             console.print("on standby: its first call loads it")
             if document["reason"]:
-                show_detail(console, "  why      ", escape(document["reason"]), style="yellow")
+                show_detail(console, "  why       ", escape(document["reason"]), style="yellow")
         console.print(f"\nPOST {server.url}/v2/models/{name}/infer")
