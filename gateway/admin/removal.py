@@ -17,10 +17,10 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
         model: Name of the model.
         version: The version to delete.
         serving: The version that answers requests without a version.
-        force: Whether to delete the version even if it is serving and others could serve instead.
+        force: Whether to delete the version even if it is serving. The model goes with its only version.
 
     Raises:
-        Failure: NOT_FOUND; CONFLICT (it is serving, others exist, and not `force`).
+        Failure: NOT_FOUND; CONFLICT (it is serving, and not `force`).
     """
     versions = repository.versions(model)
     if version not in versions:
@@ -29,16 +29,19 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
             f"Request for unknown model: '{model}' version {version} is not found; {versions_text(versions)}",
             Subject.VERSION,
         )
-    if version == serving and len(versions) > 1 and not force:
-        raise Failure(
-            Code.CONFLICT,
-            f"version {version} of '{model}' is serving: activate another version first, or delete with ?force=true",
-        )
+    if version == serving and not force:
+        advice = "delete the model, or its only version"
+        if len(versions) > 1:
+            advice = "activate another version first, or delete it"
+        raise Failure(Code.CONFLICT, f"version {version} of '{model}' is serving: {advice} with ?force=true")
     _forget(repository, model, version, serving)
     repository.delete_version(model, version)
-    if model in repository.models():
-        # the version may have been activated meanwhile
-        _forget(repository, model, version, serving)
+    if model not in repository.models():
+        return
+    if not repository.versions(model):
+        repository.delete_model(model, if_empty=True)  # unless a version was published meanwhile
+    else:
+        _forget(repository, model, version, serving)  # it may have been activated meanwhile
 
 
 def remove_old_versions(repository: Repository, model: str, kept: int) -> list[int]:

@@ -125,8 +125,8 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
     "/models/{name}/versions/{version}",
     status_code=204,
     summary="Delete a version",
-    description="The serving version cannot be deleted unless it is the only one, or with `force`. "
-    "Numbers of deleted versions are not used again.",
+    description="The serving version is deleted with `force` only, and the model with its only version. "
+    "Numbers of deleted versions are not used again while the model exists.",
     responses=documented(400, 404, 409, 503),
 )
 async def delete_version(

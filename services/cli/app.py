@@ -34,6 +34,7 @@ from millstream.services.cli.commands.restart import restart
 from millstream.services.cli.commands.serve import serve
 from millstream.services.cli.commands.top import top
 from millstream.services.cli.commands.up import up
+from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.help import HelpCommand, HelpGroup
 from millstream.services.cli.options import Endpoint, Key, Shared
 from millstream.services.cli.terminal import prepare_streams
@@ -48,6 +49,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     epilog="millstream up\nmillstream demo   # in another terminal",
 )
+
+
+_CALL_NO_SERVER = frozenset({"serve", "up", "version"})
 
 
 def _show_version(wanted: bool) -> None:
@@ -69,6 +73,9 @@ def shared(
     key: Key = None,
 ) -> None:
     del version  # its callback has done it
+    if (endpoint or key) and context.invoked_subcommand in _CALL_NO_SERVER:
+        given = "--endpoint" if endpoint else "--key"
+        raise wrong_usage(f"{given}: `{context.invoked_subcommand}` calls no server")
     context.obj = Shared(endpoint, key)
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -105,7 +112,7 @@ _add("Run", top, "millstream top", "millstream top --sort p99 --interval 5", "mi
 _add("Run", restart, "millstream restart", "millstream restart workers --json")
 _add("Run", logs, "millstream logs -f", "millstream logs gateway -n 20", "millstream logs -f digits --json")
 _add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
-_add("Run", doctor, "millstream doctor", "millstream doctor devices", "millstream doctor --json")
+_add("Run", doctor, "millstream doctor", "millstream doctor devices", "millstream doctor --endpoint prod --json")
 _add("Run", version, "millstream version", "millstream version --json")
 _add(
     "Run",

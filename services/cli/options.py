@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from millstream.services.cli.completion import log_names, model_names
 from millstream.services.cli.failures import show_warning, usage_of, wrong_usage
-from millstream.services.client.address import URL_DEFAULT, ServerAddress, find_server
+from millstream.services.client.address import URL_DEFAULT, ServerAddress, find_server, is_of_home
 from millstream.services.model.names import check_name
 
 
@@ -135,6 +136,33 @@ def server_address(context: typer.Context, endpoint: str | None, key: str | None
     return replace(server, warnings=())  # they are shown now
 
 
+def asked_endpoint(context: typer.Context, endpoint: str | None, key: str | None) -> ServerAddress | None:
+    """Return the server that --endpoint names; None without the option: the command is about this machine then."""
+    shared = context.obj if isinstance(context.obj, Shared) else Shared()
+    return server_address(context, endpoint, key) if endpoint or shared.endpoint else None
+
+
+def local_home(context: typer.Context, home: Path | None) -> Path:
+    """Return the folder whose processes and files a command is about, which no server gives over the network.
+
+    Raises UsageFailure if the endpoint that the user calls is another server than the one of this folder.
+    """
+    settings = load_settings(home=home)
+    folder: Path = settings.home.expanduser().resolve()
+    shared = context.obj if isinstance(context.obj, Shared) else Shared()
+    endpoint = shared.endpoint or (None if home else settings.endpoint)
+    if endpoint:
+        source = "--endpoint" if shared.endpoint else "MILLSTREAM_ENDPOINT"
+        with usage_of():
+            url = find_server(endpoint, None, source).url
+        if not is_of_home(url, folder):
+            raise wrong_usage(
+                f"{source} {endpoint}: `{context.info_name}` needs the server's own folder, and in {folder} runs "
+                "another server or none: call it on that server's machine with --home"
+            )
+    return folder
+
+
 __all__ = [
     "Endpoint",
     "Json",
@@ -143,7 +171,9 @@ __all__ = [
     "Name",
     "ServerAddress",
     "Version",
+    "asked_endpoint",
     "labels_of",
     "load_settings",
+    "local_home",
     "server_address",
 ]

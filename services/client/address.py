@@ -64,10 +64,15 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
     return ServerAddress(url, _checked_key(key or named.api_key or secret or token), trust, named.warnings)
 
 
+def is_of_home(url: str, home: Path) -> bool:
+    """Whether a URL is that of the installation that runs in a home."""
+    return url.replace("//localhost:", "//127.0.0.1:") == url_of_home(home)
+
+
 def _with_token(url: str, home: Path) -> tuple[str, str | None]:
     """Return the URL to call, and the token of the home if its installation is there: no other server gets it."""
     known = url_of_home(home)
-    if known is None or url.replace("//localhost:", "//127.0.0.1:") != known:
+    if known is None or not is_of_home(url, home):
         return url, None
     return known if known.startswith("http:") else url, read_token(home)  # another user may listen on [::1]
 

@@ -159,8 +159,8 @@ class Repository(Protocol):
     def delete_version(self, model: str, version: int) -> None:
         """Remove a version, atomically for readers. Raises Failure(NOT_FOUND)."""
 
-    def delete_model(self, model: str) -> None:
-        """Remove a model with all its versions. Raises Failure(NOT_FOUND)."""
+    def delete_model(self, model: str, *, if_empty: bool = False) -> None:
+        """Remove a model with all its versions; with `if_empty`, only if it has none. Raises Failure(NOT_FOUND)."""
 
     def next_version(self, model: str) -> int:
         """Return one more than the highest version ever published: deleted numbers are not assigned again."""

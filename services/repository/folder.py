@@ -185,12 +185,17 @@ class FolderRepository:
             self.races.forget(model, version)
             fsync(folder.parent)
 
-    def delete_model(self, model: str) -> None:
-        """Rename the model's folder away, then remove it. Raises Failure(NOT_FOUND)."""
+    def delete_model(self, model: str, *, if_empty: bool = False) -> None:
+        """Rename the model's folder away, then remove it; with `if_empty`, unless it has a version.
+
+        Raises Failure(NOT_FOUND).
+        """
         folder = self._models / check_name(model)
         with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing(model):
             if not self._is_stored(model):
                 raise not_found(f"there is no model {model!r}")
+            if if_empty and self._versions(model):
+                return
             folder.rename(trash.path)
             self.footprints.forget_model(model)
             self.races.forget(model)

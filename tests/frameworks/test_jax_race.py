@@ -29,7 +29,17 @@ def test_a_race_measures_iree_and_settings_of_xla(tmp_path: Path) -> None:
     with running_stack(tmp_path, pools="jax=1,backend=jax") as stack, Client(stack.url, key=stack.key) as client:
         command = Millstream(stack.home)
         command.ok("push", "cnn", path, "--config", '{"batching": true}')
-        command.ok("race", "cnn", "--targets", "iree", "--race-seconds", "800", "--accept-random-samples", "--json")
+        command.ok(
+            "race",
+            "cnn",
+            "--targets",
+            "iree",
+            "--race-seconds",
+            "800",
+            "--accept-random-samples",
+            "--no-wait",
+            "--json",
+        )
 
         def over() -> bool:
             raise_priorities(stack)

@@ -30,7 +30,17 @@ def test_a_race_that_names_tvm_comes_to_a_verdict(tmp_path: Path) -> None:
     ):
         command = Millstream(stack.home)
         wanted = client.predict("mlp", {"input": x})["output"]
-        command.ok("race", "mlp", "--targets", "tvm", "--race-seconds", "1800", "--accept-random-samples", "--json")
+        command.ok(
+            "race",
+            "mlp",
+            "--targets",
+            "tvm",
+            "--race-seconds",
+            "1800",
+            "--accept-random-samples",
+            "--no-wait",
+            "--json",
+        )
 
         def over() -> bool:
             raise_priorities(stack)

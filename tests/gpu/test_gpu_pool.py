@@ -130,7 +130,7 @@ def test_a_race_on_the_gpu_reaches_a_verdict(stack: Stack, tmp_path: Path) -> No
     command = Millstream(stack.home)
     np.savez(tmp_path / "samples.npz", data_0=images(16)["data_0"])
     arguments = ["race", "squeezenet", "--pool", "gpu", "--race-seconds", "60", "--json"]
-    command.ok(*arguments, "--samples", str(tmp_path / "samples.npz"))
+    command.ok(*arguments, "--no-wait", "--samples", str(tmp_path / "samples.npz"))
 
     def over() -> bool:
         raise_priorities(stack)

@@ -211,13 +211,13 @@ async def test_a_failed_version_is_not_kept_though_no_other_answers(
     assert list(application.repository.versions("m")) == [1, 2]
 
 
-async def test_the_only_version_may_go(application: Application, client: httpx2.AsyncClient) -> None:
+async def test_the_model_goes_with_its_only_version(application: Application, client: httpx2.AsyncClient) -> None:
     manifest = publish(application.repository, "m", 1)
     activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(worker(instance(manifest)))
-    assert (await client.delete(f"{ADMIN}/models/m/versions/1")).status_code == 204
-    assert (await client.get(f"{ADMIN}/models/m")).json()["versions"] == []
-    assert application.repository.next_version("m") == 2
+    assert (await client.delete(f"{ADMIN}/models/m/versions/1")).status_code == 409
+    assert (await client.delete(f"{ADMIN}/models/m/versions/1?force=true")).status_code == 204
+    assert (await client.get(f"{ADMIN}/models/m")).status_code == 404
 
 
 async def test_a_version_without_an_endpoint_may_go(application: Application, client: httpx2.AsyncClient) -> None:

@@ -61,7 +61,7 @@ def test_rows_of_concurrent_requests_are_captured_whole_used_by_a_race_and_delet
         assert len({one.tobytes() for one in found}) > 1, "they come from several requests"
 
         targets = "onnxruntime,onnxruntime-int8-dynamic"
-        command.ok("race", "mlp", "--targets", targets, "--race-seconds", "60", "--json")
+        command.ok("race", "mlp", "--targets", targets, "--race-seconds", "60", "--no-wait", "--json")
 
         def over() -> bool:
             raise_priorities(stack)

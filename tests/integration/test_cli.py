@@ -137,10 +137,15 @@ def test_activate_and_rm_force(millstream):
     assert millstream.json("activate", "both", 2)["serving"] == 2
     assert millstream.ok("activate", "both", 2, "--no-wait").startswith("both version 2 ")
     assert "version 7" in millstream.fails("activate", "both", 7)
-    assert "--force deletes this one anyway" in millstream.fails("rm", "both", "--version", 2, "--yes")
+    said = millstream.fails("rm", "both", "--version", 2, "--yes")
+    assert "activate another version first, or delete it with ?force=true (here: --force)" in said
     assert millstream.ok("rm", "both", "--version", 2, "--force") == "deleted both version 2\n"
     assert "both version 1" in millstream.ok("predict", "both", "--example")
-    assert millstream.ok("rm", "both", "-f") == "deleted both with all its versions\n"
+    assert "delete the model, or its only version with ?force=true (here: --force)" in millstream.fails(
+        "rm", "both", "--version", 1, "--yes"
+    )
+    assert millstream.ok("rm", "both", "--version", 1, "-f") == "deleted both version 1\n"
+    assert "both" not in {model["name"] for model in millstream.json("models")}
 
 
 def test_rm_asks_on_a_terminal(millstream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -106,6 +107,38 @@ def test_ports_of_another_kind(user, stack: Stack):
     )
     said = user.fails("predict", "digits", "--input", "/dev/null", "--endpoint", f"http://{stack.grpc}")
     assert "is the gRPC port, which speaks HTTP/2 only; HTTP is usually on port 8000" in said
+
+
+def test_commands_about_a_folder_act_on_the_endpoint_or_refuse(user, stack: Stack):
+    home, other = str(stack.home), "http://127.0.0.1:1"
+    for command in ("restart", "logs"):
+        for arguments, variables in (
+            (["--endpoint", other, command, "--home", home], {}),
+            (["--endpoint", other, command], {"MILLSTREAM_HOME": home}),
+            ([command], {"MILLSTREAM_HOME": home, "MILLSTREAM_ENDPOINT": other}),
+        ):
+            said = user.fails(*arguments, code=2, **variables)
+            assert f"ENDPOINT {other}: `{command}` needs the server's own folder".lower() in said.lower()
+    for name in ("127.0.0.1", "localhost"):
+        mine = ["--endpoint", f"http://{name}:{stack.port}", "logs", "-n", "1"]
+        assert user.run(*mine, MILLSTREAM_HOME=home).returncode == 0
+    assert user.run("logs", "-n", "1", "--home", home, MILLSTREAM_ENDPOINT=other).returncode == 0
+    for command in ("up", "version"):
+        assert f"--endpoint: `{command}` calls no server" in user.fails("--endpoint", other, command, code=2)
+    assert "--key: `up` calls no server" in user.fails("--key", "k", "up", code=2)
+
+
+def test_doctor_checks_the_endpoint(user, stack: Stack):
+    found = json.loads(user.run("--endpoint", f"http://127.0.0.1:{stack.port}", "doctor", "--json").stdout)
+    assert [(one["name"], one["state"]) for one in found["checks"]] == [("Server", "ok"), ("Controller", "warn")]
+    assert "a key" in found["checks"][1]["advice"]
+    url = f"http://127.0.0.1:{stack.port}"
+    found = json.loads(user.run("doctor", "--endpoint", url, "--json", MILLSTREAM_HOME=str(stack.home)).stdout)
+    assert [one["name"] for one in found["checks"]] == ["Server", "Controller", "Worker clocks"]
+    done = user.run("doctor", "--endpoint", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no server answers at http://127.0.0.1:1" in done.stdout
+    assert "looks at this machine" in user.fails("doctor", "devices", "--endpoint", url, code=2)
 
 
 def test_a_user_without_a_home_folder(user):

@@ -157,7 +157,7 @@ def test_a_version_that_no_worker_has_ready_is_refused_with_what_to_do(stack: St
 
 def test_the_commands_show_a_race(stack: Stack) -> None:
     command = Millstream(stack.home)
-    shown = json.loads(command.ok("race", "mlp", "--race-seconds", "3", "--json"))
+    shown = json.loads(command.ok("race", "mlp", "--race-seconds", "3", "--no-wait", "--json"))
     assert {"baseline", "winner", "ratio", "rows"} <= shown.keys()
     ended(stack)
     text = command.ok("race", "mlp", "--show")
@@ -180,13 +180,15 @@ def test_the_commands_show_a_race(stack: Stack) -> None:
 def test_the_gate_is_set_by_the_command_and_repeated_with_a_row(stack: Stack) -> None:
     command = Millstream(stack.home)
     gate = ["--cosine-min", "0.9", "--agreement-min", "0.5", "--metric", "cosine > 0.5 and max_abs < 10"]
-    asked = json.loads(command.ok("race", "mlp", "--race-seconds", "60", "--targets", "onnxruntime", *gate, "--json"))
+    asked = json.loads(
+        command.ok("race", "mlp", "--race-seconds", "60", "--targets", "onnxruntime", *gate, "--no-wait", "--json")
+    )
     expected = {"cosine_min": 0.9, "agreement_min": 0.5, "metric": "cosine > 0.5 and max_abs < 10"}
     assert asked["options"]["gate"] == expected
     assert ended(stack)["state"] == "decided"
     words = shlex.split(command.ok("race", "mlp", "--reproduce", "1"))
     assert words[words.index("--metric") + 1] == gate[-1]
-    again = json.loads(command.ok(*[one for one in words[1:] if one != "--wait"], "--json"))
+    again = json.loads(command.ok(*words[1:], "--no-wait", "--json"))
     assert again["options"]["gate"] == expected
     [target] = again["options"]["targets"]
     found = ended(stack)
@@ -201,9 +203,9 @@ def is_done(stack: Stack, end: Future[Any]) -> bool:
 
 @contextmanager
 def waiting(stack: Stack, *options: str) -> Iterator[Future[subprocess.CompletedProcess[str]]]:
-    """Run `millstream race mlp --wait` during the block, and yield its end."""
+    """Run `millstream race mlp` during the block, and yield its end."""
     with ThreadPoolExecutor(1) as thread:
-        yield thread.submit(Millstream(stack.home).run, "race", "mlp", "--wait", *options)
+        yield thread.submit(Millstream(stack.home).run, "race", "mlp", *options)
 
 
 def test_waiting_for_a_race_ends_with_its_verdict(stack: Stack) -> None:

@@ -39,7 +39,7 @@ def test_a_race_reaches_a_verdict_while_the_version_serves(stack: Stack, tmp_pat
     with constant_load(stack.port, "/v2/models/mlp/infer", [body], callers=1) as load:
         load.more(5)
         arguments = ["race", "mlp", "--race-seconds", SECONDS, "--samples", str(tmp_path / "samples.npz")]
-        command.ok(*arguments, "--targets", "onnxruntime,openvino", "--json")
+        command.ok(*arguments, "--targets", "onnxruntime,openvino", "--no-wait", "--json")
 
         def over() -> bool:
             raise_priorities(stack)
@@ -73,7 +73,7 @@ def repeat_a_loser(stack: Stack, command: Millstream, before: dict[str, Any]) ->
     if loser is None:
         return
     words = shlex.split(command.ok("race", "mlp", "--reproduce", loser["candidate"]))
-    command.ok(*[one for one in words[1:] if one != "--wait"], "--json")
+    command.ok(*words[1:], "--no-wait", "--json")
 
     def over() -> bool:
         raise_priorities(stack)

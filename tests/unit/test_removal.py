@@ -70,6 +70,20 @@ def test_the_version_before_the_active_one_is_forgotten(repository: Contended) -
     assert names(repository) == (2, None)
 
 
+def test_the_model_goes_with_its_only_version(repository: Contended) -> None:
+    for version in (1, 3):
+        repository.delete_version("m", version)
+    with pytest.raises(Failure, match="is serving: delete the model, or its only version with"):
+        remove_version(repository, "m", 2, serving=2, force=False)
+    remove_version(repository, "m", 2, serving=2, force=True)
+    assert list(repository.models()) == []
+
+
+def test_a_version_that_is_published_meanwhile_keeps_the_model(repository: Contended) -> None:
+    repository.delete_model("m", if_empty=True)
+    assert list(repository.versions("m")) == [1, 2, 3]
+
+
 def test_endless_contention_is_a_conflict_that_deletes_nothing(repository: Contended) -> None:
     repository.rivals = [2, 1] * TRIES_MAX
     with pytest.raises(Failure, match="was changed in between") as failed:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millstream.services.cli.doctor.check import Check, State
-from millstream.services.cli.options import Json, load_settings
+from millstream.services.cli.failures import wrong_usage
+from millstream.services.cli.options import Endpoint, Json, Key, asked_endpoint, load_settings
 from millstream.services.extras import missing_modules
 
 if TYPE_CHECKING:
@@ -29,11 +30,18 @@ What = Annotated[
 ]
 
 
-def doctor(what: What = Subject.MACHINE, json_output: Json = False) -> None:
+def doctor(
+    context: typer.Context,
+    what: What = Subject.MACHINE,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
     """Check this machine: packages, devices, Redis, clock, memory, disk, limits, ports, certificate, and the sandbox.
 
     A Redis that answers is asked for its version, latency, memory limit and clock. If an installation runs with this
-    home, or MILLSTREAM_ENDPOINT names one, says which controller leads it and whether clocks of workers are wrong.
+    home, or MILLSTREAM_ENDPOINT names one, says which controller leads it and whether clocks of workers are wrong. With
+    --endpoint, that server is checked in place of this machine.
 
     Prints one line per check, and what to do about a problem. Exits with code 1 if a requirement is not met. Reads the
     settings from MILLSTREAM_… variables.
@@ -41,14 +49,18 @@ def doctor(what: What = Subject.MACHINE, json_output: Json = False) -> None:
     `millstream doctor devices` shows processors, GPUs and OpenCL platforms, which compile targets can use them, and
     what to install for the others.
     """
+    elsewhere = asked_endpoint(context, endpoint, key)
     if what is Subject.DEVICES:
+        if elsewhere:
+            raise wrong_usage("--endpoint: `doctor devices` looks at this machine: call it on the server's")
         from millstream.services.cli.doctor.devices import show_devices
 
         show_devices(json_output=json_output)
         return
+    from millstream.services.cli.doctor.installation import server_checks
     from millstream.services.cli.terminal import emit, escape, results, show_detail
 
-    checks = run_checks(load_settings())
+    checks = server_checks(elsewhere) if elsewhere else run_checks(load_settings())
     if json_output:
         emit({"checks": [check._asdict() for check in checks]})
     else:

@@ -15,7 +15,7 @@ import typer
 
 from millstream.services.cli.commands.up import Home
 from millstream.services.cli.help import nearest
-from millstream.services.cli.options import Json, complete_logs, load_settings
+from millstream.services.cli.options import Json, complete_logs, local_home
 from millstream.services.errors import not_found
 from millstream.services.supervisor.log_names import ACCESS_SUFFIX
 
@@ -35,6 +35,7 @@ Matches = Callable[["Entry"], bool]
 
 
 def logs(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -60,7 +61,7 @@ def logs(
     """
     from millstream.services.cli.log_files import ProcessLog, processes
 
-    folder = load_settings(home=home).home.expanduser().resolve() / "logs"
+    folder = local_home(context, home) / "logs"
     names = processes(folder)
     if not names:
         raise not_found(f"there are no logs in {folder}: start a server with `millstream up`, or set --home")

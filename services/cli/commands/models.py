@@ -49,7 +49,7 @@ def models(
     rows = []
     for model in listed:
         if not model["versions"]:
-            model_state = "unloaded" if model["unloaded"] else "failed"
+            model_state = "unloaded" if model["unloaded"] else ("failed" if model["reason"] else "empty")
             rows.append([escape(model["name"]), "-", state(model_state), "", "-", "-", "-", "-", *_team(model)])
         rows += [
             [
@@ -146,7 +146,7 @@ def rm(
     endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
-    """Delete a model, or one version of it.
+    """Delete a model, or one version of it; the model goes with its only version.
 
     Requests in flight are still answered; later requests get "not found". The files are deleted and cannot be restored.
     Asks first on a terminal; elsewhere, --yes or --force is needed.
@@ -163,8 +163,7 @@ def rm(
     except Failure as failure:
         if failure.code is not Code.CONFLICT or force or version is None:
             raise
-        advice = f"`millstream activate {name} VERSION` makes another one serve, --force deletes this one anyway"
-        raise Failure(failure.code, f"{failure.message}; {advice}") from failure
+        raise Failure(failure.code, f"{failure.message} (here: --force)") from failure
     if json_output:
         emit({"deleted": {"model": name, "version": version}})
     else:

@@ -111,7 +111,7 @@ def plan(
     workers: Workers = None,
     memory: Memory = None,
     pool: Pools = None,
-    hours: Hours = 12.0,
+    hours: Hours = 3.0,
     timeout: Timeout = 30.0,
     loads: Loads = 1,
     runs: Runs = 2,

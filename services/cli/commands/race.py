@@ -11,7 +11,7 @@ import typer
 
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, Version, server_address
-from millstream.services.cli.terminal import ago, duration, emit, escape, results, show_detail, show_rows, size
+from millstream.services.cli.terminal import ago, emit, escape, results, show_detail, show_rows
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millstream.services.compiler.race.report import RaceReport
 
 POLL_S = 0.5  # between two pictures of a race
-WHY_CHARACTERS_MAX = 100
+WHY_CHARACTERS_MAX = 400
 STANDARD_OUTPUT = Path("-")
 _COLOURS = {"won": "green", "lost": "", "inaccurate": "yellow", "failed": "red", "skipped": "dim", "unavailable": "dim"}
 _RUNNING = frozenset({"waiting", "queued", "running"})
@@ -61,7 +61,9 @@ Metric = Annotated[
         metavar="EXPR", help='In place of both: such as "cosine > 0.99 and max_abs < 0.1" (docs/compilers.md).'
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Return at its end, with code 0 if there is a verdict.")]
+Wait = Annotated[
+    bool, typer.Option(help="Return at its end, with code 0 if there is a verdict; --no-wait: leave it running.")
+]
 Show = Annotated[bool, typer.Option("--show", help="Show the race, and begin none.")]
 Svg = Annotated[
     Path | None,
@@ -88,7 +90,7 @@ def race(
     cosine_min: CosineMin = None,
     agreement_min: AgreementMin = None,
     metric: Metric = None,
-    wait: Wait = False,
+    wait: Wait = True,
     show: Show = False,
     svg: Svg = None,
     markdown: Markdown = None,
@@ -101,11 +103,11 @@ def race(
     """Compile a version with every compiler that is installed, measure, check the answers, and serve the fastest.
 
     A worker that serves the version runs the race at low priority. The version goes on serving; the winner takes over
-    without a request lost, and `millstream compile undo` takes it back. On a terminal the table is shown while the race
-    runs; Ctrl-C leaves it running.
+    without a request lost, and `millstream compile undo` takes it back. The command waits for the end and shows the
+    progress; Ctrl-C leaves the race running.
     """
-    if sum((show, cancel, reproduce is not None, wait)) > 1:
-        raise wrong_usage("--show, --cancel, --reproduce and --wait exclude each other")
+    if sum((show, cancel, reproduce is not None)) > 1:
+        raise wrong_usage("--show, --cancel and --reproduce exclude each other")
     if (svg or markdown) and not show:
         raise wrong_usage("--svg and --markdown go with --show")
     content = _content(samples)
@@ -132,7 +134,7 @@ def race(
             accept_random_samples=accept_random_samples,
             gate=gate_of(cosine_min, agreement_min, metric),
         )
-        if wait or (results().is_terminal and not json_output):
+        if wait:
             found = _follow(client, found)
         _emit_or_show(found, json_output=json_output)
         if wait and found["state"] != "decided":
@@ -258,10 +260,13 @@ def _show(found: Race) -> None:
         show_detail(console, "  note      ", escape(note), style="yellow")
     if found["rows"]:
         console.print()
-        columns = ("ROW", "CANDIDATE", "VERDICT", "TIMES AS FAST", "COSINE", "COMPILED IN", "SIZE", "WHY")
+        columns = ("ROW", "CANDIDATE", "VERDICT", "TIMES AS FAST", "COSINE")
         absent = [] if found["options"]["targets"] else _absent(found["rows"])
-        rows = [_cells(number, row) for number, row in enumerate(found["rows"], 1) if row["target"] not in absent]
-        show_rows(console, columns, rows, right=("TIMES AS FAST", "COSINE"))
+        raced = [(number, row) for number, row in enumerate(found["rows"], 1) if row["target"] not in absent]
+        show_rows(console, columns, [_cells(*one) for one in raced], right=("ROW", "TIMES AS FAST", "COSINE"))
+        console.print()
+        for why, numbers in _reasons(raced).items():
+            show_detail(console, f"{', '.join(map(str, numbers))}: ", escape(why[:WHY_CHARACTERS_MAX]))
         if absent:
             console.print(f"\nnot here: {', '.join(absent)} (`millstream doctor devices` says why)", soft_wrap=True)
 
@@ -271,22 +276,24 @@ def _absent(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [row["target"] for row in rows if row["verdict"] == "unavailable"]
 
 
+def _reasons(rows: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, list[int]]:
+    """Return the numbers of the rows that have each reason."""
+    reasons: dict[str, list[int]] = {}
+    for number, row in rows:
+        if row.get("why"):
+            reasons.setdefault(str(row["why"]), []).append(number)
+    return reasons
+
+
 def _cells(number: int, row: dict[str, Any]) -> tuple[str, ...]:
     colour = _COLOURS.get(row["verdict"], "")
-    ratio = "-"
-    if row.get("ratio") is not None:
-        ratio = f"{row['ratio']:.2f}"
-        if row.get("ratio_low") is not None and row.get("ratio_high") is not None:
-            ratio += f" ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+    ratio = f"{row['ratio']:.2f}" if row.get("ratio") is not None else "-"
     return (
         str(number),
         escape(row["candidate"]),
         f"[{colour}]{row['verdict']}[/]" if colour else row["verdict"],
         ratio,
         f"{row['cosine_min']:.5f}" if row.get("cosine_min") is not None else "-",
-        duration(row["compile_s"]) if row.get("compile_s") else "-",
-        size(row["size_bytes"]) if row.get("size_bytes") else "-",
-        escape(str(row.get("why", ""))[:WHY_CHARACTERS_MAX]),
     )
 
 
@@ -308,4 +315,4 @@ def _reproduce(found: Race, wanted: str) -> str:
     for name, usual in Gate().model_dump().items():
         if given.get(name, usual) != usual:
             command += [f"--{name.replace('_', '-')}", str(given[name])]
-    return shlex.join([*command, "--wait"])
+    return shlex.join(command)

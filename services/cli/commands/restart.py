@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from millstream.services.cli.commands.up import Home
-from millstream.services.cli.options import Json, load_settings
+from millstream.services.cli.options import Json, local_home
 from millstream.services.errors import Code, Failure
 
 
@@ -25,6 +25,7 @@ class What(StrEnum):
 
 
 def restart(
+    context: typer.Context,
     what: Annotated[What, typer.Argument(metavar="[gateways|workers|all]", help="Processes to replace.")] = What.ALL,
     home: Home = None,
     json_output: Json = False,
@@ -38,9 +39,10 @@ def restart(
     """
     from millstream.services.cli.terminal import duration, emit, escape, results, show_rows, working
 
+    folder = local_home(context, home)
     started = time.monotonic()
     with working("restarting", quiet=json_output) as show:
-        replaced = asyncio.run(_restart(load_settings(home=home).home, what, show))
+        replaced = asyncio.run(_restart(folder, what, show))
     seconds = round(time.monotonic() - started, 3)
     if json_output:
         emit({"replaced": replaced, "seconds": seconds})
@@ -59,7 +61,6 @@ async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[
     from millstream.services.supervisor.control import send_request
     from millstream.services.supervisor.lock import read_holder
 
-    home = home.expanduser().resolve()
     control = read_holder(home / "run").get("control")
     not_running = Failure(
         Code.UNAVAILABLE,

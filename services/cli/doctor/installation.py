@@ -11,10 +11,38 @@ from millstream.services.cli.doctor.redis import CLOCK_S_MAX, clock_check
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
+    from millstream.services.client.address import ServerAddress
+    from millstream.services.client.client import Client
     from millstream.services.settings import Settings
 
 #: Longest wait for the installation that is asked who leads it.
 SERVER_S_MAX = 5.0
+
+
+def server_checks(server: ServerAddress) -> list[Check]:
+    """Return the checks of a server on any machine."""
+    from millstream.services.client.client import Client
+    from millstream.services.client.errors import ConnectionFailed
+
+    try:
+        with Client(server, retries=0, timeout=SERVER_S_MAX) as client:
+            ready, about = client.ready(), f"{server.url} answers, with Millstream {client.server_version()}"
+            state = Check("Server", "ok", about)
+            if not ready:
+                state = Check("Server", "fail", f"{about}, and is not ready", "`millstream top` and its logs say more")
+            return [state, *_governed(client)]
+    except ConnectionFailed as failure:
+        return [Check("Server", "fail", failure.message, "start it, or name another with --endpoint")]
+    except Failure as failure:
+        return [Check("Server", "fail", f"{server.url}: {failure.message}", "is it Millstream?")]
+
+
+def _governed(client: Client) -> list[Check]:
+    """Return the checks of what its admin API tells."""
+    try:
+        return [_controller(client.placement()["leader"]), *_clocks(client.workers())]
+    except Failure as failure:
+        return [Check("Controller", "warn", failure.message, "its admin API needs a key: --key")]
 
 
 def installation_checks(settings: Settings) -> list[Check]:
