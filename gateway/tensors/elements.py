@@ -1,7 +1,8 @@
 """elements: the elements of one tensor: JSON `data` -> raw form, and checks of raw BOOL and BYTES tensors.
 
 `struct` packs the numbers rather than numpy: on the short lists of requests it is several times faster, refuses strings
-and nulls, and checks the range of integers. It accepts a boolean as a number; this module refuses those.
+and nulls, and checks the range of integers. It accepts a boolean as a number; this module refuses those. A null is NaN,
+where the datatype has one: MLServer's clients write NaN so.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from itertools import chain
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -97,14 +99,14 @@ def _raw_checked(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
 
 
 def _number_types(code: str) -> set[type]:
-    return {int, float} if code in "fd" else {int}
+    return {int, float, NoneType} if code in "fd" else {int}
 
 
 def _packed(plan: InputPlan, pack: Callable[..., bytes], flat: list[Any]) -> bytes:
     try:
         return pack(*flat)
     except _PACK_ERRORS:
-        if plan.code is not None and plan.code in "fd":  # out of range: an integer, or on Python 3.14 a float for "f"
+        if plan.code is not None and plan.code in "fd":  # null, or out of range: an integer, on Python 3.14 a float
             return _rounded(plan.code, flat)
         raise invalid(
             f"Unable to parse 'data': an element is out of the range of {plan.datatype}{plan.where}"
@@ -112,12 +114,14 @@ def _packed(plan: InputPlan, pack: Callable[..., bytes], flat: list[Any]) -> byt
 
 
 def _rounded(code: str, flat: list[Any]) -> bytes:
-    """Pack numbers; those outside the range of the datatype become infinities."""
+    """Pack numbers; those outside the range of the datatype become infinities, and null NaN."""
     with np.errstate(over="ignore"):
         return np.array(list(map(_double, flat)), np.float64).astype(code).tobytes()
 
 
-def _double(value: float) -> float:
+def _double(value: float | None) -> float:
+    if value is None:
+        return float("nan")
     try:
         return float(value)
     except OverflowError:
@@ -154,7 +158,8 @@ def _strict(plan: InputPlan, data: list[Any], types: set[type]) -> list[Any]:
         flat = _flatten_uneven(plan, data)
         kinds = set(map(type, flat))
     if not kinds <= types:
-        raise_mistyped("data", plan.json_type, plan.where)
+        at = next(index for index, element in enumerate(flat) if type(element) not in types)
+        raise_mistyped("data", plan.json_type, f"{plan.where}: element {at}")
     return flat
 
 

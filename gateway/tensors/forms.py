@@ -1,6 +1,6 @@
-"""forms: forms of bodies that several protocols share: JSON in row or column form, CSV, and numpy's file. Pure.
+"""forms: forms of bodies that several protocols share: JSON in row or column form, lines of JSON or CSV, numpy's file.
 
-Content-Type ─> reader ─> Inputs        outputs ─> write ─> the form that the client accepts
+Content-Type ─> reader ─> Inputs        outputs ─> write ─> the form that the client accepts        Pure.
 Source: SageMaker, "Common Data Formats for Inference"; numpy, "NPY format".
 """
 
@@ -17,23 +17,30 @@ import numpy as np
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse, parse_lines
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
-from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_instances, read_predict, write_predict
+from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_instances, read_predict, write_lines, write_predict
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX
+from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX, FLOATS
 from millstream.services.model.signature import Signature
 
 JSON = "application/json"
+JSON_LINES = "application/jsonlines"
 CSV = "text/csv"
 NPY = "application/x-npy"
 
 _HEADER_BYTES_MAX = 10_000  # of a file in numpy's format; a longer header is refused
 _DIMS_MAX = 32  # dimensions of an array in every version of numpy
+
+
+#: other names of JSON_LINES
+_JSON_LINES_TOO = frozenset(
+    {"application/x-jsonlines", "application/jsonl", "application/x-ndjson", "application/ndjson"}
+)
 
 
 class ParsedBody(NamedTuple):
@@ -44,8 +51,9 @@ class ParsedBody(NamedTuple):
 
 
 def media_type(value: str | None) -> str:
-    """Return the media type in a Content-Type header; JSON if there is no header."""
-    return (value or "").partition(";")[0].strip().lower() or JSON
+    """Return the media type in a Content-Type header; JSON if there is no header, JSON_LINES for its other names."""
+    kind = (value or "").partition(";")[0].strip().lower() or JSON
+    return JSON_LINES if kind in _JSON_LINES_TOO else kind
 
 
 def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
@@ -62,6 +70,11 @@ def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
     return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
 
 
+def parse_document(content_type: str, body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
+    """Return the value of a body of JSON, or of lines of JSON: the list of them. Raises Failure: INVALID, TOO_LARGE."""
+    return parse_json(body, limits) if media_type(content_type) == JSON else parse_lines(body, limits)
+
+
 def from_json(plans: InputPlans, document: Any) -> ParsedBody:
     """Return the inputs in a document of row or column form, or in a list of instances. Raises Failure(INVALID)."""
     if type(document) is list or type(document) is NumberList:
@@ -75,45 +88,48 @@ def _read_json(plans: InputPlans, body: bytes) -> ParsedBody:
     return from_json(plans, parse_json(body, plans.json_limits))
 
 
+def _read_lines(plans: InputPlans, body: bytes) -> ParsedBody:
+    return from_json(plans, parse_lines(body, plans.json_limits))
+
+
 def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
     plan = _single_input(plans, CSV)
     try:
         text = body.decode("utf-8-sig")
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError:
         raise invalid("the CSV is not UTF-8") from None
     except csv.Error as error:
         raise invalid(f"the CSV cannot be read: {error}") from None
     if not rows:
         raise invalid("the CSV has no rows")
-    width = len(rows[0])
-    for at, row in enumerate(rows):
+    width = len(rows[0][1])
+    for line, row in rows:
         if len(row) != width:
-            raise invalid(f"line {at + 1} of the CSV has {len(row)} columns, the first has {width}")
-    cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in enumerate(rows)]
+            raise invalid(f"line {line} of the CSV has {len(row)} columns, the first has {width}")
+    cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in rows]
     return ParsedBody(_one_input(plans, plan, from_lists(plan, _nest_rows(plan, cells))), row_form=True)
 
 
 def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
     if plan.datatype == BYTES:
         return cell
+    if plan.datatype in FLOATS and not cell.strip():
+        return None  # NaN, as pandas reads and writes it
     try:
         if "_" in cell:  # an underscore between digits is Python's notation, not CSV's
             raise ValueError
         if plan.datatype == "BOOL":
             return {"true": True, "false": False, "1": True, "0": False}[cell.strip().lower()]
-        return float(cell) if plan.datatype in {"FP16", "BF16", "FP32", "FP64"} else int(cell)
+        return float(cell) if plan.datatype in FLOATS else int(cell)
     except (ValueError, KeyError):
-        raise invalid(
-            f"line {line + 1} of the CSV, column {column + 1}: '{excerpt(cell)}' is no {plan.datatype}"
-        ) from None
+        raise invalid(f"line {line} of the CSV, column {column + 1}: '{excerpt(cell)}' is no {plan.datatype}") from None
 
 
 def _nest_rows(plan: InputPlan, rows: list[list[Any]]) -> Any:
     """Return the lines nested as the input is: a row may be one column, or its columns may fill several dimensions."""
     inner = plan.shape[1:]
-    if not inner and len(rows[0]) == 1:
-        return [row[0] for row in rows]
     if len(inner) > 1 and -1 not in inner and prod(inner) == len(rows[0]):
         table = np.empty((len(rows), len(rows[0])), object)
         table[:] = rows
@@ -190,6 +206,7 @@ def _for_tokens(read: Callable[[InputPlans, bytes], ParsedBody]) -> Callable[[In
 
 _READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {
     JSON: _read_json,
+    JSON_LINES: _read_lines,
     CSV: _for_tokens(_read_csv),
     NPY: _for_tokens(_read_npy),
 }
@@ -202,6 +219,8 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, r
     """Return the outputs in `form`. Raises Failure(INVALID) for several outputs: CSV and numpy's format hold one."""
     if form == JSON:
         return write_predict(signature, outputs, row_form=row_form)
+    if form == JSON_LINES:
+        return write_lines(signature, outputs)
     if len(outputs) != 1:
         raise invalid(f"{form} holds one output, and the model gives {len(outputs)}: accept {JSON}")
     return _write_csv(outputs[0]) if form == CSV else _write_npy(outputs[0])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from millstream.gateway.tensors.elements import check_strings, normalize_booleans
+from millstream.gateway.tensors.elements import check_strings, normalize_booleans, raw_from_strings
 from millstream.gateway.tensors.examples import BodyWriter, advice
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.manifest import ImportRecord, TrialInputs
 from millstream.services.model.signature import Signature
@@ -147,3 +150,25 @@ def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor
     elif not plan.opaque:
         return InputTensor(extent.shape, normalize_booleans(data), len(data))
     return InputTensor(extent.shape, data, len(data))
+
+
+def opened(plan: InputPlan, tensor: InputTensor, content_type: object) -> InputTensor:
+    """Return a checked tensor; its elements are decoded if its content type is that of MLServer's base64 codec.
+
+    Other content types say how MLServer's models want to see a tensor, not what its elements are.
+
+    Raises:
+        Failure: INVALID for an element that is not base64; MLServer would pass it to the model as it is.
+    """
+    if content_type != "base64":
+        return tensor
+    if plan.datatype != BYTES:
+        raise invalid(f"the content type base64 is for BYTES{plan.where}, which takes {plan.datatype}")
+    elements = decode_elements(bytes(tensor.data))
+    for at, element in enumerate(elements):
+        try:
+            elements[at] = base64.b64decode(element, validate=True)
+        except binascii.Error:
+            raise invalid(f"element {at}{plan.where} is not base64, which its content_type says") from None
+    raw = raw_from_strings(elements)
+    return InputTensor(tensor.shape, raw, len(raw))

@@ -70,6 +70,24 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, 
     return document
 
 
+def parse_lines(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> list[Any]:
+    """Return the JSON value in each line of `text` that is not blank. The limits hold for all lines together.
+
+    Raises:
+        Failure: INVALID, with the number of the line, or TOO_LARGE.
+    """
+    if len(text) > min(UNCOUNTED_BYTES_MAX, limits.bytes_max):
+        _Count(limits).structure(text, 0, len(text))
+    values = []
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if line.strip():
+            try:
+                values.append(loads(line))
+            except Failure as failure:
+                raise Failure(failure.code, f"line {number}: {failure.message}") from None
+    return values
+
+
 class _Count:
     """Counts the parts of a document. Its methods raise Failure(TOO_LARGE) beyond the limits."""
 

@@ -1,8 +1,9 @@
 """nested_lists: JSON values, nested as the tensor is -> inputs of a signature. For protocols that name no shapes.
 
 value ─> shape ─> InputPlan.fit ─> raw form
-The nesting of the lists is the shape: only `row_of_lists` adds a dimension. FP16 and BF16 are numbers
-here, though v2 REST has no JSON form for them.
+The nesting of the lists is the shape, but where each row has one element, that may stand alone or in lists: 2, [2] and
+[[2]] are one row. Only `row_of_lists` adds the rows to other shapes. A null is NaN where the datatype has one. FP16 and
+BF16 are numbers here, though v2 REST has no JSON form for them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from math import prod
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
 from millstream.gateway.tensors.elements import DEPTH_MAX, raw_from_strings
-from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.numpy_arrays import to_bf16
@@ -26,8 +28,11 @@ from millstream.gateway.tensors.request_inputs import CheckedInput
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
 
+Shape = tuple[int, ...]
+
 _NOUNS = {bool: "a boolean", int: "an integer", float: "a number with a fraction", str: "a string", dict: "an object"}
 _B64 = "b64"
+_NAN = float("nan")
 
 
 def is_b64(value: object) -> bool:
@@ -44,47 +49,60 @@ def from_lists(plan: InputPlan, value: object) -> CheckedInput:
     Raises:
         Failure: INVALID, with the position of the element.
     """
-    in_pieces = _parsed_in_pieces(plan, value)
-    if in_pieces is not None:
-        shape, raw = in_pieces
-        return _checked(plan.fit(plan.datatype, shape), raw)
-    shape, flat = _flat(plan, value)
-    extent = plan.fit(plan.datatype, _completed(plan, shape))
-    return _checked(extent, _raw(plan, flat, shape))
+    return _read(plan, value, _with_rows_of_one)
 
 
 def row_of_lists(plan: InputPlan, value: object) -> CheckedInput:
     """Return the input like `from_lists`, but take a value without the row dimension, or one element, as one row."""
+    return _read(plan, value, _with_rows)
+
+
+def lacks_rows(plan: InputPlan, rank: int) -> bool:
+    """Return whether `row_of_lists` adds the rows to a value of this nesting. A list of single elements is a column."""
+    return rank < len(plan.shape) and not (rank and _is_column(plan))
+
+
+def _read(plan: InputPlan, value: object, completed: Callable[[InputPlan, Shape], Shape]) -> CheckedInput:
     in_pieces = _parsed_in_pieces(plan, value)
     if in_pieces is not None:
         shape, raw = in_pieces
-        return _checked(plan.fit(plan.datatype, _with_rows(plan, shape)), raw)
-    shape, flat = _flat(plan, value)
-    shape = _with_rows(plan, shape)
-    extent = plan.fit(plan.datatype, _completed(plan, shape))
-    return _checked(extent, _raw(plan, flat, shape))
+        extent = plan.fit(plan.datatype, completed(plan, shape))
+    else:
+        shape, flat = _flat(plan, value)
+        extent = plan.fit(plan.datatype, _completed(plan, completed(plan, shape)))
+        raw = _raw(plan, flat, shape)
+    return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
 
 
-def _with_rows(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _is_column(plan: InputPlan) -> bool:
+    """Whether each row has one element."""
+    return bool(plan.shape) and set(plan.shape[1:]) <= {1}
+
+
+def _with_rows_of_one(plan: InputPlan, shape: Shape) -> Shape:
+    """Return the shape, that of the input where each row has one element."""
+    if _is_column(plan) and prod(shape[1:]) == 1:
+        return (shape[0] if shape else 1, *plan.shape[1:])
+    return shape
+
+
+def _with_rows(plan: InputPlan, shape: Shape) -> Shape:
     wanted = plan.shape
     if not shape and prod(max(dim, 1) for dim in wanted if dim != -1) == 1:
         return (1,) * len(wanted)
+    shape = _with_rows_of_one(plan, shape)
     if len(shape) == len(wanted) - 1 and wanted[0] in {-1, 1}:
         return (1, *shape)
     return shape
 
 
-def _checked(extent: Extent, raw: bytes) -> CheckedInput:
-    return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
-
-
-def _parsed_in_pieces(plan: InputPlan, value: object) -> tuple[tuple[int, ...], bytes] | None:
+def _parsed_in_pieces(plan: InputPlan, value: object) -> tuple[Shape, bytes] | None:
     """Return shape and raw form of a NumberList, or of a list that holds NumberLists; None for any other value."""
     if type(value) is NumberList:
         return _from_number_list(plan, value)
     if type(value) is not list or NumberList not in map(type, value):
         return None
-    shapes: set[tuple[int, ...]] = set()
+    shapes: set[Shape] = set()
     raw: list[bytes] = []
     for at, element in enumerate(value):
         if type(element) is NumberList:
@@ -99,10 +117,10 @@ def _parsed_in_pieces(plan: InputPlan, value: object) -> tuple[tuple[int, ...], 
     return (len(value), *shapes.pop()), b"".join(raw)
 
 
-def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[tuple[int, ...], bytes]:
+def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[Shape, bytes]:
     """Return shape and raw form of a NumberList, which is parsed a few elements at a time."""
     raw: list[bytes] = []
-    inner: tuple[int, ...] | None = None
+    inner: Shape | None = None
     count = 0
     for elements in numbers.rows():
         (size, *rest), flat = _flat(plan, elements, count)
@@ -114,7 +132,7 @@ def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[tuple[int, 
     return ((1,) * numbers.leading_ones + (count, *(inner or ()))), b"".join(raw)
 
 
-def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ...], list[Any]]:
+def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[Shape, list[Any]]:
     """Return shape and elements of `value`. Works level by level, so that no nesting can exhaust the stack.
 
     Args:
@@ -151,7 +169,7 @@ def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ..
     return tuple(shape), level
 
 
-def _completed(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _completed(plan: InputPlan, shape: Shape) -> Shape:
     """Return `shape`, completed from the signature where empty lists leave inner dimensions unknown."""
     if 0 in shape and len(shape) < len(plan.shape):
         return (*shape, *(max(dim, 0) for dim in plan.shape[len(shape) :]))
@@ -175,7 +193,11 @@ def _raw(plan: InputPlan, flat: list[Any], shape: Sequence[int], first: int = 0)
     if datatype == BYTES:
         return raw_from_strings([_bytes_of(plan, element, index, shape, first) for index, element in enumerate(flat)])
     allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in FLOATS else {int}
-    if not set(map(type, flat)) <= allowed:
+    kinds = set(map(type, flat))
+    if datatype in FLOATS and NoneType in kinds:
+        flat = [_NAN if element is None else element for element in flat]
+        kinds.remove(NoneType)
+    if not kinds <= allowed:
         at = next(index for index, element in enumerate(flat) if type(element) not in allowed)
         noun = _NOUNS.get(type(flat[at]), "null")
         raise invalid(f"input '{plan.name}'{_position(at, shape, first)}: {noun} where {datatype} is expected")

@@ -2,6 +2,7 @@
 
 row form:    {"instances": [...]} ─> {"predictions": [...]}      each instance is one index of dimension 0
 column form: {"inputs": ...}      ─> {"outputs": ...}            whole tensors
+A list of objects is in row form under both names: KServe's servers take `inputs` for `instances`.
 Source: TensorFlow Serving, "RESTful API"; KServe, "V1 Protocol".
 """
 
@@ -33,7 +34,10 @@ def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, b
         raise invalid("give either 'instances' (row form) or 'inputs' (column form)")
     if "instances" in document:
         return read_instances(plans, document["instances"]), True
-    return _read_columns(plans, document["inputs"]), False
+    inputs = document["inputs"]
+    if type(inputs) is list and inputs and _are_objects(inputs):
+        return read_instances(plans, inputs), True
+    return _read_columns(plans, inputs), False
 
 
 def read_instances(plans: InputPlans, instances: object) -> Inputs:
@@ -42,12 +46,16 @@ def read_instances(plans: InputPlans, instances: object) -> Inputs:
         raise invalid("Expected 'instances' to be a list")
     if not instances:
         raise invalid("'instances' is empty")
-    if type(instances) is list and all(type(one) is dict and not is_b64(one) for one in instances):
+    if type(instances) is list and _are_objects(instances):
         return _join_rows(plans, {name: [one[name] for one in instances] for name in row_names(plans, instances)})
     if len(plans) != 1:
         raise invalid(f"the model takes {len(plans)} inputs: each instance is an object {{input: value}}")
     plan = next(iter(plans))
     return join(plans, {plan.name: from_lists(plan, instances)})
+
+
+def _are_objects(instances: list[Any]) -> bool:
+    return all(type(one) is dict and not is_b64(one) for one in instances)
 
 
 def row_names(plans: InputPlans, instances: Sequence[dict[str, Any]]) -> list[str]:
@@ -77,7 +85,10 @@ def _read_columns(plans: InputPlans, inputs: object) -> Inputs:
 def write_predict(signature: Signature, outputs: Sequence[OutputTensor], *, row_form: bool) -> bytes:
     """Return the body of the reply; outputs whose name ends in `_bytes` become base64. Raises Failure(INVALID)."""
     if row_form:
-        return b'{"predictions":%b}' % _rows(signature, outputs)
+        _check_rows(signature, outputs)
+        if len(outputs) == 1:
+            return b'{"predictions":%b}' % _texts(signature, outputs)[0]
+        return b'{"predictions":[%b]}' % b",".join(_objects(signature, outputs))
     texts = _texts(signature, outputs)
     if len(texts) == 1:
         return b'{"outputs":%b}' % texts[0]
@@ -99,12 +110,24 @@ def _texts(signature: Signature, outputs: Sequence[OutputTensor]) -> list[bytes]
     ]
 
 
-def _rows(signature: Signature, outputs: Sequence[OutputTensor]) -> bytes:
+def write_lines(signature: Signature, outputs: Sequence[OutputTensor]) -> bytes:
+    """Return a line of JSON for each row: the only output, or an object of all by name. Raises Failure(INVALID)."""
+    _check_rows(signature, outputs)
+    if len(outputs) == 1:
+        rows = [_texts(signature, [row])[0] for row in rows_of(outputs[0])]
+    else:
+        rows = _objects(signature, outputs)
+    return b"".join([b"%b\n" % row for row in rows])
+
+
+def _check_rows(signature: Signature, outputs: Sequence[OutputTensor]) -> None:
     for spec, output in zip(signature.outputs, outputs, strict=True):
         if not output.shape or output.shape[0] != outputs[0].shape[0]:
             raise invalid(f"output '{spec.name}' has no row for each instance: use 'inputs' (column form)")
-    if len(outputs) == 1:
-        return _texts(signature, outputs)[0]
+
+
+def _objects(signature: Signature, outputs: Sequence[OutputTensor]) -> list[bytes]:
+    """Return an object for each row, with the outputs by name."""
     keys = _keys(signature)
     rows = zip(*map(rows_of, outputs), strict=True)
-    return b"[%b]" % b",".join([_object(keys, _texts(signature, row)) for row in rows])
+    return [_object(keys, _texts(signature, row)) for row in rows]

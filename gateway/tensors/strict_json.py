@@ -1,12 +1,14 @@
 """strict_json: a short JSON text -> its value. Strict JSON is tried first, then Python's and TensorFlow's tokens, too.
 
 orjson parses strict JSON. A text that it refuses for `NaN`, `Infinity` or a number outside the range of a double is
-parsed again with the standard library, which accepts these, as the reference server and Python clients do. Pure.
+parsed again with the standard library, which accepts these, as the reference server and Python clients do. A byte order
+mark, with which Windows' editors and PowerShell begin a text, is skipped. Pure.
 """
 
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 import orjson
@@ -23,6 +25,8 @@ def loads(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        if text.startswith(BOM_UTF8) and not text.startswith(2 * BOM_UTF8):
+            return loads(text.removeprefix(BOM_UTF8))
         if b"NaN" in text or b"Infinity" in text or "infinity" in str(error):
             return _loads_leniently(text)
         raise unparsable(str(error)) from None

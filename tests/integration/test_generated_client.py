@@ -20,6 +20,7 @@ RUN_S_MAX = 300
 # Types of bodies that the generator does not know are bytes for it.
 CONFIG = """
 content_type_overrides:
+  application/jsonlines: application/octet-stream
   text/csv: application/octet-stream
   application/x-npy: application/octet-stream
   application/vnd.amazon.eventstream: application/octet-stream

@@ -110,9 +110,9 @@ def identity(datatype: str = "FP32", shape: tuple[Dim, ...] = ("N", 2)) -> onnx.
 
 
 @_builder
-def identities(datatypes: tuple[str, ...]) -> onnx.ModelProto:
-    """One input and one output for each datatype: "x0" -> "y0", "x1" -> "y1", … each [N, 3]."""
-    shape: list[Dim] = ["N", 3]
+def identities(datatypes: tuple[str, ...], columns: int = 3) -> onnx.ModelProto:
+    """One input and one output for each datatype: "x0" -> "y0", "x1" -> "y1", … each [N, columns]."""
+    shape: list[Dim] = ["N", columns]
     nodes = [helper.make_node("Identity", [f"x{i}"], [f"y{i}"]) for i in range(len(datatypes))]
     inputs = [_value(f"x{i}", datatype, shape) for i, datatype in enumerate(datatypes)]
     outputs = [_value(f"y{i}", datatype, shape) for i, datatype in enumerate(datatypes)]

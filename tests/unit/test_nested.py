@@ -64,6 +64,21 @@ def test_integers_have_a_range(datatype: str, low: int, high: int) -> None:
             from_array(plan(datatype, (-1,)), np.array([high + 1]))
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1), (-1, 1, 1)])
+@pytest.mark.parametrize("value", [[2, 3], [[2], [3]], [[[2]], [[3]]]])
+def test_a_row_of_one_element_may_stand_alone_or_in_lists(shape: tuple[int, ...], value: Any) -> None:
+    for read in (from_lists, row_of_lists):
+        found = read(plan("INT64", shape), value)
+        assert found.tensor.shape == (2, *shape[1:])
+        assert array(found, "INT64").reshape(-1).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
+def test_null_is_the_nan_of_floats(datatype: str) -> None:
+    found = array(from_lists(plan(datatype, (-1, 2)), [[1, None], [None, 4]]), datatype).astype(float)
+    np.testing.assert_array_equal(found, [[1, math.nan], [math.nan, 4]])
+
+
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
 def test_floats_keep_what_is_not_finite(datatype: str) -> None:
     found = array(from_lists(plan(datatype, (-1,)), [math.nan, math.inf, -math.inf, 0.5]), datatype).astype(float)
@@ -95,7 +110,12 @@ def test_strings_are_text_or_base64() -> None:
         ("FP32", (-1,), [1, [2]], r"input 'x' at \[1\]: no list is expected"),
         ("FP32", (-1, 2), [[1, 2], [3, "4"]], r"input 'x' at \[1\]\[1\]: a string where FP32"),
         ("FP32", (-1,), [1, True], r"at \[1\]: a boolean where FP32"),
-        ("FP32", (-1,), [None], r"at \[0\]: null where FP32"),
+        ("INT64", (-1, 2), [[1, 2], [3, None]], r"input 'x' at \[1\]\[1\]: null where INT64"),
+        ("BOOL", (-1,), [None], r"at \[0\]: null where BOOL"),
+        ("BYTES", (-1,), ["a", None], r"at \[1\]: null where a string or"),
+        ("FP32", (-1, -1), [1, 2], r"Expected \[-1,-1\], got \[2\]"),
+        ("FP32", (-1, 1), [[1, 2]], r"Expected \[-1,1\], got \[1,2\]"),
+        ("FP32", (-1,), [[1, 2]], r"Expected \[-1\], got \[1,2\]"),
         ("INT32", (-1,), [1, 1.0], r"at \[1\]: a number with a fraction where INT32"),
         ("INT32", (-1,), [True], r"at \[0\]: a boolean where INT32"),
         ("BOOL", (-1,), [1], r"at \[0\]: an integer where BOOL"),

@@ -95,13 +95,14 @@ def test_bytes_are_taken_as_they_are() -> None:
 
 def test_several_inputs() -> None:
     for content_type, body in (
-        ("application/json", b'{"a": 1, "b": [2]}'),
-        form(a=b"[1]", b=np.array([2], np.float32).tobytes()),
+        ("application/json", b'{"a": 1, "b": 2}'),
+        form(a=np.array([1], np.float32).tobytes(), b=np.array([2], np.float32).tobytes()),
     ):
         found = read(TWO, content_type, body)
         assert found.single
         assert [tensor.shape for tensor in found.inputs.tensors] == [(1, 1), (1, 1)]
-    assert not read(TWO, "application/json", b'{"a": [[1], [2]], "b": [[3], [4]]}').single
+    for body in (b'{"a": [[1], [2]], "b": [[3], [4]]}', b'{"a": [1, 2], "b": [3, 4]}', b'{"a": [1], "b": [3]}'):
+        assert not read(TWO, "application/json", body).single, "a list of single elements is a column, of any length"
 
 
 @pytest.mark.parametrize(

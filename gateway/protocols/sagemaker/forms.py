@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from millstream.gateway.tensors.forms import CSV, JSON, NPY
+from millstream.gateway.tensors.forms import CSV, JSON, JSON_LINES, NPY, media_type
 
 
 def accepted_form(accept: str | None) -> str | None:
     """Return the first supported form in an Accept header; None: none is supported."""
     for part in (accept or "*/*").split(","):
-        wanted = part.partition(";")[0].strip().lower()
-        if wanted in {JSON, CSV, NPY}:
+        wanted = media_type(part)
+        if wanted in {JSON, JSON_LINES, CSV, NPY}:
             return wanted
-        if wanted in {"*/*", "application/*", ""}:
+        if wanted in {"*/*", "application/*"}:
             return JSON
         if wanted == "text/*":
             return CSV

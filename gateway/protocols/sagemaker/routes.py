@@ -44,7 +44,7 @@ from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import rows_body
-from millstream.gateway.tensors.forms import CSV, NPY
+from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.services.errors import Code, Failure, invalid, not_found
@@ -62,6 +62,7 @@ _ANY_FORM: dict[str, Any] = {
 }
 _CONTENT: dict[str, Any] = {
     JSON: content(_ANY_FORM, form="instances"),
+    JSON_LINES: content({"type": "string", "description": "A row each line, as in `instances`."}),
     CSV: content({"type": "string"}, form="csv"),
     NPY: BINARY,
     OCTETS: BINARY,
@@ -77,6 +78,7 @@ _TARGET_VARIANT = header_parameter("X-Amzn-SageMaker-Target-Variant", "The versi
 _TARGET_MODEL = header_parameter("X-Amzn-SageMaker-Target-Model", "The model, in place of the default.")
 _FORMS: dict[str, Any] = {
     JSON: content({"anyOf": [ref(PredictReply), ref(InferReply)]}, example={"predictions": [[0.9, 0.1]]}),
+    JSON_LINES: TEXT,
     CSV: TEXT,
     NPY: BINARY,
     OCTETS: BINARY,
@@ -219,13 +221,16 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
     form = accepted_form(accept or request.headers.get("accept"))
     if form is None:
         raise HTTPException(
-            406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
+            406,
+            "none of the forms in Accept can be given; these can: "
+            f"{forms.JSON}, {forms.JSON_LINES}, {forms.CSV}, {forms.NPY}",
         )
     parsed: forms.ParsedBody | None = None
     texts = False
     with caller.count_rejections(route, rows_body):
-        if forms.media_type(content_type) == forms.JSON:
-            document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
+        if forms.media_type(content_type) in {forms.JSON, forms.JSON_LINES}:
+            limits = route.plans.json_limits
+            document = await run_in_thread_if_large(len(body), forms.parse_document, content_type, body, limits)
             if not is_v2(document):
                 parsed, texts = await run_in_thread_if_large(len(body), _parsed, route, document)
         else:

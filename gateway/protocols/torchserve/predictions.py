@@ -10,6 +10,7 @@ Source: pytorch/serve, "Inference API", and its base handlers (vision, text: `da
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_text import JsonLimits, parse
 from millstream.gateway.tensors.nested_json import rows_of, text_of
-from millstream.gateway.tensors.nested_lists import is_b64, row_of_lists
+from millstream.gateway.tensors.nested_lists import is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.gateway.tensors.outputs import OutputTensor
@@ -50,12 +51,12 @@ class Prediction(NamedTuple):
 
 def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
     """Return the inputs in a body. Raises Failure: INVALID, ENCODING (the content type is not supported)."""
-    kind = content_type.partition(";")[0].strip().lower()
+    kind = forms.media_type(content_type) if content_type.strip() else ""
     if kind == _FORM:
         return _read_form(plans, parts_of(content_type, body))
     if kind == forms.JSON:
         return _read_value(plans, parse(body, plans.json_limits, depth=TENSOR_DEPTH, in_lists=True))
-    if kind in {forms.CSV, forms.NPY}:
+    if kind in {forms.JSON_LINES, forms.CSV, forms.NPY}:
         return Prediction(forms.reader(kind)(plans, body).inputs, single=False)
     if kind not in _UNSPECIFIC and not _takes_bytes(plans):
         forms.reader(kind)  # raises the failure that lists the supported types
@@ -94,9 +95,14 @@ def _read_raw(plans: InputPlans, plan: InputPlan, part: bytes) -> Prediction:
     return Prediction(join(plans, {plan.name: found}), single)
 
 
+def begins_json(body: bytes) -> bool:
+    """Whether a body, whose content type does not tell, begins like a list or an object of JSON."""
+    return body.removeprefix(BOM_UTF8).lstrip()[:1] in {b"[", b"{"}
+
+
 def _parsed(part: bytes, limits: JsonLimits) -> Any:
     """Return the JSON value in `part`; None if it is not JSON. The content type does not tell."""
-    if part.lstrip()[:1] not in {b"[", b"{"}:
+    if not begins_json(part):
         return None
     try:
         return parse(part, limits, depth=TENSOR_DEPTH, in_lists=True)
@@ -127,12 +133,12 @@ def _read_value(plans: InputPlans, document: Any) -> Prediction:
     if type(document) is dict and not is_b64(document):
         names = set(document)
         expect_no_text(plans, names)
-        if names <= {plan.name for plan in plans} or len(plans) != 1:
+        if names & {"instances", "inputs"} and names.isdisjoint(plans.by_name):
+            return Prediction(read_predict(plans, document)[0], single=False)
+        if names <= plans.by_name.keys() or len(plans) != 1:
             found = {name: row_of_lists(plans.named(name), value) for name, value in document.items()}
             single = all(_is_single(plans.named(name), value) for name, value in document.items())
             return Prediction(join(plans, found), single)
-        if names & {"instances", "inputs"}:
-            return Prediction(read_predict(plans, document)[0], single=False)
         key = next((key for key in _DATA if key in document), None)
         if key is None or len(names) != 1:
             raise invalid(f"the JSON object has one member, '{_only(plans).name}' or 'data'")
@@ -144,12 +150,12 @@ def _read_value(plans: InputPlans, document: Any) -> Prediction:
 def _is_single(plan: InputPlan, value: object) -> bool:
     """Whether `value` lacks the dimension of the rows."""
     if type(value) is NumberList:
-        return value.rank < len(plan.shape)
+        return lacks_rows(plan, value.rank)
     rank = 0
     while type(value) is list:
         rank += 1
         value = value[0] if value else None
-    return rank < len(plan.shape)
+    return lacks_rows(plan, rank)
 
 
 def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool) -> bytes:

@@ -11,11 +11,11 @@ from millstream.gateway.protocols.http.docs import document
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
-from millstream.gateway.protocols.torchserve.predictions import Prediction, read, write
+from millstream.gateway.protocols.torchserve.predictions import Prediction, begins_json, read, write
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body
-from millstream.gateway.tensors.forms import CSV, NPY, media_type
+from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY, media_type
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
@@ -36,10 +36,11 @@ _BODY = request_body(
                 "additionalProperties": {"type": "string", "format": "binary"},
             }
         },
+        JSON_LINES: content({"type": "string", "description": "A row each line."}),
         CSV: content({"type": "string"}, form="csv"),
         NPY: BINARY,
     },
-    description="A row or rows as JSON, CSV or numpy's format, the bytes of the only input, or a form.",
+    description="A row or rows as JSON, lines of JSON, CSV or numpy's format, the bytes of the only input, or a form.",
 )
 _ANSWERS = reply(
     {"description": "The only output, or an object {output: value}; a single row without a list of rows."},
@@ -118,5 +119,5 @@ async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps)
 
 def _read(plans: InputPlans, content_type: str, body: bytes) -> tuple[Prediction, bool]:
     """Return the inputs in a body, and whether they are texts; a body of plain text is one. Raises Failure."""
-    strings = media_type(content_type) == _PLAIN and body.lstrip()[:1] not in {b"[", b"{"}
+    strings = media_type(content_type) == _PLAIN and not begins_json(body)
     return read_with_texts(plans, lambda one: read(one, content_type, body), strings=strings)

@@ -29,7 +29,7 @@ from millstream.gateway.protocols.v2.envelopes import (
 from millstream.gateway.protocols.v2.options import read_options, read_span
 from millstream.gateway.tensors.elements import raw_from_json, raw_from_strings
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
+from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.json_document import (
     excerpt,
@@ -206,7 +206,7 @@ class V2Decoder:
                     at += tensor.size_bytes
                 elif "data" not in item:
                     shared_bytes += tensor.size_bytes
-                tensors[plan.index] = tensor
+                tensors[plan.index] = opened(plan, tensor, parameters.get("content_type"))
         if at != len(tail):
             raise invalid(f"unexpected additional input data for model '{self._model}'")
         inputs = self._plans.complete(tensors)

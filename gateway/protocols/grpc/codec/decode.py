@@ -13,7 +13,7 @@ from millstream.gateway.protocols.grpc.codec.typed_contents import no_data, tens
 from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
-from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
+from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
@@ -75,17 +75,19 @@ class GrpcDecoder:
                 if rows >= 0:
                     raise plans.rows_differ(plan)
                 rows = extent.rows
-            span = read_span(read_tensor(item.parameters, plan.where), plan.where) if item.parameters else None
+            parameters = read_tensor(item.parameters, plan.where) if item.parameters else {}
+            span = read_span(parameters, plan.where) if parameters else None
             if span is not None:
                 if item.HasField("contents") and item.contents.ByteSize():
                     raise invalid(f"unexpected 'contents' for an input in shared memory{plan.where}")
-                tensor = tensors[plan.index] = self._extensions.read(plan, extent, span)
+                tensor = self._extensions.read(plan, extent, span)
                 shared_bytes += tensor.size_bytes
             elif raws:
-                tensors[plan.index] = self._raw(plan, extent, item, raws, at)
+                tensor = self._raw(plan, extent, item, raws, at)
                 at += 1
             else:
-                tensors[plan.index] = tensor_of(plan, extent, item.contents)
+                tensor = tensor_of(plan, extent, item.contents)
+            tensors[plan.index] = opened(plan, tensor, parameters.get("content_type")) if parameters else tensor
         if at != len(raws):
             raise invalid(f"expected {at} entries in raw_input_contents but got {len(raws)} for model '{self._model}'")
         return plans.complete(tensors), rows if rows >= 0 else 1, shared_bytes

@@ -1,6 +1,7 @@
 """parameters: reads parameters of gRPC requests, each from the field of its type. Pure.
 
-Source: Triton's extensions "schedule policy", "sequence", "parameters", "classification" and "shared memory".
+Source: Triton's extensions "schedule policy", "sequence", "parameters", "classification" and "shared memory"; MLServer,
+"Content Types".
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _REQUEST = {
 }
 _TENSOR = {
     "classification": _INTEGER,
+    "content_type": _STRING,
     "shared_memory_region": _STRING,
     "shared_memory_byte_size": _INTEGER,
     "shared_memory_offset": _INTEGER,
