@@ -29,6 +29,7 @@ from millstream.gateway.scheduling.request import Responder
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.tensors.named_columns import NamedColumns
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.texts.text_plans import text_plans
 from millstream.services.errors import Failure, Subject, not_found
@@ -213,8 +214,9 @@ class Router:
         manifest = view.manifest
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
-        plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial, manifest.imported)
+        plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
         plans.texts = text_plans(manifest, rows_max, limits)
+        plans.columns = NamedColumns.of(manifest, plans)
         codec = await self._codec(manifest, plans)
         timeout_s = manifest.config.timeout_ms_default / 1000
         rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None

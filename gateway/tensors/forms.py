@@ -93,7 +93,16 @@ def _read_lines(plans: InputPlans, body: bytes) -> ParsedBody:
 
 
 def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
+    rows = _csv_rows(body)
+    if plans.columns is not None and plans.columns.are_header(rows[0][1]):
+        return ParsedBody(plans.columns.of_texts(*(row for _, row in rows)), row_form=True)
     plan = _single_input(plans, CSV)
+    cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in rows]
+    return ParsedBody(_one_input(plans, plan, from_lists(plan, _nest_rows(plan, cells))), row_form=True)
+
+
+def _csv_rows(body: bytes) -> list[tuple[int, list[str]]]:
+    """Return the lines of a CSV that are not empty, with their numbers, all of one width. Raises Failure(INVALID)."""
     try:
         text = body.decode("utf-8-sig")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -108,8 +117,7 @@ def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
     for line, row in rows:
         if len(row) != width:
             raise invalid(f"line {line} of the CSV has {len(row)} columns, the first has {width}")
-    cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in rows]
-    return ParsedBody(_one_input(plans, plan, from_lists(plan, _nest_rows(plan, cells))), row_form=True)
+    return rows
 
 
 def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
@@ -182,7 +190,8 @@ def _check_shape(shape: tuple[Any, ...], item_bytes: int) -> None:
 
 def _single_input(plans: InputPlans, form: str) -> InputPlan:
     if len(plans) != 1:
-        raise invalid(f"{form} is for models of one input; this one takes {len(plans)}: send JSON")
+        header = ", or CSV that begins with a line of their names" if plans.columns is not None else ""
+        raise invalid(f"{form} is for models of one input; this one takes {len(plans)}: send JSON{header}")
     return next(iter(plans))
 
 

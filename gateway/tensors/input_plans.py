@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.gateway.tensors.elements import check_strings, normalize_booleans, raw_from_strings
 from millstream.gateway.tensors.examples import BodyWriter, advice
@@ -16,8 +16,12 @@ from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES
-from millstream.services.model.manifest import ImportRecord, TrialInputs
+from millstream.services.model.manifest import TrialInputs
 from millstream.services.model.signature import Signature
+from millstream.services.nearest_names import did_you_mean
+
+if TYPE_CHECKING:
+    from millstream.gateway.tensors.named_columns import NamedColumns
 
 
 class UnknownInput(Failure):
@@ -42,11 +46,9 @@ class InputPlans:
         rows_max: Limit on the rows of one request.
         json_limits: Limits of one JSON document with inputs.
         trial: Inputs that the model is known to run; None: none are known.
-        imported: How the version was imported; None: it was not.
 
     Attributes:
-        columns: Names of the columns of the one input, in its order; empty: they have none.
-        columns_without_null: Those in which a caller may leave out no value.
+        columns: The columns that a request may name in place of the inputs (named_columns.py); None: it may not.
         texts: Plans of requests that have texts in place of token ids (gateway/texts/text_plans.py); None: the version
             takes no texts.
     """
@@ -58,11 +60,10 @@ class InputPlans:
         rows_max: int,
         json_limits: JsonLimits = DEFAULT_LIMITS,
         trial: TrialInputs | None = None,
-        imported: ImportRecord | None = None,
     ) -> None:
         self.trial = trial
-        self.columns = imported.columns if imported is not None else ()
-        self.columns_without_null = frozenset(imported.columns_without_null) if imported is not None else frozenset()
+        self.rows_max = rows_max
+        self.columns: NamedColumns | None = None
         self.texts: InputPlans | None = None
         self._advice: dict[BodyWriter, Mapping[str, Any]] = {}
         self.model = model
@@ -84,8 +85,8 @@ class InputPlans:
         """Return the input of this name. Raises UnknownInput."""
         plan = self.by_name.get(name)
         if plan is None:
-            message = f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{self.text_hint}"
-            raise UnknownInput(name, message)
+            hint = self._column_hint(name) if self.columns is not None else self.text_hint
+            raise UnknownInput(name, f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{hint}")
         return plan
 
     @property
@@ -97,6 +98,13 @@ class InputPlans:
             ': it takes token ids; texts go as {"instances": ["a text"]} in JSON to /invocations or '
             f"/v1/models/{self.model}:predict, or as the one BYTES input 'text' to /v2/models/{self.model}/infer"
         )
+
+    def _column_hint(self, name: str) -> str:
+        """For the end of a message about an unknown name: the nearest known ones, and all."""
+        assert self.columns is not None
+        known = dict.fromkeys([*self.by_name, *self.columns.names])
+        own = "" if len(self) > 1 else f"the input '{next(iter(self.by_name))}', or "
+        return f"{did_you_mean(name, known)}: it takes {own}the columns {self.columns.text_of_names()}"
 
     def advise(self, failure: Failure, write: BodyWriter) -> None:
         """Add the signature, and an example in the form of `write`, to a failure about a request that does not fit."""

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import from_lists, is_b64
 from millstream.gateway.tensors.number_list import NumberList
@@ -47,7 +48,7 @@ def read_instances(plans: InputPlans, instances: object) -> Inputs:
     if not instances:
         raise invalid("'instances' is empty")
     if type(instances) is list and _are_objects(instances):
-        return _join_rows(plans, {name: [one[name] for one in instances] for name in row_names(plans, instances)})
+        return read_named(plans, {name: [one[name] for one in instances] for name in row_names(instances)})
     if len(plans) != 1:
         raise invalid(f"the model takes {len(plans)} inputs: each instance is an object {{input: value}}")
     plan = next(iter(plans))
@@ -58,24 +59,18 @@ def _are_objects(instances: list[Any]) -> bool:
     return all(type(one) is dict and not is_b64(one) for one in instances)
 
 
-def row_names(plans: InputPlans, instances: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the input names in `instances`, the same in each. Raises Failure(INVALID)."""
+def row_names(instances: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of inputs or columns in `instances`, the same in each. Raises Failure(INVALID)."""
     names = list(instances[0])
     for at, one in enumerate(instances):
         if len(one) != len(names) or any(name not in one for name in names):
             raise invalid(f"instances[{at}] names other inputs than instances[0]")
-    for name in names:
-        plans.named(name)
     return names
-
-
-def _join_rows(plans: InputPlans, columns: dict[str, list[Any]]) -> Inputs:
-    return join(plans, {name: from_lists(plans.named(name), column) for name, column in columns.items()})
 
 
 def _read_columns(plans: InputPlans, inputs: object) -> Inputs:
     if type(inputs) is dict and not is_b64(inputs):
-        return join(plans, {name: from_lists(plans.named(name), value) for name, value in inputs.items()})
+        return read_named(plans, inputs)
     if len(plans) != 1:
         raise invalid(f"the model takes {len(plans)} inputs: 'inputs' is an object {{input: tensor}}")
     plan = next(iter(plans))

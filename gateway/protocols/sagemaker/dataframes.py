@@ -2,7 +2,8 @@
 
 {"dataframe_split": {"columns", "data"}} ─┬─> columns with the names of inputs: a column is an input
 {"dataframe_records": [{column: value}]} ─┘   any other columns, one input: a line is a row of it, in the order of the
-                                              columns that an imported model names
+                                              columns
+A version whose columns have names (named_columns.py) has them matched by name.
 
 Source: MLflow, "Deploy MLflow Model as a Local Inference Server", accepted input formats. MLflow's server drops
 `params` that a model's signature does not have, with a warning in its log. They are refused here: no model has any, and
@@ -14,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.tensors.named_columns import Values, values_of
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
@@ -43,11 +47,14 @@ def read_dataframe(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     if not len(columns):
         raise invalid("the DataFrame has no columns")
     expect_no_text(plans, columns)
-    _check_nulls(plans, columns, lines)
+    known = plans.columns
+    if known is not None and not all(name in plans.by_name and not known.any_of([name]) for name in columns):
+        numbered = columns == [str(at) for at in range(len(known.names))]
+        return known.inputs(_values(list(known.names) if numbered else columns, lines))
     if all(name in plans.by_name for name in columns):
         return _by_column(plans, columns, lines)
     if len(plans) == 1:
-        return _by_line(plans, *_in_order(plans.columns, columns, lines))
+        return _by_line(plans, columns, lines)
     inputs = ", ".join(plan.name for plan in plans)
     unknown = next(name for name in columns if name not in plans.by_name)
     raise invalid(f"column '{excerpt(unknown)}' is no input of the model: its inputs are {excerpt(inputs)}")
@@ -103,6 +110,22 @@ def _of_records(value: object) -> tuple[list[str], list[list[Any]]]:
     return names, [[record[name] for name in names] for record in value]
 
 
+def _values(columns: Sequence[str], lines: Any) -> dict[str, Values]:
+    """Return the values of each column."""
+    if type(lines) is not NumberList:
+        cells = zip(*map(_cells, lines), strict=True) if lines else [()] * len(columns)
+        return {name: values_of(name, list(column)) for name, column in zip(columns, cells, strict=True)}
+    try:
+        table = np.concatenate([np.array(some) for some in lines.rows()])
+    except ValueError:  # lines of different lengths
+        table = np.empty(0)
+    if lines.leading_ones == 1 and table.ndim == 1:  # one long line
+        table = table[None]
+    if table.ndim != 2 or table.shape[1] != len(columns) or table.dtype.kind not in "biuf":
+        raise invalid(f"the lines of the DataFrame are no lists of {len(columns)} numbers")
+    return {name: table[:, at] for at, name in enumerate(columns)}
+
+
 def _by_column(plans: InputPlans, columns: Sequence[str], lines: Any) -> Inputs:
     """Return the inputs whose names the columns have."""
     if type(lines) is NumberList:
@@ -134,37 +157,6 @@ def _by_line(plans: InputPlans, columns: Sequence[str], lines: Any) -> Inputs:
     if len(found) == 1 and found[0] != len(columns):
         raise invalid(f"lines of {found[0]} values for {len(columns)} columns")
     return join(plans, {plan.name: checked})
-
-
-def _in_order(known: Sequence[str], columns: list[str], lines: Any) -> tuple[list[str], Any]:
-    """Return the columns in the order of the model's, if it knows their names and the body names them."""
-    if not known or columns == list(known) or columns == [str(at) for at in range(len(known))]:
-        return columns, lines
-    unknown = [name for name in columns if name not in known]
-    missing = [name for name in known if name not in columns]
-    if unknown or missing:
-        what = f"column '{excerpt(unknown[0])}' is unknown" if unknown else f"column '{excerpt(missing[0])}' is missing"
-        raise invalid(f"{what}: the model's columns are {excerpt(', '.join(known))}")
-    order = [columns.index(name) for name in known]
-    if type(lines) is NumberList:
-        lines = [line for some in lines.rows() for line in some]
-    return list(known), [[cells[at] for at in order] for cells in map(_cells, lines)]
-
-
-def _check_nulls(plans: InputPlans, columns: Sequence[str], lines: Any) -> None:
-    """Raise Failure(INVALID) for a null in a column of integers, which the model's one input holds as floats."""
-    if not plans.columns_without_null or type(lines) is not list:
-        return
-    names = plans.columns if list(columns) == [str(at) for at in range(len(plans.columns))] else columns
-    checked = [(at, name) for at, name in enumerate(names) if name in plans.columns_without_null]
-    for number, line in enumerate(lines):
-        if type(line) is NumberList:  # of numbers alone
-            continue
-        for at, name in checked:
-            if line[at] is None:
-                raise invalid(
-                    f"line {number} has null in column '{excerpt(name)}', which is of integers: give a number"
-                )
 
 
 def _number(plan: InputPlan, cell: Any) -> Any:

@@ -14,14 +14,16 @@ import numpy as np
 import orjson
 
 from millstream.gateway.tensors.examples import Body, Target
+from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, row_names
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import BYTES
@@ -63,14 +65,11 @@ def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
         if type(example) is not dict:
             raise invalid(f"examples[{at}] is an object {{feature: value}}")
         merged.append({**context, **example})
-    names = row_names(plans, merged)
-    return join(plans, {name: _feature(plans, merged, name) for name in names})
+    return read_named(plans, {name: [example[name] for example in merged] for name in row_names(merged)}, _feature)
 
 
-def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> CheckedInput:
+def _feature(plan: InputPlan, column: list[Any]) -> CheckedInput:
     """Return a feature's values as rows; if the input has columns, a single value becomes a list of one."""
-    plan = plans.named(name)
-    column = [example[name] for example in examples]
     if len(plan.shape) == 2:
         column = [value if type(value) in {list, NumberList} else [value] for value in column]
     return row_of_lists(plan, column)

@@ -23,6 +23,7 @@ from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_text import JsonLimits, parse
+from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
@@ -135,10 +136,14 @@ def _read_value(plans: InputPlans, document: Any) -> Prediction:
         expect_no_text(plans, names)
         if names & {"instances", "inputs"} and names.isdisjoint(plans.by_name):
             return Prediction(read_predict(plans, document)[0], single=False)
-        if names <= plans.by_name.keys() or len(plans) != 1:
-            found = {name: row_of_lists(plans.named(name), value) for name, value in document.items()}
+        own = names <= plans.by_name.keys()
+        if plans.columns is not None and plans.columns.any_of(names) and not (own and len(plans) == 1):
+            single = all(type(value) not in {list, NumberList} for value in document.values())
+            rows = {name: [value] for name, value in document.items()} if single else document
+            return Prediction(read_named(plans, rows), single)
+        if own or len(plans) != 1:
             single = all(_is_single(plans.named(name), value) for name, value in document.items())
-            return Prediction(join(plans, found), single)
+            return Prediction(read_named(plans, document, row_of_lists), single)
         key = next((key for key in _DATA if key in document), None)
         if key is None or len(names) != 1:
             raise invalid(f"the JSON object has one member, '{_only(plans).name}' or 'data'")

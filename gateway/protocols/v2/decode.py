@@ -39,6 +39,7 @@ from millstream.gateway.tensors.json_document import (
     raise_missing,
     raise_mistyped,
 )
+from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
 from millstream.services.errors import Code, Failure, invalid
@@ -160,7 +161,10 @@ class V2Decoder:
             raise self._too_large(header_bytes)
         text = bytes(body[:header_bytes])
         document = parse_json(text, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
-        call = self._read(document, text, body[header_bytes:])
+        try:
+            call = self._read(self._plans, document, text, body[header_bytes:])
+        except Failure as failure:
+            return self._read_columns(failure, document, text, body[header_bytes:])
         if not call.options.id and call.options.output_options is None and header_bytes <= PREFIX_BYTES_MAX:
             envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
             if envelope is not None:
@@ -172,7 +176,10 @@ class V2Decoder:
         if not body:
             return self._decode_raw(memoryview(body))
         document = parse_json(body, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
-        call = self._read(document, body, memoryview(b""))
+        try:
+            call = self._read(self._plans, document, body, memoryview(b""))
+        except Failure as failure:
+            return self._read_columns(failure, document, body, memoryview(b""))
         first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
         if len(body) > _ENVELOPE_BYTES_MAX:
             first = None
@@ -182,18 +189,30 @@ class V2Decoder:
                 remember(self._json, *envelope)
         return call
 
-    def _read(self, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
-        tensors: list[InputTensor | None] = [None] * len(self._plans)
+    def _read_columns(self, failure: Failure, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
+        """Return a request, which the version's inputs refused with `failure`, that gives columns by name."""
+        items = document.get("inputs")
+        if type(items) is not list or not all(type(item) is dict for item in items):
+            raise failure
+        columns = columns_given(self._plans, failure, [item.get("name") for item in items])
+        given = [(item["name"], item.get("datatype"), item.get("shape")) for item in items]
+        sent = plans_of_columns(self._plans, columns, given)
+        call = self._read(sent, document, text, tail)
+        inputs, rows = from_columns(columns, sent, call.inputs)
+        return InferCall(inputs, call.options._replace(rows=rows))
+
+    def _read(self, plans: InputPlans, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
+        tensors: list[InputTensor | None] = [None] * len(plans)
         rows = -1
         at = shared_bytes = 0
         for item in _items(document):
-            plan = self._plan(item)
+            plan = plans.named(_name(item))
             if tensors[plan.index] is not None:
-                raise self._plans.duplicate(plan)
+                raise plans.duplicate(plan)
             extent = plan.extent(item)
             if rows != extent.rows:
                 if rows >= 0:
-                    raise self._plans.rows_differ(plan)
+                    raise plans.rows_differ(plan)
                 rows = extent.rows
             parameters = item.get("parameters")
             if parameters is None and "data" in item:
@@ -209,23 +228,12 @@ class V2Decoder:
                 tensors[plan.index] = opened(plan, tensor, parameters.get("content_type"))
         if at != len(tail):
             raise invalid(f"unexpected additional input data for model '{self._model}'")
-        inputs = self._plans.complete(tensors)
+        inputs = plans.complete(tensors)
         rows = rows if rows >= 0 else 1
         if len(document) == 1:
             return InferCall(inputs, Options(rows))
         options = read_options(document, rows, self._outputs, self._model, self._extensions)
         return InferCall(inputs, options._replace(shared_memory_bytes=shared_bytes) if shared_bytes else options)
-
-    def _plan(self, item: object) -> InputPlan:
-        """Return the plan of the input that `item`, an element of `inputs`, names. Raises Failure(INVALID)."""
-        if type(item) is not dict:
-            raise_mistyped("inputs", "object")
-        name = item.get("name")
-        if name is None:
-            raise_missing("name", " in 'inputs'")
-        if type(name) is not str:
-            raise_mistyped("name", "string", " in 'inputs'")
-        return self._plans.named(name)
 
     def _tensor(
         self,
@@ -284,6 +292,18 @@ def _items(document: dict[str, Any]) -> list[Any]:
             raise_missing("inputs")
         raise_mistyped("inputs", "array")
     return items
+
+
+def _name(item: object) -> str:
+    """Return the name of an element of `inputs`. Raises Failure(INVALID)."""
+    if type(item) is not dict:
+        raise_mistyped("inputs", "object")
+    name = item.get("name")
+    if name is None:
+        raise_missing("name", " in 'inputs'")
+    if type(name) is not str:
+        raise_mistyped("name", "string", " in 'inputs'")
+    return name
 
 
 def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:

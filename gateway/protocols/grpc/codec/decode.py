@@ -16,8 +16,9 @@ from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
-from millstream.services.errors import invalid
+from millstream.services.errors import Failure, invalid
 
 
 class GrpcCall(NamedTuple):
@@ -30,6 +31,7 @@ class GrpcCall(NamedTuple):
     id: str = ""
     output_options: dict[int, OutputOption] | None = None  # by index, for outputs that are not sent as plain tensors
     shared_memory_bytes: int = 0  # size of the inputs that were in shared memory
+    by_column: bool = False  # the request gave columns by name, of which the inputs were made
 
 
 class GrpcDecoder:
@@ -51,17 +53,32 @@ class GrpcDecoder:
 
         Raises Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
         """
-        inputs, rows, shared_memory_bytes = self._inputs(request)
+        by_column = False
+        try:
+            inputs, rows, shared_memory_bytes = self._inputs(self._plans, request)
+        except Failure as failure:
+            inputs, rows, shared_memory_bytes = self._columns(failure, request)
+            by_column = True
         options = read_request_options(request.parameters) if request.parameters else DEFAULT_OPTIONS
         output_options: dict[int, OutputOption] = {}
         outputs = self._requested_outputs(request.outputs, output_options) if request.outputs else None
         if len(request.id) > ID_CHARACTERS_MAX:
             raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-        return GrpcCall(inputs, rows, options, outputs, request.id, output_options or None, shared_memory_bytes)
+        return GrpcCall(
+            inputs, rows, options, outputs, request.id, output_options or None, shared_memory_bytes, by_column
+        )
 
-    def _inputs(self, request: Any) -> tuple[list[InputTensor], int, int]:
+    def _columns(self, failure: Failure, request: Any) -> tuple[list[InputTensor], int, int]:
+        """Return what `_inputs` does of a request, refused with `failure`, that gives columns by name."""
+        columns = columns_given(self._plans, failure, [item.name for item in request.inputs])
+        given = [(item.name, item.datatype, item.shape) for item in request.inputs]
+        sent = plans_of_columns(self._plans, columns, given)
+        tensors, _, shared_memory_bytes = self._inputs(sent, request)
+        inputs, rows = from_columns(columns, sent, tensors)
+        return inputs, rows, shared_memory_bytes
+
+    def _inputs(self, plans: InputPlans, request: Any) -> tuple[list[InputTensor], int, int]:
         """Return the inputs, their rows, and the bytes of those in shared memory."""
-        plans = self._plans
         raws = request.raw_input_contents
         tensors: list[InputTensor | None] = [None] * len(plans)
         rows = -1

@@ -83,6 +83,7 @@ class Envelopes:
             call.id
             or call.options is not DEFAULT_OPTIONS
             or call.output_options is not None
+            or call.by_column
             or not all(plan.opaque for plan in plans)
         ):
             return

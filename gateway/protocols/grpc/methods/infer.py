@@ -92,7 +92,7 @@ class InferCalls:
         codec = self._codecs.get(route.plans) or self._new_codec(route)
         with self._advising(route), self._caller.count_rejections(route):
             try:
-                if request.raw_input_contents:
+                if request.raw_input_contents and len(request.inputs) <= len(route.plans):
                     call = codec.decoder.decode(request)
                 else:
                     call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
@@ -144,7 +144,7 @@ class InferCalls:
         permit: ReplyPermit,
         extra: bytes,
     ) -> Coroutine[Any, Any, bytes]:
-        inputs, rows, options, outputs, request_id, output_options, shared_memory_bytes = call
+        inputs, rows, options, outputs, request_id, output_options, shared_memory_bytes, _ = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
             options = RequestOptions(min(timeout_s, remaining_s), options.priority)

@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 
 from millstream.gateway.protocols.grpc.tfserving.examples import read_input, write_classes, write_values
 from millstream.gateway.protocols.grpc.tfserving.schema import message
-from millstream.gateway.protocols.grpc.tfserving.tensors import read_tensor, write_tensor
+from millstream.gateway.protocols.grpc.tfserving.tensors import form_of, read_tensor, write_tensor
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.lookup import find_route, find_view, version_of_label
@@ -22,6 +22,7 @@ from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_plans import read_with_texts
@@ -61,10 +62,12 @@ class PredictionCalls:
         wanted = _filtered(route, request.output_filter)
 
         def read(plans: InputPlans) -> Inputs:
-            tensors = request.inputs
-            return join(
-                plans, {name: read_tensor(plans.named(name), tensors[name], self._bytes_max) for name in tensors}
-            )
+            try:
+                return self._joined(plans, request.inputs)
+            except Failure as failure:
+                columns = columns_given(plans, failure, request.inputs)
+            sent = plans_of_columns(plans, columns, [(name, *form_of(one)) for name, one in request.inputs.items()])
+            return from_columns(columns, sent, self._joined(sent, request.inputs).tensors)
 
         outputs = await self._run(route, read, request.ByteSize(), context)
         response = _PredictResponse()
@@ -77,6 +80,9 @@ class PredictionCalls:
 
         await run_in_thread_if_large(size_of(outputs), write)
         return response
+
+    def _joined(self, plans: InputPlans, tensors: Any) -> Inputs:
+        return join(plans, {name: read_tensor(plans.named(name), tensors[name], self._bytes_max) for name in tensors})
 
     async def classify(self, request: Any, context: Any) -> Any:
         """Return classes and scores of examples. Raises Failure."""

@@ -72,6 +72,11 @@ def read_tensor(plan: InputPlan, tensor: Any, bytes_max: int) -> CheckedInput:
     return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
 
 
+def form_of(tensor: Any) -> tuple[str | None, tuple[int, ...]]:
+    """Return datatype and shape as a TensorProto has them; None: the datatype is not supported."""
+    return _DATATYPES.get(tensor.dtype), tuple([dim.size for dim in tensor.tensor_shape.dim])
+
+
 def _content(plan: InputPlan, extent: Extent, content: bytes) -> bytes:
     if plan.datatype == BYTES:
         raise invalid(f"strings are in 'string_val', not in 'tensor_content'{plan.where}")
