@@ -142,6 +142,7 @@ class CheckedModel(BaseModel):
         sources: the uploaded files that the model consists of.
         trial: inputs of one row that ran; None: no generated input runs.
         source_format: as in a manifest.
+        labels: files with the class names of outputs, one per line, by output.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -158,6 +159,7 @@ class CheckedModel(BaseModel):
     trial: TrialInputs | None = None
     source_format: SourceFormat = "onnx"
     imported: ImportRecord | None = None
+    labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
