@@ -107,6 +107,7 @@ def _manifest(
         batching=checked.batching,
         notes=(*checked.notes, *translated.notes),
         trial=checked.trial,
+        index_ranges={spec.name: r for spec in checked.signature.inputs if (r := checked.index_ranges.get(spec.name))},
         origin=candidate.origin,
         triton=parsed.document(),
     )

@@ -141,8 +141,8 @@ class CheckedModel(BaseModel):
         files: all files that a worker reads.
         sources: the uploaded files that the model consists of.
         trial: inputs of one row that ran; None: no generated input runs.
+        index_ranges: as in a manifest.
         source_format: as in a manifest.
-        labels: files with the class names of outputs, one per line, by output.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -157,15 +157,17 @@ class CheckedModel(BaseModel):
     batching: Batching
     notes: tuple[Text, ...] = Field(max_length=_NOTES_MAX)
     trial: TrialInputs | None = None
+    index_ranges: dict[str, tuple[int, int]] = {}
     source_format: SourceFormat = "onnx"
     imported: ImportRecord | None = None
-    labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         specs = (*self.signature.inputs, *self.signature.outputs)
         if len(specs) > TENSORS_MAX or len(self.batching.reason) > MESSAGE_CHARACTERS_MAX:
             raise ValueError("the report is too large")
+        if not self.index_ranges.keys() <= {spec.name for spec in self.signature.inputs}:
+            raise ValueError("index_ranges names no input")
         if any(len(spec.name) > NAME_CHARACTERS_MAX or len(spec.shape) > RANK_MAX for spec in specs):
             raise ValueError("a tensor has a name or shape that is too long")
         return self

@@ -222,6 +222,7 @@ class Manifest(BaseModel):
         origin: folder of the files of a version that is served in place; None: the version's own folder.
         url: the file or folder that a client named to have it uploaded; None: the client sent the bytes.
         trial: inputs that are known to run; None: no generated input does.
+        index_ranges: of inputs that are indices of a table: the least and the greatest value that a request may send.
         triton: Triton model configuration of the version, in JSON form; empty: none.
     """
 
@@ -246,6 +247,7 @@ class Manifest(BaseModel):
     origin: str | None = None
     url: str | None = None
     trial: TrialInputs | None = None
+    index_ranges: dict[str, tuple[int, int]] = {}
     triton: dict[str, Any] = {}
 
     @cached_property

@@ -34,8 +34,8 @@ DOCUMENT_BYTES_MAX = 64 << 10  # a larger file counts as no verdict
 FILES_MAX = 64  # verdicts of one model; beyond, the oldest is deleted
 KINDS_MAX = 16  # of one verdict; beyond, the oldest is forgotten
 EVERY_KIND = ""  # of what an earlier release found: it did not note on what kind of worker
-#: fields of a manifest that do not influence how the version runs
-_NOT_CONTENT = {"created", "notes", "origin", "url"}
+#: fields of a manifest that do not influence how the version runs, or that follow from its files
+_NOT_CONTENT = {"created", "notes", "origin", "url", "index_ranges"}
 
 
 class LoadVerdict(BaseModel):

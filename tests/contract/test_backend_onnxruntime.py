@@ -45,15 +45,19 @@ def test_outputs_come_in_the_signatures_order(tmp_path: Path) -> None:
 
 
 def test_a_failing_run_says_what_onnx_runtime_said_and_the_next_one_works(tmp_path: Path) -> None:
-    path = models.lookup(tmp_path / "lookup.onnx")
+    """An operator that refuses its operands is the caller's mistake, unlike one that fails."""
     shapes = signature([("index", "INT64", (-1, 1))], [("y", "FP32", (-1, 1))])
-    instance = get_backend("onnxruntime").load(path, shapes, "cpu", 1)
-    with pytest.raises(Failure, match="indices element out of data bounds, idx=99") as caught:
-        instance.run({"index": np.array([[1], [99]])})
-    assert caught.value.code is Code.MODEL
-    assert "\n" not in caught.value.message
-    assert "[ONNXRuntimeError]" not in caught.value.message
-    assert instance.run({"index": np.array([[3]])})[0].tolist() == [[30.0]]
+    for build, code, why in (
+        (models.lookup, Code.INVALID, "indices element out of data bounds, idx=99"),
+        (models.failing, Code.MODEL, "Integer division by zero"),
+    ):
+        instance = get_backend("onnxruntime").load(build(tmp_path / "m.onnx"), shapes, "cpu", 1)
+        with pytest.raises(Failure, match=why) as caught:
+            instance.run({"index": np.array([[1], [99]])})
+        assert caught.value.code is code
+        assert "\n" not in caught.value.message
+        assert "[ONNXRuntimeError]" not in caught.value.message
+        assert instance.run({"index": np.array([[3]])})[0].tolist() == [[30.0]]
 
 
 def test_text_that_is_not_utf8_is_the_callers_mistake(tmp_path: Path) -> None:

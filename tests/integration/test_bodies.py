@@ -16,6 +16,7 @@ from tests.kit.stack import Stack
 
 NAN = math.nan
 BOM = b"\xef\xbb\xbf"
+VOCABULARY = 32  # of models.embeddings
 #: name of the model -> datatype and shape of its one input, which it returns
 IDENTITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "list": ("FP32", ("N",)),
@@ -35,6 +36,7 @@ def _served(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> No
     folder = tmp_path_factory.mktemp("bodies")
     for name, (datatype, shape) in IDENTITIES.items():
         shared_stack.push(f"body-{name}", models.identity(folder / f"{name}.onnx", datatype, shape))
+    shared_stack.push("body-ids", models.embeddings(folder / "ids.onnx", types=True))
     shared_stack.push("body-two", models.identities(folder / "two.onnx", ("FP32", "INT64"), columns=1))
 
 
@@ -202,3 +204,20 @@ def test_base64_over_grpc(stack: Stack) -> None:
         raw.raw_input_contents[0] = b"\x01\x00\x00\x00%\x01\x00\x00\x00%"
         with pytest.raises(grpc.RpcError, match="element 0 for input 'x' is not base64"):
             infer(raw)
+
+
+def test_a_token_id_beyond_the_vocabulary_is_the_callers_mistake(stack: Stack) -> None:
+    def ask(ids: list[list[int]]) -> tuple[int, str]:
+        rows = [{"input_ids": row, "attention_mask": [1, 1], "token_type_ids": [0, 0]} for row in ids]
+        reply = stack.http.post("/v1/models/body-ids:predict", content=json.dumps({"instances": rows}).encode())
+        return reply.status_code, reply.json().get("error", "")
+
+    highest = VOCABULARY - 1
+    assert ask([[0, highest]]) == (200, "")
+    for row, index in ((0, VOCABULARY), (1, -1), (1, 2**40)):
+        where = f"input 'input_ids' at [{row}][1]: {index} is outside of the model's table"
+        rows = [[1, 2], [3, 4]]
+        rows[row][1] = index
+        assert ask(rows) == (400, f"{where}, whose indices are 0 to {highest}")
+    reply = stack.http.post("/v1/embeddings", content=json.dumps({"model": "body-ids", "input": [1, 99_999]}).encode())
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), reply.text

@@ -59,7 +59,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         stack.push("kinds", models.identities(path, datatypes=KINDS))
         stack.push("bf16", models.identity(path, datatype="BF16"))
         stack.push("wide", models.identity(path, shape=("N", "M")))
-        stack.push("lookup", models.lookup(path))
+        stack.push("lookup", models.failing(path))
         yield stack
 
 
@@ -268,7 +268,7 @@ def test_what_is_too_large_is_refused(stack: Stack, stub: Any) -> None:
         ("add", "", pair()[:1], "INVALID_ARGUMENT", r"missing required input\(s\) \['b'\]"),
         ("add", "", [*pair(), tensor("c", A)], "INVALID_ARGUMENT", "unexpected inference input 'c'"),
         ("add", "", [tensor("a", A[:, :3]), tensor("b", B)], "INVALID_ARGUMENT", "unexpected shape for input 'a'"),
-        ("lookup", "", [tensor("index", np.array([[99]]), "INT64")], "INTERNAL", "indices element out of data bounds"),
+        ("lookup", "", [tensor("index", np.array([[99]]), "INT64")], "INTERNAL", "Integer division by zero"),
     ],
 )
 def test_what_is_wrong(client: Any, model: str, version: str, inputs: Any, status: str, message: str) -> None:

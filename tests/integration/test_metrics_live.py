@@ -39,7 +39,7 @@ def stack(counting: Stack) -> Iterator[Stack]:
 
 def push(stack: Stack, tmp_path: Path, name: str) -> str:
     """A version that is not activated; the path of its infer requests."""
-    stack.push(name, models.lookup(tmp_path / "m.onnx"), version=1, activate=False)
+    stack.push(name, models.failing(tmp_path / "m.onnx"), version=1, activate=False)
     return f"/v2/models/{name}/versions/1/infer"
 
 

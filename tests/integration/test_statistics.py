@@ -59,7 +59,7 @@ def counts(document: dict[str, Any]) -> dict[str, int]:
 
 
 def test_every_field_is_there_with_zero_from_load_and_canaries_count_nowhere(stack: Stack, tmp_path: Path) -> None:
-    stack.push("fresh", models.lookup(tmp_path / "m.onnx"))
+    stack.push("fresh", models.failing(tmp_path / "m.onnx"))
     batches = stack.metrics().value("millstream_batches_total", model="fresh")
     wait_until(
         lambda: stack.metrics().value("millstream_batches_total", model="fresh") > batches, what="a readiness probe"
@@ -97,7 +97,7 @@ def test_every_field_is_there_with_zero_from_load_and_canaries_count_nowhere(sta
 
 
 def test_two_thousand_mixed_requests_add_up_exactly(stack: Stack, tmp_path: Path) -> None:
-    stack.push("mixed", models.lookup(tmp_path / "m.onnx"))
+    stack.push("mixed", models.failing(tmp_path / "m.onnx"))
     rng = np.random.default_rng(11)
     outcomes: Counter[str] = Counter()
 

@@ -39,7 +39,7 @@ def served(folder: Path) -> Iterator[Stack]:
         stack.push("ts-scale", models.scale(folder / "three.onnx", 3.0), version=2)
         stack.push("ts-add", models.add_sub(folder / "add.onnx"))
         stack.push("ts-text", models.identity(folder / "text.onnx", datatype="BYTES", shape=("N", 1)))
-        stack.push("ts-lookup", models.lookup(folder / "lookup.onnx"))
+        stack.push("ts-lookup", models.failing(folder / "lookup.onnx"))
         yield stack
 
 
@@ -115,7 +115,7 @@ def test_errors(stack: Stack) -> None:
     message = refused(post("/predictions/ts-scale/9.0"), 404, "ModelVersionNotFoundException")
     assert message == "Model version: 9.0 does not exist for model: ts-scale; it has versions 2 and 1"
     assert "unexpected shape" in refused(post("/predictions/ts-scale", json=[1]), 400, "BadRequestException")
-    assert "out of data bounds" in refused(post("/predictions/ts-lookup", json=[99]), 500, "PredictionException")
+    assert "Integer division by zero" in refused(post("/predictions/ts-lookup", json=[99]), 500, "PredictionException")
     refused(stack.http.get("/predictions/ts-scale"), 405, "MethodNotAllowedException")
     refused(stack.http.get("/predictions/a/b/c"), 404, "ResourceNotFoundException")
     refused(post("/explanations/ts-scale"), 501, "BadRequestException")

@@ -34,7 +34,7 @@ def _served(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> No
     push("tc-fp16", models.identity(path, datatype="FP16"))
     push("tc-bf16", models.identity(path, datatype="BF16"))
     push("tc-wide", models.identity(path, shape=("N", 1024)))
-    push("tc-lookup", models.lookup(path))
+    push("tc-lookup", models.failing(path))
 
 
 @pytest.fixture(params=["sync", "aio"])
@@ -185,7 +185,7 @@ def test_a_timeout_that_passes(client: Any) -> None:
             "400",
             "inference input 'a' data-type is 'FP64', but model 'tc-add' expects 'FP32'",
         ),
-        ("tc-lookup", "", [tensor("index", np.array([[99]]), "INT64")], "500", "indices element out of data bounds"),
+        ("tc-lookup", "", [tensor("index", np.array([[99]]), "INT64")], "500", "Integer division by zero"),
     ],
 )
 def test_errors(client: Any, model: str, version: str, inputs: list[Any], status: str, message: str) -> None:

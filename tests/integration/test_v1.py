@@ -47,7 +47,7 @@ def _served(shared_stack: Stack, folder: Path) -> None:
     push("tf-bool", models.identity(folder / "bool.onnx", datatype="BOOL"))
     push("tf-turn", models.transpose(folder / "turn.onnx"))
     push("tf-length", models.variable_length(folder / "length.onnx"))
-    push("tf-lookup", models.lookup(folder / "lookup.onnx"))
+    push("tf-lookup", models.failing(folder / "lookup.onnx"))
     push("tf-slow", models.slow(folder / "slow.onnx", 20_000), config='{"rows_max": 1}')
     push("tf-one", models.identity(folder / "one.onnx", shape=("N", 1)))
 
@@ -177,6 +177,7 @@ def test_classes_and_values(stack: Stack) -> None:
         ("tf-add", {"inputs": {"a": A, "b": B[:1]}}, "batch size does not match"),
         ("tf-int", {"instances": [[1.5, 1]]}, "a number with a fraction where INT64"),
         ("tf-int", {"instances": [[2**63, 1]]}, "out of the range of INT64"),
+        ("tf-mlp", {"instances": [[0.0] * 64] * 65}, "batch-size must be <= 64"),
     ],
 )
 def test_what_is_wrong_is_said(stack: Stack, model: str, document: Any, error: str) -> None:
@@ -198,7 +199,7 @@ def test_what_is_not_there(stack: Stack) -> None:
     assert refused(stack.http.post("/v1/models/tf-add"), 405) == "Method Not Allowed"
     assert "not supported" in refused(post(stack, "tf-add:explain", body), 501)
     assert "failed to parse" in refused(stack.http.post("/v1/models/tf-add:predict", content=b"{"))
-    assert "out of data bounds" in refused(post(stack, "tf-lookup:predict", {"instances": [[99]]}), 500)
+    assert "Integer division by zero" in refused(post(stack, "tf-lookup:predict", {"instances": [[99]]}), 500)
 
 
 def test_status_and_lists_serve_three_kinds_of_clients(stack: Stack) -> None:

@@ -390,6 +390,20 @@ def lookup() -> onnx.ModelProto:
 
 
 @_builder
+def failing() -> onnx.ModelProto:
+    """As `lookup`, but an index outside of the table ends the run with an error that only the model knows of."""
+    nodes = [
+        helper.make_node("Clip", ["index", "low", "high"], ["clipped"]),
+        helper.make_node("Equal", ["index", "clipped"], ["inside"]),
+        helper.make_node("Cast", ["inside"], ["one"], to=onnx.TensorProto.INT64),
+        helper.make_node("Div", ["index", "one"], ["checked"]),
+        helper.make_node("Gather", ["table", "checked"], ["y"], axis=0),
+    ]
+    weights = [_float("table", np.arange(8) * 10.0), _integer("low", -8), _integer("high", 7)]
+    return _model(nodes, [_value("index", "INT64", ["N", 1])], [_value("y", "FP32", ["N", 1])], weights)
+
+
+@_builder
 def slow(rounds: int = 2000) -> onnx.ModelProto:
     """A loop of `rounds` 128 x 128 matrix products (about 5 us each): "x" FP32 [N, 128] -> "y" FP32 [N, 128]."""
     rotation, _ = np.linalg.qr(np.random.default_rng(3).standard_normal((128, 128)))

@@ -95,9 +95,15 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedM
     return load
 
 
-def lease(*requests: Sequence[float], deadlines: Sequence[float] = (), lane: str = "m", inner: int = 1) -> Lease:
+def lease(
+    *requests: Sequence[float],
+    deadlines: Sequence[float] = (),
+    lane: str = "m",
+    inner: int = 1,
+    dtype: Any = np.float32,
+) -> Lease:
     """One lease; each request is its rows, each row `inner` times the same number."""
-    data = np.repeat(np.array([value for rows in requests for value in rows], np.float32), inner)
+    data = np.repeat(np.array([value for rows in requests for value in rows], dtype), inner)
     rows = [len(values) for values in requests]
     inputs = [BatchInput((inner,), data.nbytes, None, None)]
     header = BatchHeader("b", b"r", 0.0, rows, list(deadlines) or [FAR_MS] * len(rows), inputs, [], "")
@@ -261,6 +267,28 @@ def test_a_real_model_that_fails_on_some_values(tmp_path):
     assert "ONNX Runtime" in third.lease.failures[1][1]
 
 
+def test_an_index_outside_of_the_table_does_not_run_with_its_neighbours(tmp_path):
+    of = Signature(
+        inputs=(TensorSpec(name="index", datatype="INT64", shape=(-1, 1)),),
+        outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 1)),),
+        batching=True,
+    )
+    instance = Counted(get_backend("onnxruntime").load(models.lookup(tmp_path / "lookup.onnx"), of, "cpu", 1))
+    held = holding(instance, of)
+    held = replace(held, manifest=held.manifest.model_copy(update={"index_ranges": {"index": (0, 7)}}))
+    leases = [lease(*rows, dtype=np.int64) for rows in (([1], [2, 3]), ([-1],), ([3], [4, 8], [5]))]
+    results = run(leases, held, SEGMENTS, CLOCK)
+    assert [values(result) for result in results] == [[10, 20, 30], None, [30, 50]]
+    assert instance.runs == [5], "one run of what is left"
+    second, third = results[1].lease.failures, results[2].lease.failures
+    assert second == {0: [Code.INVALID, outside("[0][0]", -1)]}
+    assert third == {1: [Code.INVALID, outside("[1][0]", 8)]}
+
+
+def outside(where: str, index: int) -> str:
+    return f"input 'index' at {where}: {index} is outside of the model's table, whose indices are 0 to 7"
+
+
 def test_a_version_that_does_not_batch_runs_as_it_is(tmp_path):
     of = Signature(
         inputs=(TensorSpec(name="x", datatype="FP32", shape=(3, 4)),),
@@ -276,7 +304,7 @@ def test_a_version_that_does_not_batch_runs_as_it_is(tmp_path):
     assert result.outputs[0].tolist() == data.T.tolist()
     wrong = structs.replace(header, inputs=[BatchInput((2, 6), data.nbytes, None, None)])
     [result] = run([Lease("m", b"1-0", encode_batch(wrong, [data.tobytes()]), 1)], held, SEGMENTS, CLOCK)
-    assert (result.outputs, result.lease.failures[0][0]) == (None, Code.MODEL)
+    assert (result.outputs, result.lease.failures[0][0]) == (None, Code.INVALID)
 
 
 def test_a_model_that_mixes_rows_is_found_out():

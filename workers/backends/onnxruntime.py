@@ -253,7 +253,9 @@ class OnnxRuntimeInstance:
             reason = _reason(error)
             if _NO_MEMORY.search(reason):
                 raise OutOfMemory(f"ONNX Runtime: out of memory: {reason}") from error
-            raise Failure(Code.MODEL, f"ONNX Runtime: {reason}") from error
+            # an operator refuses its operands, which depend on the inputs: an index outside of a table, for example
+            code = Code.INVALID if type(error).__name__ == "InvalidArgument" else Code.MODEL
+            raise Failure(code, f"ONNX Runtime: {reason}") from error
 
     def _run_converted(self, session: Any, inputs: Mapping[str, Array]) -> Sequence[Array]:
         feed = {name: self._to_feed(name, array) for name, array in inputs.items()}

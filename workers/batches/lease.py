@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -129,6 +129,41 @@ def _array(datatype: str, tensor: BatchInput, raw: memoryview, rows: int | None)
         elements[:] = decode_elements(raw)
         return elements.reshape(shape)
     return np.frombuffer(raw, NUMPY[datatype]).reshape(shape)
+
+
+def fail_outside(lease: Lease, inputs: Inputs, ranges: Mapping[str, tuple[int, int]], *, batching: bool) -> bool:
+    """Fail requests with an index outside of the model's table, and return whether there are any.
+
+    Such an index would fail the run of all requests, or be answered with anything, as the device decides.
+
+    Args:
+        lease: the lease.
+        inputs: of its live requests.
+        ranges: the least and the greatest index, by the names of inputs.
+        batching: whether dimension 0 is the rows.
+    """
+    faults: dict[int, str] = {}
+    for name, (low, high) in ranges.items():
+        array = inputs.get(name)
+        if array is None or not array.size or (low <= array.min() and array.max() <= high):
+            continue
+        row = 0
+        for position in lease.live_requests:
+            rows = lease.header.rows[position]
+            part = array[row : row + rows] if batching else array
+            outside = (part < low) | (part > high)
+            if outside.any():
+                faults.setdefault(position, _outside(name, part, outside, low, high))
+            row += rows
+    for position, message in faults.items():
+        lease.fail(position, Code.INVALID, message)
+    return bool(faults)
+
+
+def _outside(name: str, part: Array, outside: Array, low: int, high: int) -> str:
+    at = tuple(np.argwhere(outside)[0].tolist())
+    where = "".join(f"[{index}]" for index in at)
+    return f"input '{name}' at {where}: {part[at]} is outside of the model's table, whose indices are {low} to {high}"
 
 
 class RunCost(NamedTuple):

@@ -12,7 +12,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.queue.clock import RedisClock
 from millstream.services.segments.segment import Segments
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.batches.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
+from millstream.workers.batches.lease import Inputs, Lease, RunCost, check_outputs, fail_outside, input_arrays
 from millstream.workers.batches.watchdog import Guarded
 from millstream.workers.models.loaded_models import LoadedModel
 
@@ -110,16 +110,24 @@ def run(
 def _live(
     group: Sequence[Lease], now_ms: float, model: LoadedModel, segments: Segments
 ) -> tuple[list[Lease], list[Inputs]]:
-    """Return the leases with requests left to run, and their inputs; requests without tensors fail in their lease."""
+    """Return the leases with requests left to run, and their inputs.
+
+    Requests without tensors, or with an index outside of the model's table, fail in their lease.
+    """
     live: list[Lease] = []
     arrays: list[Inputs] = []
-    signature = model.manifest.signature
+    signature, ranges = model.manifest.signature, model.manifest.index_ranges
     for lease in group:
         lease.drop_expired(now_ms)
         if not lease.live_requests:
             continue
         try:
-            arrays.append(input_arrays(lease, signature, segments))
+            inputs = input_arrays(lease, signature, segments)
+            if ranges and fail_outside(lease, inputs, ranges, batching=signature.batching):
+                if not lease.live_requests:
+                    continue
+                inputs = input_arrays(lease, signature, segments)
+            arrays.append(inputs)
         except (Failure, ValueError, MemoryError) as error:  # its gateway or its blob is gone, or there is no memory
             reason = f"the tensors of the request cannot be read: {str(error) or 'no memory'}"
             for position in list(lease.live_requests):

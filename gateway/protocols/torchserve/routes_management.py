@@ -232,16 +232,14 @@ async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, s
     number = view.manifest.version
     try:
         with audited("delete", name, version=number):
-            await in_storage_thread(remove_version, deps.repository, name, number, serving=model.serving, force=False)
+            only = len(model.versions) == 1  # the model goes with it
+            await in_storage_thread(remove_version, deps.repository, name, number, serving=model.serving, force=only)
         audit("deleted", name, version=number)
     except Failure as failure:
         if failure.code is Code.CONFLICT:
             raise HTTPException(403, f"Cannot remove default version {number} for model {name}") from None
         raise
-    if len(model.versions) == 1:
-        await admin_models.delete_model(name, deps)
-    else:
-        await deps.catalog.announce(name)
+    await deps.catalog.announce(name)
     return {"status": f'Model "{name}" unregistered'}
 
 
