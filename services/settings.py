@@ -229,6 +229,11 @@ class Settings(BaseSettings):
     request_bytes_max: int = Field(
         64 * MIB, ge=1024, description="Largest body of an inference request, after decompression."
     )
+    request_rows_max: int = Field(
+        1_000_000,
+        ge=1,
+        description="Rows of one inference request to a model that batches; more than a run takes run in parts.",
+    )
     request_timeout_s_max: float = Field(600, gt=0, description="Longest timeout that a request may set, in seconds.")
     json_bytes_max: int = Field(
         16 * MIB, ge=1024, description="Largest JSON document of a request, without the long lists of numbers in it."

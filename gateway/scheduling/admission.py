@@ -41,18 +41,29 @@ class Admission:
     def admit(self, request: Request, size_bytes: int) -> None:
         """Give a request its permit, or raise Failure(UNAVAILABLE) with a time after which to retry."""
         if self.requests >= self._requests_max or self.bytes + size_bytes > self._bytes_max or self.closed:
-            self._refused.add()
             if self.closed:
+                self._refused.add()
                 raise Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
-            raise Failure(
-                Code.UNAVAILABLE,
-                f"the gateway is full: {self.requests} requests of {self.bytes} bytes are in flight; try again later",
-                retry_after_s=1,
-            )
+            raise self._full()
         self.requests += 1
         self.bytes += size_bytes
         request.permit_bytes = size_bytes
         self._gauge.set(self.requests)
+
+    def extend(self, request: Request, size_bytes: int) -> None:
+        """Add bytes to the permit of a request, or raise Failure(UNAVAILABLE); a request alone may have any number."""
+        if self.bytes + size_bytes > self._bytes_max and self.requests > 1:
+            raise self._full()
+        self.bytes += size_bytes
+        request.permit_bytes += size_bytes
+
+    def _full(self) -> Failure:
+        self._refused.add()
+        return Failure(
+            Code.UNAVAILABLE,
+            f"the gateway is full: {self.requests} requests of {self.bytes} bytes are in flight; try again later",
+            retry_after_s=1,
+        )
 
     def release(self, requests: Sequence[Request]) -> None:
         """Release the permits of requests."""
@@ -111,6 +122,16 @@ class LaneAdmission:
         ):
             self._check_time(request)
 
+    def check_split(self, request: Request, rows_outside: int, batches_in_flight: int) -> None:
+        """Raise LaneRefusal, as `check` does, for a request that enters the lane in parts.
+
+        `rows_outside`: rows of such requests that did not enter it yet.
+        """
+        if rows_outside and rows_outside + request.rows > self._rows_waiting_max:
+            raise self._full(rows_outside)
+        if rows_outside or self._batcher.rows or batches_in_flight:
+            self._check_time(request, rows_outside + request.rows)
+
     def _full(self, rows_waiting: int) -> LaneRefusal:
         return LaneRefusal(
             f"the queue of model '{self._model}' is full: {rows_waiting} rows wait; try again later",
@@ -118,9 +139,9 @@ class LaneAdmission:
             self._metrics.refused_full,
         )
 
-    def _check_time(self, request: Request) -> None:
-        """Raise LaneRefusal if the request would be answered after its deadline."""
-        rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline)
+    def _check_time(self, request: Request, rows_outside: int = 0) -> None:
+        """Raise LaneRefusal if the request would be answered after its deadline, behind `rows_outside` more rows."""
+        rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline) + rows_outside
         late_s = self._policy.estimator.answer_at(rows_ahead, request) - request.deadline
         if late_s <= 0:
             return

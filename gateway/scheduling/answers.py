@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.tensors.outputs import Outputs
+from millstream.gateway.scheduling.split_requests import Part
+from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Reason
@@ -25,7 +27,9 @@ log = logging.getLogger("millstream.lane")
 class Answers:
     """Answers the requests of one lane, releases their permits, and counts them.
 
-    `rows_done`: rows whose requests were answered, failed or left.
+    Parts of requests are only handed to their request, which is answered when it has all of them.
+
+    `rows_done`: rows that were answered, or whose requests failed or left.
     """
 
     __slots__ = ("_admission", "_clock", "_metrics", "rows_done")
@@ -51,12 +55,16 @@ class Answers:
         waiting = [request for request in live if not request.done]
         if not waiting:
             return
-        self._finish(waiting)
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
-        if waiting[0].counted:  # a readiness probe is alone in its batch
+        admitted = waiting
+        if others or waiting[0].part:  # the parts of a request have a responder of their own
+            admitted = [request for request in waiting if not request.part]
+            self._take_parts([request for request in waiting if request.part], (header, put_at, now))
+        self._finish(admitted)
+        if admitted and admitted[0].counted:  # a readiness probe is alone in its batch
             # Counted before they are answered, so that a caller with its answer finds it in the metrics.
-            for group in _by_protocol(waiting) if others else (waiting,):
+            for group in _by_protocol(admitted) if others else (admitted,):
                 rows = sum([request.rows for request in group])
                 self.rows_done += rows
                 self._metrics.answered(
@@ -74,10 +82,34 @@ class Answers:
         except Exception:
             log.exception("answers could not be delivered")
 
+    def _take_parts(self, parts: list[Request], ran: tuple[ReplyHeader, float, float]) -> None:
+        for part in parts:
+            part.done = True
+            self.rows_done += part.rows
+            cast("Part", part).ran = ran
+
+    def answer_split(self, request: Request, reply: Reply, header: ReplyHeader, since_run_s: float, now: float) -> None:
+        """Answer a request that ran in parts.
+
+        Args:
+            request: has no answer yet.
+            reply: the outputs of all parts.
+            header: a header with the times of all parts, which did not wait in the queue.
+            since_run_s: seconds since the runs of the parts began, of all parts together.
+            now: when the reply to the last part came.
+        """
+        self._finish((request,))
+        seconds = [now - request.arrival]
+        self._metrics.answered(request.responder.protocol, seconds, request.rows, header, since_run_s)
+        request.responder.answer_one(request, reply)
+
     def fail(self, requests: Sequence[Request], failure: Failure, reason: Reason | None = None) -> None:
         """Answer the requests that are not done yet with `failure`. `reason` None: it follows from the code."""
         for request in requests:
             if request.done:
+                continue
+            if request.part:
+                self._fail_part(cast("Part", request), failure, reason)
                 continue
             self._finish((request,))
             request.inputs = ()  # frees the tensors: it will not run
@@ -88,6 +120,11 @@ class Answers:
                 request.responder.fail(request, failure)
             except Exception:
                 log.exception("a failure could not be delivered")
+
+    def _fail_part(self, part: Part, failure: Failure, reason: Reason | None) -> None:
+        part.done = True
+        part.inputs = ()
+        part.split.fail(part, failure, reason)
 
     def cancel(self, request: Request) -> None:
         """Finish a request whose caller went away: it gets no reply."""

@@ -29,6 +29,7 @@ from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.recovery import SUSPECT, Recovery
 from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.split_requests import Splits
 from millstream.gateway.tensors.outputs import no_rows
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -64,7 +65,7 @@ class Lane:
     version, so that batches in flight are answered. `local_workers`: the workers on this host that have it ready.
     `direct_from`: the instant from which batches may be dispatched to them directly. `others`: the version's lanes in
     other pools; None: there are none. `completion` takes the replies to its batches; `recovery` takes batches that were
-    lost, refused or expired.
+    lost, refused or expired. `splits` are the requests with more rows than a run takes.
 
     Args:
         rules: the version's queue rules, if it needs them, which its lanes share; None: the lane has its own.
@@ -100,8 +101,11 @@ class Lane:
         self._batcher = Batcher(rank_max=max(RANK_MAX, config.priority_levels))
         self._rules = rules or (QueueRules(config) if QueueRules.needed(config) else None)
         self._uniform = _is_uniform(manifest.signature)
-        rows_max = min(config.rows_max if batching else 1, packer.rows_within(context.reply_bytes_max))
-        self._policy = DispatchPolicy(config, rows_max, batching=batching)
+        rows_max = config.rows_max if batching else 1
+        rows_sent = min(rows_max, packer.rows_within(context.reply_bytes_max))
+        self._policy = DispatchPolicy(config, rows_sent, batching=batching)
+        self._rows_max = rows_max
+        self.splits = Splits(self, context, self._policy, packer, rows_max)
         self._scheduled = False  # a dispatch is due in the next turn of the event loop, or when coalescing ends
         self._refused_requests = 0
         self._coalescer = Coalescer(
@@ -111,12 +115,12 @@ class Lane:
         self._admission = LaneAdmission(manifest.model, context.rows_waiting_max, self._policy, self._batcher, metrics)
         self._in_flight = InFlight(self, context, packer, self._policy, metrics)
         self._early = EarlyPut(self, context)
-        self._answers = Answers(context.admission, metrics, context.clock)
+        self.answers = Answers(context.admission, metrics, context.clock)
         self.recovery = Recovery(
-            self.content_id, self._in_flight, self._answers, self.circuit, context.quarantine, self.dispatch
+            self.content_id, self._in_flight, self.answers, self.circuit, context.quarantine, self.dispatch
         )
         self.completion = Completion(
-            self._in_flight, self._answers, self.recovery, packer, metrics, context, self.dispatch
+            self._in_flight, self.answers, self.recovery, packer, metrics, context, self.dispatch
         )
 
     @property
@@ -174,12 +178,12 @@ class Lane:
 
     @property
     def rows_waiting(self) -> int:
-        return self._batcher.rows
+        return self._batcher.rows + self.splits.rows
 
     @property
     def rows_done(self) -> int:
         """Rows whose requests were answered, failed or left, and requests that were refused."""
-        return self._answers.rows_done + self._refused_requests
+        return self.answers.rows_done + self._refused_requests
 
     @property
     def row_s(self) -> float:
@@ -206,7 +210,7 @@ class Lane:
         """What load balancers are told."""
         policy, in_flight = self._policy, self._in_flight.count
         utilization = min(1.0, in_flight / policy.credits) if policy.credits else 1.0
-        return LaneLoad(utilization, self._batcher.rows, in_flight, policy.instances)
+        return LaneLoad(utilization, self.rows_waiting, in_flight, policy.instances)
 
     @property
     def idle(self) -> bool:
@@ -257,6 +261,7 @@ class Lane:
         self._packer.same_host = same_host
         self.failed = failed
         self._policy.update(instances, profile, rows_efficient, batching_off=batching_off)
+        self.splits.batching_off = batching_off
         self._metrics.batching_off(batching_off)
         self._metrics.instances.set(instances)
         self.dispatch()
@@ -275,11 +280,15 @@ class Lane:
 
         Raises:
             Failure: OVERLOADED (the lane is full, or the answer would come too late), UNAVAILABLE (no instance can
-                serve, the circuit is open, the gateway is full), MODEL (the request is in quarantine).
+                serve, the circuit is open, the gateway is full), MODEL (the request is in quarantine), INVALID,
+                TOO_LARGE (it has more rows than a run takes, and cannot run in parts).
         """
         request.lane = self
-        if not request.rows:
-            self._answer_no_rows(request)
+        if not 0 < request.rows <= self._rows_max:
+            if request.rows:
+                self._add_split(request, size_bytes)
+            else:
+                self._answer_no_rows(request)
             return
         context, batcher, policy = self._context, self._batcher, self._policy
         if self._rules is not None:
@@ -303,6 +312,15 @@ class Lane:
         elif self._coalescer.on:
             self._coalescer.joined()
 
+    def _add_split(self, request: Request, size_bytes: int) -> None:
+        """Admit a request that has more rows than a run takes. Raises Failure as `add` does."""
+        if self._rules is not None:
+            self._rules.prepare(request)
+        try:
+            self.take(request, size_bytes)
+        except Failure as refusal:
+            self._refused(request, size_bytes, refusal)
+
     def _refused(self, request: Request, size_bytes: int, refusal: Failure) -> None:
         """Pass a refused request on to the lane of another pool, or raise and count the refusal."""
         try:
@@ -314,15 +332,29 @@ class Lane:
             raise
 
     def take(self, request: Request, size_bytes: int) -> None:
-        """Admit a request that the lane of another pool refused. Raises Failure as `add` does."""
+        """Admit a request that the lane of another pool refused, or one in parts. Raises Failure as `add` does."""
         self.check(request)
         self._context.admission.admit(request, size_bytes)
-        self.receive((request,))
+        if request.rows > self._rows_max:
+            self.splits.begin(request)
+        else:
+            self.receive((request,))
 
     def check(self, request: Request) -> None:
         """Raise Failure if this lane refuses the request, as `add` does; a version that is not loaded is loaded."""
-        self._admission.check(request, self._batcher.rows, self._in_flight.count)
+        if request.rows > self._rows_max:
+            self.splits.check(request)
+            self._admission.check_split(request, self.splits.rows, self._in_flight.count)
+        else:
+            self._admission.check(request, self._batcher.rows, self._in_flight.count)
         self._check_refused(request)
+
+    def enter(self, parts: Sequence[Request]) -> None:
+        """Let parts of an admitted request wait. Raises Failure: UNAVAILABLE, MODEL, as `add` does."""
+        for part in parts:
+            self._check_served(part)
+        self._context.ticking.add(self)
+        self._enter(parts)
 
     def move_to(self, other: Lane) -> int:
         """Move the requests of this lane, which cannot answer them, to the lane of another pool. Return how many.
@@ -330,6 +362,7 @@ class Lane:
         Batches in flight are withdrawn if no worker is left that may answer them; a reply that comes all the same finds
         no batch. A request that may have killed a worker runs alone there, too.
         """
+        other.splits.adopt(self.splits.open)
         waiting = self._batcher.drain()
         if self._rules is not None:
             self._rules.leave(waiting)
@@ -349,6 +382,7 @@ class Lane:
             requests: they wait here until their deadline; none is refused.
             attempt: of the batch that they were in; from SUSPECT on each of them runs alone.
         """
+        self.splits.adopt([request.split for request in requests if request.split is not None])
         if attempt >= SUSPECT:
             for request in requests:
                 request.lane = self
@@ -383,17 +417,21 @@ class Lane:
         self._metrics.answered_without_run(request.responder.protocol, self._context.clock() - request.arrival)
         request.responder.answer_one(request, no_rows(self.manifest.signature))
 
-    def _check_refused(self, request: Request) -> None:
-        """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine).
-
-        Have the version loaded if no worker has it. Raises Failure also if that takes too long (OVERLOADED).
-        """
+    def _check_served(self, request: Request) -> None:
+        """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine)."""
         if self.failed is not None:
             raise self._cannot_serve()
         if self.circuit.open_until:
             self.circuit.check()
         if not self._context.quarantine.empty:
             self._context.quarantine.check(self.content_id, request)
+
+    def _check_refused(self, request: Request) -> None:
+        """Raise Failure as `_check_served` does.
+
+        Have the version loaded if no worker has it. Raises Failure also if that takes too long (OVERLOADED).
+        """
+        self._check_served(request)
         if self._cold:
             cold = not self._early.served
             try:
@@ -446,13 +484,28 @@ class Lane:
         """Drop a request whose caller went away. A request in flight still runs, but gets no reply."""
         if request.done:
             return
+        if request.split is not None:
+            request.split.cancel()
+            return
         if request.taken:
             self._in_flight.outlive(request)
-        self._answers.cancel(request)
+        self.answers.cancel(request)
         if not request.taken:
-            self._batcher.discard(request)
-            if self._rules is not None:
-                self._rules.leave((request,))
+            self._discard(request)
+
+    def drop(self, part: Request) -> None:
+        """Drop a part whose request has ended. A part in flight still runs."""
+        part.done = True
+        if part.taken:
+            self._in_flight.outlive(part)
+        else:
+            self._discard(part)
+
+    def _discard(self, request: Request) -> None:
+        """Remove a waiting request that is done."""
+        self._batcher.discard(request)
+        if self._rules is not None:
+            self._rules.leave((request,))
 
     def dispatch(self) -> None:
         """Send batches while credits are free and requests wait."""
@@ -524,7 +577,7 @@ class Lane:
         if self._rules is not None:
             expired = [request for request in expired if not self._end_wait(self._rules, request, now)]
         if expired:
-            self._answers.fail(expired, Failure(Code.EXPIRED, self._why_late()))
+            self.answers.fail(expired, Failure(Code.EXPIRED, self._why_late()))
 
     def _why_late(self) -> str:
         """Return why a waiting request missed its deadline."""
@@ -547,7 +600,7 @@ class Lane:
             return True
         if request.answer_by <= now:
             return False
-        self._answers.fail((request,), Failure(Code.UNAVAILABLE, "Request timeout expired"), Reason.REJECTED)
+        self.answers.fail((request,), Failure(Code.UNAVAILABLE, "Request timeout expired"), Reason.REJECTED)
         return True
 
     def tick(self, now: float) -> None:
@@ -556,15 +609,24 @@ class Lane:
         if batcher.count:
             self._expire(now)
             self.dispatch()
-        self._metrics.waiting(batcher.count, batcher.rows)
+        if self.splits.open:
+            self.splits.tick(now)
+        self._show_waiting()
         cooling = self._in_flight.tick(now)
         if self.circuit.open_until and self.circuit.open_until <= now:
             with suppress(Failure):
                 self.circuit.check()
                 if self.others is not None:
                     self.others.choose()
-        if not batcher.count and not cooling and not self.circuit.open_until:
+        if not batcher.count and not cooling and not self.circuit.open_until and not self.splits.open:
             self._context.ticking.discard(self)
+
+    def _show_waiting(self) -> None:
+        requests, rows = self._batcher.count, self._batcher.rows
+        if self.splits.open:
+            split, parts = self.splits.requests_waiting()
+            requests, rows = requests + split - parts, self.rows_waiting
+        self._metrics.waiting(requests, rows)
 
     def block(self, deaths: int, seconds: float) -> None:
         """Refuse waiting and new requests for `seconds`: the version recently ended its worker `deaths` times.
@@ -577,7 +639,7 @@ class Lane:
         waiting = self._batcher.drain()
         if self._rules is not None:
             self._rules.leave(waiting)
-        self._answers.fail(waiting, self.circuit.failure())
+        self.answers.fail(waiting, self.circuit.failure())
         self._in_flight.take_back()
         self._context.ticking.add(self)
 
@@ -593,13 +655,13 @@ class Lane:
         if self.others is not None:
             waiting = self.others.pass_on(self, waiting)
         self._enter([request for request in waiting if request.arrival < self._cold_since])
-        self._answers.fail([one for one in waiting if one.arrival >= self._cold_since], failure)
+        self.answers.fail([one for one in waiting if one.arrival >= self._cold_since], failure)
 
     def abandon(self, failure: Failure) -> None:
         """Fail every request that waits or is in flight, because the gateway stops."""
-        self._answers.fail(self._batcher.drain(), failure)
+        self.answers.fail(self._batcher.drain(), failure)
         for batch in self._in_flight.batches():
-            self._answers.fail(batch.requests, failure)
+            self.answers.fail(batch.requests, failure)
 
     def close(self, *, version_removed: bool = True) -> None:
         """Send the waiting requests of a removed version: its workers run them before they unload it.
@@ -610,6 +672,7 @@ class Lane:
         Other batches in flight are still answered.
         """
         now = self._context.clock()
+        self.splits.flush()
         self._expire(now)
         while self._batcher.count and self.ready and self.link.writable:
             self._send(self._policy.batch_rows, now)
@@ -618,10 +681,10 @@ class Lane:
             f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",
             subject=Subject.VERSION,
         )
-        self._answers.fail(self._batcher.drain(), not_found)
+        self.answers.fail(self._batcher.drain(), not_found)
         if version_removed and not self.ready:
             for requests, _ in self.recovery.withdraw():
-                self._answers.fail(requests, not_found)
+                self.answers.fail(requests, not_found)
         self._metrics.close(version_removed=version_removed)
 
 

@@ -65,11 +65,11 @@ class Packer:
         self._batching = signature.batching
         self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
         self._learn = any(size == 0 for size in self._row_bytes)
-        self._row_bytes_known = sum(self._row_bytes)
+        self.row_bytes_known = sum(self._row_bytes)  # of the outputs whose size the signature gives
 
     def rows_within(self, bytes_max: int) -> int:
         """Return the largest number of rows, at least 1, whose outputs of known size fit into `bytes_max`."""
-        return max(1, bytes_max // max(1, self._row_bytes_known))
+        return max(1, bytes_max // max(1, self.row_bytes_known))
 
     def pack(
         self,

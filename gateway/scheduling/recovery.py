@@ -14,7 +14,7 @@ from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.circuit import Circuit
 from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
 from millstream.gateway.scheduling.quarantine import DIED, ENDED, Quarantine
-from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.request import LATE, Request
 from millstream.gateway.tensors.inputs import ABSENT
 from millstream.services.errors import Code, Failure
 from millstream.services.wire.batch import AGAIN, ENDLESS, NO_ROOM
@@ -145,7 +145,7 @@ class Recovery:
                 self._in_flight.outlive(request, batch)
             if len(batch.requests) == 1:
                 batch.inputs = late[0].inputs  # for the quarantine, in case its run turns out to be endless
-            self._answers.fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
+            self._answers.fail(late, Failure(Code.EXPIRED, LATE))
         if now > batch.latest + ABANDON_S:
             self._in_flight.forget(batch)
             self._dispatch()

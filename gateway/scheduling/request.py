@@ -19,7 +19,9 @@ from millstream.services.metrics.catalogue import RequestProtocol
 
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.lane import Lane
+    from millstream.gateway.scheduling.split_requests import SplitRequest
 
+LATE = "the deadline passed before the model answered"
 
 #: What `served_by` says of the calling task's last request that a compiled form answered; for replies without headers.
 FORM: ContextVar[str] = ContextVar("FORM", default="")
@@ -36,6 +38,9 @@ class Request:
     timing: BatchTiming | None = None  # of its last batch; None: there was none, or timing is off
     form = ""  # key of the compiled form that answered; "": the version's own file
     counted = True  # False: a readiness probe, which the metrics of requests leave out
+    part = False  # True: some rows of a request, which alone is admitted, counted and answered
+    split: SplitRequest | None = None  # of a request that runs in parts until it is answered, and of its parts
+    turn: float | None = None  # orders a part among the waiting requests; None: the deadline does
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer

@@ -212,7 +212,7 @@ class Router:
 
     async def _new_route(self, view: VersionView) -> ModelRoute:
         manifest = view.manifest
-        rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+        rows_max = self._rows_max(manifest)
         limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
         plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
         plans.texts = text_plans(manifest, rows_max, limits)
@@ -221,6 +221,13 @@ class Router:
         timeout_s = manifest.config.timeout_ms_default / 1000
         rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None
         return ModelRoute(plans, codec.extensions, codec.decoder, codec.responder, timeout_s, rules)
+
+    def _rows_max(self, manifest: Manifest) -> int:
+        """Return the most rows of a request: those of a run only under the max_batch_size of a configuration."""
+        if not manifest.signature.batching:
+            return 1
+        of_a_run = manifest.config.rows_max
+        return of_a_run if manifest.triton.get("max_batch_size") else max(of_a_run, self._settings.request_rows_max)
 
     async def _update_lanes(self, route: ModelRoute, view: VersionView) -> bool:
         """Open and close lanes of a route for the version's pools, and apply what the workers report.

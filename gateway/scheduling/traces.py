@@ -20,7 +20,7 @@ import numpy as np
 
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
-from millstream.gateway.tensors.outputs import Outputs, OutputTensor
+from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply
 from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.manifest import Manifest
@@ -58,7 +58,7 @@ class Sampler:
     def due(self, requests: Sequence[Request]) -> list[int]:
         """Return the indices of the requests to trace."""
         first = self.seen + 1
-        counted = [index for index, request in enumerate(requests) if request.counted]
+        counted = [index for index, request in enumerate(requests) if request.counted and not request.part]
         self.seen += len(counted)
         due = [index for number, index in enumerate(counted, first) if number % self.rate == 0]
         return due[: self.claim(len(due))] if due else []
@@ -130,6 +130,15 @@ class Traces:
             requests = batch.requests
             outputs_of = [replies.get(id(request)) for request in requests]
             self.record(manifest, requests, outputs_of, batch.put_at, header, end)
+        except Exception:
+            log.exception("a trace could not be made")
+
+    def request(
+        self, manifest: Manifest, request: Request, reply: Reply, put: float, header: ReplyHeader, end: float
+    ) -> None:
+        """Trace a request that ran in parts, with the times of the last one."""
+        try:
+            self.record(manifest, [request], [reply], put, header, end)
         except Exception:
             log.exception("a trace could not be made")
 

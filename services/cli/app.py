@@ -153,6 +153,9 @@ _add(
     predict,
     "millstream predict digits --example",
     "millstream predict digits --input examples/digits/request.json",
+    "millstream predict churn --input customers.csv --output predictions.csv",
+    'millstream predict sentiment --text "The first hour was pleasant."',
+    "millstream predict sentiment < reviews.txt",
     "millstream predict resnet --input images.npy --output scores.npz",
     "echo '[[1, 2, 3]]' | millstream predict adder --json",
 )

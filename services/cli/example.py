@@ -14,6 +14,7 @@ import numpy as np
 
 from millstream.services.client.documents import Metadata
 from millstream.services.client.infer_codec import EncodedRequest, encode_request
+from millstream.services.client.inputs import Given
 from millstream.services.client.tensors import VARIABLE_SIZE, Array, random_input
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES
@@ -47,7 +48,8 @@ def example_of(metadata: Metadata, *, binary_outputs: bool) -> Example:
         arrays[spec["name"]] = np.round(values, 3) if values.dtype.kind == "f" else values
     binary = any(spec["datatype"] in BINARY_ONLY for spec in (*metadata["inputs"], *metadata["outputs"]))
     if binary or elements > JSON_ELEMENTS_MAX:
-        return Example(encode_request(metadata, arrays, binary_outputs=binary_outputs or binary), arrays, None)
+        given = [Given(spec, arrays[spec["name"]]) for spec in metadata["inputs"]]
+        return Example(encode_request(given, binary_outputs=binary_outputs or binary), arrays, None)
     inputs = [
         {
             "name": spec["name"],

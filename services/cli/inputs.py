@@ -1,88 +1,209 @@
-"""Reads the input of `predict`, a file or standard input, into a request.
+"""Reads the input of `predict`, a file or standard input, into a request. Its content says what it is, then its name.
 
-.npy, .npz -> arrays; JSON with "inputs" -> a v2 body, sent unchanged; other JSON -> arrays, by name or for one input
+.npy, .npz ─> arrays                 .parquet, CSV ─> a table               lines, for a model of texts ─> texts
+JSON: a v2 body, sent unchanged; else lists, records, columns; JSON Lines   anything else ─> bytes: an image
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
 import io
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from millstream.services.cli.failures import wrong_usage
-from millstream.services.client.documents import Metadata, Tensor
+from millstream.services.client.documents import Metadata
 from millstream.services.client.infer_codec import EncodedRequest, encode_request
-from millstream.services.client.tensors import Array, from_data
-from millstream.services.errors import Failure, invalid
+from millstream.services.client.inputs import given_inputs, takes_texts
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES
 
-_NPY = b"\x93NUMPY"
-_ZIP = b"PK\x03\x04"
+_NPY, _ZIP, _PARQUET = b"\x93NUMPY", b"PK\x03\x04", b"PAR1"
+_JSON_LINES = {".jsonl", ".ndjson"}
+_OF_TEXT = {".csv", ".tsv", ".txt", ".json"} | _JSON_LINES
+_WRAPPERS = ("instances", "inputs")  # of bodies that TensorFlow Serving and Hugging Face take
 
 
-def read(source: str) -> bytes:
+class Content(NamedTuple):
+    """What was read, and the suffix of the file's name; "" for standard input."""
+
+    bytes: bytes
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _CsvTable:
+    """The columns of a file by name, as a DataFrame has them."""
+
+    cells: dict[str, list[Any]]
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.cells)
+
+    def __getitem__(self, name: str, /) -> list[Any]:
+        return self.cells[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.cells.values())))
+
+
+def read(source: str) -> Content:
     """Return the bytes of a file, or of standard input for "-". Raises UsageFailure."""
     if source == "-":
-        return sys.stdin.buffer.read()
+        return Content(sys.stdin.buffer.read())
+    path = Path(source)
     try:
-        return Path(source).read_bytes()
-    except OSError as error:
-        raise wrong_usage(f"--input {source}: {error.strerror or error}") from error
+        return Content(path.read_bytes(), path.suffix.lower())
+    except (OSError, ValueError) as error:
+        raise wrong_usage(f"--input {source}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def request_from(content: bytes, metadata: Metadata, *, binary_outputs: bool) -> EncodedRequest:
-    """Return a request from the input's bytes; the first bytes tell the format. Raises Failure(INVALID)."""
-    if content.startswith((_NPY, _ZIP)):
-        return encode_request(metadata, _arrays(content, metadata), binary_outputs=binary_outputs)
+def request_from(given: Content | list[str], metadata: Metadata, *, binary_outputs: bool) -> EncodedRequest:
+    """Return the request for what was read, or for texts. Raises Failure(INVALID)."""
+    value = _value(given, metadata) if isinstance(given, Content) else given
+    if isinstance(given, Content) and isinstance(value, dict) and _is_v2(value):
+        return EncodedRequest(given.bytes.removeprefix(codecs.BOM_UTF8), None)
+    return encode_request(given_inputs(metadata, value), binary_outputs=binary_outputs)
+
+
+def _value(content: Content, metadata: Metadata) -> Any:
+    """Return what a caller of the Python client would pass."""
+    if content.bytes.startswith((_NPY, _ZIP)):
+        return _arrays(content.bytes)
+    if content.bytes.startswith(_PARQUET):
+        return _parquet(content.bytes)
     try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise invalid(
-            f"the input is neither JSON nor .npy nor .npz: {error}; see `millstream predict --help`"
-        ) from error
-    if isinstance(document, dict) and "inputs" in document:
-        return EncodedRequest(content, None)
-    values = document if isinstance(document, dict) else {_only_input(metadata)["name"]: document}
-    datatypes = {spec["name"]: spec["datatype"] for spec in metadata["inputs"]}
-    arrays = {name: _array(value, datatypes.get(name, "BYTES"), name) for name, value in values.items()}
-    return encode_request(metadata, arrays, binary_outputs=binary_outputs)
+        text = content.bytes.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if content.suffix in _OF_TEXT:
+            raise invalid(f"the input is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        return content.bytes
+    return _value_of_text(text, content.suffix, metadata)
 
 
-def _arrays(content: bytes, metadata: Metadata) -> dict[str, Array]:
+def _value_of_text(text: str, suffix: str, metadata: Metadata) -> Any:
+    if suffix in {".csv", ".tsv"}:
+        return _table(text, metadata, "\t" if suffix == ".tsv" else "")
+    if suffix != ".txt":
+        document, problem = _json(text, by_line=suffix in _JSON_LINES)
+        if not problem:
+            return _unwrapped(document, metadata)
+        if suffix in _JSON_LINES | {".json"} or (text.lstrip()[:1] in {"{", "["} and not takes_texts(metadata)):
+            raise invalid(f"the input is not {'JSON Lines' if suffix in _JSON_LINES else 'JSON'}: {problem}")
+    if text.strip() and (suffix == ".txt" or takes_texts(metadata)):
+        return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if "\n" not in text.strip() and "," not in text:
+        raise invalid("the input is neither JSON nor CSV, .npy, .npz or .parquet: see `millstream predict --help`")
+    return _table(text, metadata, "")
+
+
+def _json(text: str, *, by_line: bool) -> tuple[Any, str]:
+    """Return the value of JSON or JSON Lines, and why there is none: "" if there is one."""
+    problem = ""
+    if not by_line:
+        try:
+            return json.loads(text), ""
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
+        if text.lstrip()[:1] not in {"{", "[", '"'}:  # lines of numbers are CSV
+            return None, problem
+    try:
+        return [json.loads(line) for line in text.split("\n") if line.strip()], ""
+    except (ValueError, RecursionError) as error:
+        return None, problem or str(error)
+
+
+def _is_v2(document: dict[str, Any]) -> bool:
+    inputs = document.get("inputs")
+    return isinstance(inputs, list) and all(isinstance(one, dict) and "name" in one for one in inputs)
+
+
+def _unwrapped(document: Any, metadata: Metadata) -> Any:
+    """Return the inputs in the bodies of other servers, and the columns that `DataFrame.to_json` writes as objects."""
+    if not isinstance(document, dict) or _is_v2(document):
+        return document
+    for name in _WRAPPERS:
+        if list(document) == [name] and all(spec["name"] != name for spec in metadata["inputs"]):
+            return document[name]
+    columns = list(document.values())
+    if columns and all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        return {name: list(column.values()) for name, column in document.items()}
+    return document
+
+
+def _arrays(content: bytes) -> Any:
     try:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         if content.startswith(_NPY):
-            return {_only_input(metadata)["name"]: loaded}
+            return loaded
         with loaded:
             return {name: loaded[name] for name in loaded.files}
-    except Failure:
-        raise
     except Exception as error:
         # numpy and zipfile raise many kinds of exceptions for a broken file.
-        raise invalid(f"the input is not a usable .npy or .npz file: {error}") from error
+        why = "it has Python objects" if "allow_pickle" in str(error) else error
+        raise invalid(f"the input is not a usable .npy or .npz file: {why}") from error
 
 
-def _array(value: Any, datatype: str, name: str) -> Array:
+def _parquet(content: bytes) -> Any:
     try:
-        nested = np.asarray(value, dtype=object if datatype == "BYTES" else None)
-        # Numbers keep their own type here, so that `encode` can reject values that the datatype cannot represent.
-        return (
-            nested
-            if nested.dtype.kind in "biufO" and datatype != "BYTES"
-            else from_data(value, datatype, list(nested.shape))
-        )
-    except (ValueError, TypeError, OverflowError) as error:
-        raise invalid(f"input {name}: {error}") from error
+        from pyarrow import parquet
+    except ImportError as error:
+        raise invalid("a .parquet file is read by pyarrow, which is missing here: pip install pyarrow") from error
+    try:
+        table = parquet.read_table(io.BytesIO(content))
+    except Exception as error:  # pyarrow has many kinds
+        raise invalid(f"the input is not a usable .parquet file: {error}") from error
+    # pandas writes the index of a DataFrame as a column, unless it just counts.
+    return table.select([name for name in table.column_names if not name.startswith("__index_level_")])
 
 
-def _only_input(metadata: Metadata) -> Tensor:
-    specs = metadata["inputs"]
-    if len(specs) != 1:
-        names = ", ".join(spec["name"] for spec in specs)
-        raise invalid(
-            f"{metadata['name']} has {len(specs)} inputs ({names}): send them by name, as .npz or JSON object"
-        )
-    return specs[0]
+def _table(text: str, metadata: Metadata, delimiter: str) -> Any:
+    """Return CSV as a table if its first line names columns, else as rows."""
+    first = text.partition("\n")[0]
+    delimiter = delimiter or next((one for one in ",;\t" if one in first), ",")
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if line]
+    except csv.Error as error:
+        raise invalid(f"the input is not CSV: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if len(line) != len(lines[0]):
+            raise invalid(f"line {number} of the CSV has {len(line)} fields, and line 1 has {len(lines[0])}")
+    if not lines:
+        raise invalid("the CSV has no lines")
+    if not any(isinstance(cell, str) for cell in _cells(lines[0])):  # values, not names
+        return [_cells(line) for line in lines]
+    names = [name.strip() for name in lines[0]]
+    if "" in names:
+        raise invalid("a column of the CSV has no name: is it the index? DataFrame.to_csv(index=False) leaves it out")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise invalid(f"the CSV has two columns '{twice}'")
+    texts = {spec["name"] for spec in metadata["inputs"] if spec["datatype"] == BYTES}
+    columns = {name: [line[at] for line in lines[1:]] for at, name in enumerate(names)}
+    return _CsvTable({name: cells if name in texts else _cells(cells) for name, cells in columns.items()})
+
+
+def _cells(cells: list[str]) -> list[Any]:
+    """Return the cells of a column as numbers, None for empty ones; as text if one is no number."""
+    try:
+        return [_number(cell) for cell in cells]
+    except ValueError:
+        return cells
+
+
+def _number(cell: str) -> int | float | None:
+    """Return a cell as a number; None if it is empty. Raises ValueError."""
+    if not cell.strip():
+        return None
+    if "_" in cell:
+        raise ValueError  # Python's own form of numbers
+    try:
+        return int(cell)
+    except ValueError:
+        return float(cell)

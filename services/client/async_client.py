@@ -11,14 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
-
-from numpy.typing import ArrayLike
+from typing import Any, Self, Unpack, overload
 
 from millstream.services.client import inference, keys, models, races
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.call import Call, Reply, Steps, T, send
-from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike, connection_to
+from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike
 from millstream.services.client.documents import (
     EndpointSettings,
     ListedVersion,
@@ -32,10 +30,11 @@ from millstream.services.client.documents import (
     VersionStatistics,
 )
 from millstream.services.client.infer_codec import EncodedRequest
-from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
+from millstream.services.client.inference import Options, Prediction, PredictOptions, Scalar, Signatures
+from millstream.services.client.inputs import Inputs, TableT
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.retry import Budget
-from millstream.services.client.transport import AwaitingTransport, announces
+from millstream.services.client.transport import AwaitingTransport, announces, connection_to
 from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
 
 
@@ -71,17 +70,25 @@ class AsyncClient:
     async def close(self) -> None:
         await self._transport.close()
 
+    @overload
+    async def predict(
+        self, model: str, inputs: list[dict[str, Any]], **options: Unpack[PredictOptions]
+    ) -> list[dict[str, Any]]: ...
+    @overload
+    async def predict(self, model: str, inputs: TableT, **options: Unpack[PredictOptions]) -> TableT: ...
+    @overload
+    async def predict(self, model: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Prediction: ...
     async def predict(
         self,
         model: str,
-        inputs: Mapping[str, ArrayLike] | ArrayLike,
+        inputs: Any,
         *,
         version: int | None = None,
         outputs: Sequence[str] | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Scalar] | None = None,
         timeout: float | None = None,
-    ) -> Prediction:
+    ) -> Any:
         budget = self._budget(timeout)
         options = Options(version, outputs, request_id, parameters, announces())
         return await self._transport.run(inference.predict(model, inputs, options, self._signatures, budget), budget)

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
-
-from numpy.typing import ArrayLike
+from typing import Any, Self, Unpack, overload
 
 from millstream.services.client import inference, keys, models, races
-from millstream.services.client.address import ServerAddress, find_server
+from millstream.services.client.address import ServerAddress
 from millstream.services.client.call import Call, Reply, Steps, T, send
 from millstream.services.client.documents import (
     EndpointSettings,
@@ -34,10 +30,11 @@ from millstream.services.client.documents import (
     VersionStatistics,
 )
 from millstream.services.client.infer_codec import EncodedRequest
-from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
+from millstream.services.client.inference import Options, Prediction, PredictOptions, Scalar, Signatures
+from millstream.services.client.inputs import Inputs, TableT
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.retry import Budget
-from millstream.services.client.transport import BlockingTransport, Connection, announces
+from millstream.services.client.transport import BlockingTransport, announces, connection_to
 from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
 
 TIMEOUT_S = 60.0
@@ -46,17 +43,6 @@ LOAD_S_MAX = 900.0
 RETRIES = 4
 
 PathLike = str | os.PathLike[str]
-
-
-def connection_to(
-    endpoint: str | ServerAddress | None, key: str | None, retries: int, ca_file: PathLike | None
-) -> Connection:
-    """Return how to reach an endpoint; warns about an unsafe configuration. Raises Failure(INVALID)."""
-    server = endpoint if isinstance(endpoint, ServerAddress) else find_server(endpoint, key)
-    for warning in server.warnings:
-        warnings.warn(warning, stacklevel=3)
-    trust = server.trust if ca_file is None else replace(server.trust, ca_file=Path(ca_file), pinned=None)
-    return Connection(server.url, server.key, trust, attempts_max=retries + 1)
 
 
 class Client:
@@ -107,24 +93,33 @@ class Client:
         """Close the connections."""
         self._transport.close()
 
+    @overload
+    def predict(
+        self, model: str, inputs: list[dict[str, Any]], **options: Unpack[PredictOptions]
+    ) -> list[dict[str, Any]]: ...
+    @overload
+    def predict(self, model: str, inputs: TableT, **options: Unpack[PredictOptions]) -> TableT: ...
+    @overload
+    def predict(self, model: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Prediction: ...
     def predict(
         self,
         model: str,
-        inputs: Mapping[str, ArrayLike] | ArrayLike,
+        inputs: Any,
         *,
         version: int | None = None,
         outputs: Sequence[str] | None = None,
         request_id: str | None = None,
         parameters: Mapping[str, Scalar] | None = None,
         timeout: float | None = None,
-    ) -> Prediction:
-        """Return the outputs of a model as numpy arrays by name.
+    ) -> Any:
+        """Return the outputs of a model: numpy arrays by name, a DataFrame for a DataFrame, records for records.
 
         Args:
             model: its name.
-            inputs: arrays by input name, or one array for a model with one input. Values are converted to the
-                input's datatype if it can represent them. A single row may omit its first dimension. Text is an array
-                of `str` or `bytes`; outputs of text are arrays of `bytes`.
+            inputs: a DataFrame; records (a list of dicts); a dict of columns or of arrays by input name; for a model
+                with one input also an array or list, texts, or images (of Pillow, bytes, paths). Values are converted
+                to the input's datatype if it can represent them; a single row may omit its first dimension. Which
+                models take which of these, and what comes back: docs/client.md.
             version: None: the version that serves.
             outputs: names of the outputs to return; None: all.
             request_id: named in the server's logs and in the reply; None: the server makes one.

@@ -1,21 +1,22 @@
 """Encodes inference requests and decodes replies for the client. Pure.
 
-arrays by input name -> JSON header + raw tensors; reply -> arrays by output name
+inputs -> JSON header + raw tensors; reply -> arrays by output name
 Source: Open Inference Protocol v2, inference and binary tensor data extension.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from millstream.services.client.documents import Metadata
+from millstream.services.client.inputs import Given, about_input
 from millstream.services.client.replies import parse_json
-from millstream.services.client.tensors import Array, decode, encode, fit, from_data, random_input
+from millstream.services.client.tensors import Array, decode, encode, from_data, random_input
 from millstream.services.errors import Code, Failure, invalid
 
 
@@ -36,55 +37,55 @@ class DecodedReply:
 
 
 def encode_request(
-    metadata: Metadata,
-    arrays: Mapping[str, Array],
+    given: Iterable[Given],
     *,
     binary_outputs: bool = True,
     outputs: Sequence[str] | None = None,
     parameters: Mapping[str, object] | None = None,
     request_id: str = "",
 ) -> EncodedRequest:
-    """Return a request with binary tensors. Raises Failure(INVALID) if the arrays do not fit the model's inputs.
-
-    Missing inputs are not checked here: only the server knows which ones are optional.
+    """Return a request with binary tensors. Raises Failure(INVALID) for values that a datatype cannot represent.
 
     Args:
-        metadata: the model's signature.
-        arrays: by input name; values must be representable in the input's datatype.
+        given: the inputs.
         binary_outputs: whether the reply has binary tensors.
         outputs: the outputs to return; None: all.
         parameters: further parameters of the request.
         request_id: the request's `id`; empty: none.
     """
-    specs = {spec["name"]: spec for spec in metadata["inputs"]}
-    unknown = sorted(arrays.keys() - specs.keys(), key=str)
-    if unknown:
-        raise invalid(f"the model has no input {unknown[0]}; the inputs of {metadata['name']} are {', '.join(specs)}")
     inputs, raws = [], []
-    for name, spec in specs.items():
-        if name not in arrays:
-            continue
-        array = fit(arrays[name], spec["shape"], name)
-        raws.append(encode(array, spec["datatype"]))
-        tensor_parameters = {"binary_data_size": len(raws[-1])}
-        tensor = {"name": name, "shape": list(array.shape), "datatype": spec["datatype"]}
-        inputs.append({**tensor, "parameters": tensor_parameters})
+    for spec, array in given:
+        with about_input(spec["name"]):
+            raws.append(encode(array, spec["datatype"]))
+        tensor = {"name": spec["name"], "shape": list(array.shape), "datatype": spec["datatype"]}
+        inputs.append({**tensor, "parameters": {"binary_data_size": len(raws[-1])}})
     document: dict[str, Any] = {"id": request_id} if request_id else {}
     document["inputs"] = inputs
     if outputs is not None:
         document["outputs"] = [{"name": name, "parameters": {"binary_data": binary_outputs}} for name in outputs]
     document["parameters"] = {"binary_data_output": binary_outputs, **(parameters or {})}
-    try:
-        header = json.dumps(document).encode()
-    except (TypeError, ValueError) as error:
-        raise invalid(f"the request's parameters are not JSON: {error}") from error
+    header = json_of(document, "the request's parameters are")
     return EncodedRequest(b"".join([header, *raws]), len(header))
+
+
+def json_of(document: Any, what: str) -> bytes:
+    """Return a document as JSON; numpy's arrays and numbers as lists and numbers. Raises Failure(INVALID)."""
+    try:
+        return json.dumps(document, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise invalid(f"{what} not JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} has no form in it")
 
 
 def random_request(metadata: Metadata, rows: int, random: np.random.Generator) -> EncodedRequest:
     """Return a request with `rows` rows of random values."""
-    arrays = {spec["name"]: random_input(spec["datatype"], spec["shape"], rows, random) for spec in metadata["inputs"]}
-    return encode_request(metadata, arrays)
+    specs = metadata["inputs"]
+    return encode_request(Given(spec, random_input(spec["datatype"], spec["shape"], rows, random)) for spec in specs)
 
 
 def decode_reply(content: bytes | bytearray, header_bytes: str | None) -> DecodedReply:

@@ -1,22 +1,21 @@
-"""Procedures of inference: arrays in, arrays out. Pure.
+"""Procedures of inference: arrays, tables, texts, images in; an answer of the same kind out. Pure.
 
-The signature of a model is read once and kept. It is read again when arrays do not fit it or the server refuses them:
+The signature of a model is read once and kept. It is read again when inputs do not fit it or the server refuses them:
 another version may serve by now.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from millstream.services.client.call import Call, Pause, Reply, Steps, send
 from millstream.services.client.documents import Metadata
-from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
+from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request, json_of
+from millstream.services.client.inputs import given_inputs, is_records, is_table
 from millstream.services.client.models import load_s, metadata, v2_path
 from millstream.services.client.replies import REQUEST_ID, document_of
 from millstream.services.client.retry import Budget
@@ -30,8 +29,18 @@ Signatures = dict[tuple[str, int | None], Metadata]
 Scalar = str | int | float | bool
 
 
+class PredictOptions(TypedDict, total=False):
+    """The keyword arguments of `predict`."""
+
+    version: int | None
+    outputs: Sequence[str] | None
+    request_id: str | None
+    parameters: Mapping[str, Scalar] | None
+    timeout: float | None
+
+
 class Prediction(dict[str, Array]):
-    """The outputs of one inference by name.
+    """The outputs of one inference by name. Text is an array of `str`.
 
     Attributes:
         model, version: what answered.
@@ -66,10 +75,11 @@ class Options:
     announce: bool = False
 
 
-def predict(
-    name: str, inputs: Mapping[str, ArrayLike] | ArrayLike, options: Options, signatures: Signatures, budget: Budget
-) -> Steps[Prediction]:
-    """Send arrays and return those of the reply. Raises Failure(INVALID) if they do not fit the model's inputs."""
+def predict(name: str, inputs: Any, options: Options, signatures: Signatures, budget: Budget) -> Steps[Any]:
+    """Send inputs and return the answer: a DataFrame for a DataFrame, records for records, else a Prediction.
+
+    Raises Failure(INVALID) if they do not fit the model's inputs.
+    """
     key = (name, options.version)
     kept = signatures.get(key)
     signature = kept or (yield from _learn(key, signatures))
@@ -106,11 +116,15 @@ def _learn(key: tuple[str, int | None], signatures: Signatures) -> Steps[Metadat
     return signature
 
 
-def _predict(
-    signature: Metadata, inputs: Mapping[str, ArrayLike] | ArrayLike, options: Options, budget: Budget
-) -> Steps[Prediction]:
+def _predict(signature: Metadata, inputs: Any, options: Options, budget: Budget) -> Steps[Any]:
     encoded = _encode(signature, inputs, options, budget)
-    return _prediction((yield from infer(signature["name"], options.version, encoded, options.request_id)))
+    answer = _prediction((yield from infer(signature["name"], options.version, encoded, options.request_id)))
+    if is_table(inputs):
+        return _like(inputs, row_columns(answer, len(inputs)))
+    if is_records(inputs):
+        rows = [row_columns(answer, len(inputs), wide=False)[name].tolist() for name in answer]
+        return [dict(zip(answer, row, strict=True)) for row in zip(*rows, strict=True)]
+    return answer
 
 
 def infer(name: str, version: int | None, encoded: EncodedRequest, request_id: str | None = None) -> Steps[Reply]:
@@ -128,10 +142,7 @@ def infer(name: str, version: int | None, encoded: EncodedRequest, request_id: s
 
 def infer_json(name: str, version: int | None, document: Mapping[str, Any]) -> Steps[dict[str, Any]]:
     """Send a v2 request as it is, and return the reply's document."""
-    try:
-        body = json.dumps(document).encode()
-    except (TypeError, ValueError) as error:
-        raise invalid(f"the request is not JSON: {error}") from error
+    body = json_of(document, "the request is")
     return document_of((yield from infer(name, version, EncodedRequest(body, None))))
 
 
@@ -140,35 +151,18 @@ def decode(reply: Reply) -> DecodedReply:
     return decode_reply(reply.content, reply.headers.get(_HEADER_LENGTH.lower()))
 
 
-def _encode(
-    signature: Metadata, inputs: Mapping[str, ArrayLike] | ArrayLike, options: Options, budget: Budget
-) -> EncodedRequest:
+def _encode(signature: Metadata, inputs: Any, options: Options, budget: Budget) -> EncodedRequest:
     if options.request_id is not None and not all("!" <= character <= "~" for character in options.request_id):
         raise invalid(f"the request id {options.request_id[:40]!r} may have visible ASCII characters only")
-    if isinstance(inputs, Mapping):
-        named = inputs
-    else:
-        names = [spec["name"] for spec in signature["inputs"]]
-        if len(names) != 1:
-            raise invalid(f"{signature['name']} has {len(names)} inputs: pass a dict with {', '.join(names)}")
-        named = {names[0]: inputs}
-    arrays = {name: _array(value, name) for name, value in named.items()}
+    outputs = [options.outputs] if isinstance(options.outputs, str) else options.outputs
     # The server drops requests whose caller has given up.
     parameters: dict[str, Scalar] = {"timeout": int(budget.left_s() * 1e6)} if budget.timeout_s is not None else {}
     return encode_request(
-        signature,
-        arrays,
-        outputs=options.outputs,
+        given_inputs(signature, inputs),
+        outputs=outputs,
         parameters=parameters | dict(options.parameters or {}),
         request_id=options.request_id or "",
     )
-
-
-def _array(value: ArrayLike, name: str) -> Array:
-    try:
-        return np.asarray(value)
-    except Exception as error:  # lists of different lengths, or whatever `__array__` of a foreign type raises
-        raise invalid(f"input {name} is not an array: {error}") from error
 
 
 def _prediction(reply: Reply) -> Prediction:
@@ -176,4 +170,64 @@ def _prediction(reply: Reply) -> Prediction:
     number = str(document.get("model_version", ""))
     request_id = reply.headers.get(REQUEST_ID) or str(document.get("id") or "")
     name = str(document.get("model_name", ""))
-    return Prediction(outputs, name, int(number) if number.isdigit() else None, request_id)
+    texts = {output: as_text(array) for output, array in outputs.items()}
+    return Prediction(texts, name, int(number) if number.isdigit() else None, request_id)
+
+
+def as_text(array: Array) -> Array:
+    """Return an output of text as `str`. An output with bytes that are no UTF-8 stays `bytes` as a whole."""
+    if array.dtype != object:
+        return array
+    texts = np.empty(array.size, object)
+    try:
+        texts[:] = [one if isinstance(one, str) else one.decode() for one in array.ravel()]
+    except UnicodeDecodeError:
+        return array
+    return texts.reshape(array.shape)
+
+
+def row_columns(outputs: Mapping[str, Array], rows: int | None, *, wide: bool = True) -> dict[str, Array]:
+    """Return outputs as the columns of a table: one for [rows] and [rows, 1], `name_0`, `name_1`, … for [rows, n].
+
+    Args:
+        outputs: by name.
+        rows: of the table; None: those of the first output.
+        wide: whether [rows, n] has n columns; otherwise its rows are lists in one column, as those of more dimensions
+            always are.
+
+    Raises:
+        Failure: INVALID: an output has other rows than the table.
+    """
+    columns: dict[str, Array] = {}
+    for name, array in outputs.items():
+        rows = rows if rows is not None or not array.ndim else len(array)
+        if not array.ndim or len(array) != rows:
+            raise invalid(
+                f"output '{name}' has shape {list(array.shape)}, which is not one row for each row of the input: "
+                "pass arrays by input name for an answer in arrays"
+            )
+        named = {name: array}
+        if array.ndim == 2 and array.shape[1] == 1:
+            named = {name: array[:, 0]}
+        elif array.ndim == 2 and wide:
+            named = {f"{name}_{at}": array[:, at] for at in range(array.shape[1])}
+        elif array.ndim > 1:
+            named[name] = np.empty(len(array), object)
+            named[name][:] = [row.tolist() for row in array]
+        if twice := columns.keys() & named.keys():
+            raise invalid(f"two outputs would have the column '{min(twice)}': choose one with `outputs`")
+        columns |= named
+    return columns
+
+
+def _like(table: Any, columns: dict[str, Array]) -> Any:
+    """Return columns as a table of the kind of another one, with its index if it has one."""
+    kind = type(table)
+    try:
+        if hasattr(kind, "from_pydict"):  # of pyarrow
+            return kind.from_pydict({name: list(column) for name, column in columns.items()})
+        if hasattr(table, "index"):  # of pandas
+            return kind(columns, index=table.index)
+        return kind({name: column.tolist() if column.dtype == object else column for name, column in columns.items()})
+    except Exception as error:  # of a library that is not known here
+        raise invalid(f"the answer is no {kind.__module__}.{kind.__name__}: {error}; pass a dict of arrays") from error

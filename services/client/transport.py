@@ -9,15 +9,19 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import random
 import ssl
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from millstream.services.client.address import ServerAddress, find_server
 from millstream.services.client.call import NO_REPLY, Body, Call, Pause, Reply, Steps, T, Timeouts
 from millstream.services.client.errors import Timeout
 from millstream.services.client.faults import failure_from
@@ -77,6 +81,17 @@ class Connection:
 
     def repeated(self, steps: Steps[T], budget: Budget) -> Steps[T]:
         return with_retries(steps, Retries(self.attempts_max, random.random), budget)
+
+
+def connection_to(
+    endpoint: str | ServerAddress | None, key: str | None, retries: int, ca_file: str | os.PathLike[str] | None
+) -> Connection:
+    """Return how to reach an endpoint; warns about an unsafe configuration. Raises Failure(INVALID)."""
+    server = endpoint if isinstance(endpoint, ServerAddress) else find_server(endpoint, key)
+    for warning in server.warnings:
+        warnings.warn(warning, stacklevel=3)
+    trust = server.trust if ca_file is None else replace(server.trust, ca_file=Path(ca_file), pinned=None)
+    return Connection(server.url, server.key, trust, attempts_max=retries + 1)
 
 
 class BlockingTransport:

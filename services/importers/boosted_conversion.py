@@ -48,7 +48,6 @@ def convert_boosted(kind: str, model: Any, folder: Path) -> Imported:
         converted = _catboost(model, folder / SCRATCH / "catboost.onnx")
     else:
         converted = _xgboost(model) if kind == "XGBoost" else _lightgbm(model)
-    _drop_zip_map(converted.graph)
     _mend_shapes(converted.graph)
     path = folder / IMPORTED / FILE
     path.write_bytes(converted.graph.SerializeToString())
@@ -89,7 +88,7 @@ def _lightgbm(model: Any) -> _Converted:
     booster = getattr(model, "booster_", model)
     columns = _checked_columns(booster.num_feature())
     types = [(_INPUT, FloatTensorType([None, columns]))]
-    graph = onnxmltools.convert_lightgbm(model, initial_types=types, zipmap=False)
+    graph = onnxmltools.convert_lightgbm(model, initial_types=types)
     labels = getattr(model, "classes_", None)
     if labels is None and len(graph.graph.output) > 1:
         labels = np.arange(max(booster.num_model_per_iteration(), 2))
@@ -124,24 +123,6 @@ def _checked_columns(count: int) -> int:
     if not 1 <= count <= _COLUMNS_MAX:
         raise invalid(f"the model takes {count} columns: from 1 to {_COLUMNS_MAX} can be served")
     return count
-
-
-def _drop_zip_map(model: Any) -> None:
-    """Replace an output of maps, which workers cannot answer, by the tensor that it is made from."""
-    from onnx import TensorProto, helper
-
-    graph = model.graph
-    for node in [node for node in graph.node if node.op_type == "ZipMap"]:
-        labels = next(len(attribute.ints) or len(attribute.strings) for attribute in node.attribute)
-        tensor, mapped = node.input[0], node.output[0]
-        for other in graph.node:
-            for at, name in enumerate(other.output):
-                if name == tensor:
-                    other.output[at] = mapped
-        at = next(at for at, output in enumerate(graph.output) if output.name == mapped)
-        probabilities = helper.make_tensor_value_info(mapped, TensorProto.FLOAT, [None, labels])
-        graph.output[at].CopyFrom(probabilities)
-        graph.node.remove(node)
 
 
 def _mend_shapes(model: Any) -> None:

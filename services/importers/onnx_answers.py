@@ -20,7 +20,7 @@ _NUMPY = {
 
 
 def answered(path: Path) -> Sample:
-    """Return inputs drawn for the model at `path`, and its outputs. Raises Failure(INVALID)."""
+    """Return inputs drawn for the model at `path`, and its outputs that are tensors. Raises Failure(INVALID)."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -33,9 +33,8 @@ def answered(path: Path) -> Sample:
     except Exception as error:
         raise invalid(f"the ONNX model does not run: {' '.join(str(error).split())[:300]}") from error
     names = [one.name for one in session.get_outputs()]
-    if any(not isinstance(output, np.ndarray) for output in outputs):
-        raise invalid("the ONNX model answers maps or sequences: convert it without ZipMap (options={'zipmap': False})")
-    return Sample(inputs, dict(zip(names, outputs, strict=True)))
+    answers = zip(names, outputs, strict=True)
+    return Sample(inputs, {name: output for name, output in answers if isinstance(output, np.ndarray)})
 
 
 def _drawn(one: Any) -> Array:

@@ -22,7 +22,6 @@ Array = np.ndarray[Any, Any]
 
 #: opsets that skl2onnx's converters write
 _OPSETS = {"": 18, "ai.onnx.ml": 3}
-_LOCALE = "C.UTF-8"  # of glibc itself
 #: what the second output of a classifier or clusterer is, the first that the estimator has
 _SCORES = ("predict_proba", "decision_function", "transform", "score_samples")
 #: rows whose two best scores are closer to each other than this are no sample: rounding may decide their label
@@ -57,7 +56,6 @@ def convert_estimator(model: Any, folder: Path) -> Imported:
     inputs = inputs_of(model)
     onnx_model = _to_onnx(model, inputs)
     _name_inputs(onnx_model, [name for name, _ in _initial_types(inputs)])
-    _set_locale(onnx_model)
     path = folder / IMPORTED / FILE
     path.write_bytes(onnx_model.SerializeToString())
     sample, notes = _sample(model, inputs, onnx_model)
@@ -111,17 +109,6 @@ def _name_inputs(onnx_model: Any, names: list[str]) -> None:
     for at, (given, name) in enumerate(renamed):
         graph.node.insert(at, helper.make_node("Identity", [name], [given.name]))
         given.name = name
-
-
-def _set_locale(onnx_model: Any) -> None:
-    """Make texts lower case in a locale that every machine has: the default, en_US, is missing in slim images."""
-    from onnx import helper
-
-    for node in onnx_model.graph.node:
-        if node.op_type == "StringNormalizer":
-            kept = [attribute for attribute in node.attribute if attribute.name != "locale"]
-            del node.attribute[:]
-            node.attribute.extend([*kept, helper.make_attribute("locale", _LOCALE)])
 
 
 def _initial_types(inputs: Inputs) -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from millstream.services.ingest.batch_trials import (
     constant_outputs,
     run_rows_alone,
 )
-from millstream.services.ingest.external_data import link_files
+from millstream.services.ingest.graph import save_model
 from millstream.services.ingest.independence import Proof, prove
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Probe, find_probe
@@ -55,6 +55,7 @@ class ModelUnderCheck(NamedTuple):
             served in place.
         inputs: its inputs, except those with a default.
         rows_max: the rows of the largest batch.
+        defect: how the model breaks the rules of ONNX, which a proof relies on, as ONNX Runtime may not.
     """
 
     model: onnx.ModelProto | None
@@ -65,6 +66,7 @@ class ModelUnderCheck(NamedTuple):
     outputs: list[ModelTensor]
     rows_max: int
     program: ProgramUnderCheck | None = None
+    defect: str = ""
 
     def open(self) -> TrialSession:
         """Load the model for trial runs. Raises Failure(INVALID)."""
@@ -72,12 +74,14 @@ class ModelUnderCheck(NamedTuple):
             return self.program.open()
         return Session(self.path, self.inputs, self.outputs)
 
-    def prove(self) -> Proof:
-        """Return whether the graph shows that rows are independent."""
+    def prove(self, rewritten: onnx.ModelProto | None = None) -> Proof:
+        """Return whether the graph, or a rewritten one, shows that rows are independent."""
         if self.model is None:
             assert self.program is not None
             return self.program.prove()
-        return prove(self.model, self.names)
+        if self.defect:
+            return Proof(False, "the graph", f"it {self.defect}")
+        return prove(rewritten or self.model, self.names)
 
     @property
     def names(self) -> list[str]:
@@ -240,7 +244,7 @@ def _leading_values(subject: ModelUnderCheck, probe: Probe | None, failure: str,
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
     assert subject.model is not None  # a program has no folder for a rewrite
-    proofs = {leading: prove(with_variable_rows(subject.model, leading), subject.names) for leading in LEADING}
+    proofs = {leading: subject.prove(with_variable_rows(subject.model, leading)) for leading in LEADING}
     leading_values = [leading for leading, proof in proofs.items() if proof.proven]
     if leading_values or requested:
         return leading_values + [leading for leading in LEADING if requested and leading not in leading_values]
@@ -260,12 +264,12 @@ def _decide_rewritten(
     for leading in leading_values:
         try:
             model = with_variable_rows(subject.model, leading)
-            proof = prove(model, subject.names)
-            served = _save(model, subject, subject.compiled)
+            proof = subject.prove(model)
+            served = save_model(model, subject.files, subject.path.parent, subject.compiled)
             session = Session(served, subject.inputs, subject.outputs)
             check_batches(session, subject.outputs, expected, subject.rows_max)
         except (Failure, Contradiction) as failure:
-            shutil.rmtree(subject.compiled.parent)
+            shutil.rmtree(subject.compiled)
             reason = _Unbatchable(f"the fixed batch of 1 could not be made variable: {failure}")
             continue
         proven = "as the graph proves" if proof.proven else "in all trials"
@@ -305,11 +309,3 @@ def _constant_note(subject: ModelUnderCheck, expected: Sequence[Expected]) -> tu
         return ()
     listed = ", ".join(repr(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
     return (f"No trial input changes {listed}: only the graph shows that its rows are independent.",)
-
-
-def _save(model: onnx.ModelProto, subject: ModelUnderCheck, compiled: Path) -> Path:
-    compiled.mkdir(parents=True)
-    link_files(subject.files, subject.path.parent, compiled)
-    path = compiled / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path

@@ -156,8 +156,8 @@ async def _started(task: CheckTask) -> Ended:
 
 
 def _watch(task: CheckTask, leader: int) -> GroupWatch:
-    """Return what bounds a check: the upload, what it unpacks and what it rewrites; in place it may write nothing."""
-    written = 3 * task.unpacked_bytes_max + REWRITE_BYTES
+    """Return what bounds a check: the upload, what it unpacks, mends and rewrites; in place it may write nothing."""
+    written = 4 * task.unpacked_bytes_max + REWRITE_BYTES
     folder = FolderWatch(task.folder if task.served is None else None, written)
     return GroupWatch(leader, folder, task.memory_bytes_max, alone=True)
 

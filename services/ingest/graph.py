@@ -12,10 +12,12 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from millstream.services.errors import invalid
+from millstream.services.ingest.external_data import link_files
 from millstream.services.model.onnx_file import ExternalTensor
+from millstream.services.model.paths import FILE
 
 PROTOBUF_BYTES_MAX = 2**31 - 1
-_IR_DEFAULTS = 4  # from this IR version on, an initializer of an input is its default value
+IR_DEFAULTS = 4  # from this IR version on, an initializer of an input is its default value
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -30,6 +32,15 @@ def read_model(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.ir_version or not model.graph.output:
         raise invalid("this is not an ONNX model: it has no graph with outputs")
     return model
+
+
+def save_model(model: onnx.ModelProto, files: list[str], source: Path, target: Path) -> Path:
+    """Write a model to the new folder `target`, with links to its weight `files` in `source`. Returns its path."""
+    target.mkdir(parents=True)
+    link_files(files, source, target)
+    path = target / FILE
+    path.write_bytes(model.SerializeToString())
+    return path
 
 
 def declare_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -90,7 +101,7 @@ def default_inputs(model: onnx.ModelProto, declared: Collection[str]) -> list[on
     Some exporters list all weights as inputs, and a weight is not a default. A variable shape is never a weight's. An
     input of fixed shape is a default only if the graph has other weights that are not listed as inputs.
     """
-    if model.ir_version < _IR_DEFAULTS:
+    if model.ir_version < IR_DEFAULTS:
         return []
     stored = fixed_inputs(model.graph)
     listed = {value.name for value in model.graph.input}

@@ -1,13 +1,14 @@
 """Inspects a model file: first the checks that are cheap and certain, then trial runs.
 
-read ─> versions, weights, operators, inputs and outputs, structure ─> batching decision ─> signature ─> warm-up
+read ─> versions, weights, operators ─> mended ─> inputs and outputs, structure ─> batching decision ─> signature
 
 Imported by the checker process only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
@@ -15,16 +16,28 @@ import onnx
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import check_weights, weight_files
-from millstream.services.ingest.graph import declare_shapes, read_model, stored_outside
+from millstream.services.ingest.graph import declare_shapes, read_model, save_model, stored_outside
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.index_ranges import index_ranges
-from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
-from millstream.services.ingest.onnx_checks import check_operators, check_opsets, check_structure, check_versions
+from millstream.services.ingest.mending import UNMENDED, mend
+from millstream.services.ingest.model_io import (
+    Dim,
+    ModelTensor,
+    in_graph_order,
+    is_shapeless,
+    read_defaults,
+    read_inputs,
+    read_tensors,
+    to_specs,
+)
+from millstream.services.ingest.onnx_checks import check_operators, check_opsets, check_versions, structure_defect
 from millstream.services.ingest.report import COMPILED, CheckedModel, CheckTask
-from millstream.services.ingest.trial_session import Array, TrialSession
+from millstream.services.ingest.trial_inputs import find_probe
+from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialSession
 from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_requests
 from millstream.services.model.manifest import ModelConfig, TrialInputs
 from millstream.services.model.signature import Signature
+from millstream.services.model.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX
 from millstream.services.model.warmup_check import check_warmups
 
 
@@ -45,15 +58,24 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
     source = path.parent
     files = _weights(model, source, archived=in_place or _came_in_archive(source, path))
     check_operators(model)
+    mends = UNMENDED if in_place else mend(model)
+    served = save_model(model, files, source, task.folder / COMPILED / "mended") if mends.changed else path
+    if not in_place and _declare_observed(model, served):
+        served = save_model(model, files, source, task.folder / COMPILED / "observed")
     inputs, outputs = read_tensors(model)
-    check_structure(path, in_place=in_place, shapes_declared=bool(task.declared.shapes))
+    defect = structure_defect(model, None if in_place or files else served)
     compiled = None if in_place else task.folder / COMPILED / "onnx"
-    subject = ModelUnderCheck(model, path, files, compiled, inputs, outputs, task.rows_max)
+    subject = ModelUnderCheck(model, served, files, compiled, inputs, outputs, task.rows_max, defect=defect)
     defaults = read_defaults(model, task.declared.inputs)
     batching = task.batching
     if batching is None and any(one.name in task.declared.inputs and not one.has_rows for one in defaults):
         batching = False  # requests that share a run could not each set it
-    decision, session = decide(subject, batching)
+    try:
+        decision, session = decide(subject, batching)
+    except Failure as failure:
+        if not defect:
+            raise
+        raise invalid(f"the model {defect}") from failure
     defaults = servable_defaults(subject, decision, defaults)
     observed = [with_observed_dims(tensor, array) for tensor, array in observed_outputs(outputs, decision)]
     signature = Signature(
@@ -63,7 +85,7 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
     )
     trial, note = check_warmup(task, session, signature, tried=decision.observed is not None)
     imported = compare_samples(task, session, inputs, outputs)
-    notes = [*decision.notes, note]
+    notes = [*mends.notes, *decision.notes, note]
     return CheckedModel(
         served=str(decision.served.relative_to(task.folder)),
         files=tuple(_files_read(task.folder, decision.served, files)),
@@ -77,6 +99,7 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
         trial=trial,
         index_ranges=index_ranges(model, signature.inputs),
         imported=imported,
+        labels=_write_classes(task.folder, mends.classes),
     )
 
 
@@ -91,6 +114,35 @@ def _weights(model: onnx.ModelProto, folder: Path, *, archived: bool) -> list[st
         )
     check_weights(ends, folder)
     return sorted(ends)
+
+
+def _declare_observed(model: onnx.ModelProto, path: Path) -> bool:
+    """Give outputs without a shape the number of dimensions that a run shows. Returns whether there are any."""
+    outputs = [value for value in model.graph.output if is_shapeless(value)]
+    if not outputs:
+        return False
+    inputs = read_inputs(model)
+    with suppress(TrialError):
+        unshaped = [ModelTensor(value.name, "", ()) for value in outputs]
+        observed = find_probe(Session(path, inputs, unshaped), inputs).observed
+        pairs = zip(outputs, observed, strict=True)
+        declare_shapes(model.graph, {value.name: (-1,) * array.ndim for value, array in pairs})
+    return True
+
+
+def _write_classes(folder: Path, classes: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Write the names of the columns of each output to a file; returns their paths, as those of configured labels."""
+    labels: dict[str, str] = {}
+    for at, (output, names) in enumerate(classes.items()):
+        content = "\n".join(names).encode()
+        numbered = list(names) == [str(number) for number in range(len(names))]
+        large = len(names) > LABEL_NAMES_MAX or len(content) > LABEL_BYTES_MAX
+        if numbered or large or content.count(b"\n") >= len(names):
+            continue
+        labels[output] = f"{COMPILED}/classes/{at}.txt"
+        (folder / labels[output]).parent.mkdir(parents=True, exist_ok=True)
+        (folder / labels[output]).write_bytes(content)
+    return labels
 
 
 def check_warmup(

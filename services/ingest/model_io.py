@@ -6,6 +6,7 @@ Imported by the checker process only. Source: onnx.proto, TypeProto and TensorPr
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from millstream.services.model.signature import TensorSpec
 
 #: limit on the bytes of one tensor with fixed dimensions: gateways generate such inputs for readiness probes
 ROW_BYTES_MAX = 1 << 30
+
+#: names that tf2onnx and paddle2onnx make up, a new one for each variable dimension: equal sizes have different names
+_GENERATED = re.compile(r"unk__\d+|DynamicDimension\.\d+", re.ASCII)
 
 Dim = int | str | None
 """A fixed size (int), a named variable size (str), or an unnamed variable size (None)."""
@@ -65,7 +69,7 @@ def read_defaults(model: onnx.ModelProto, declared: Collection[str]) -> list[Mod
     defaults: list[ModelTensor] = []
     for value in default_inputs(model, declared):
         with suppress(Failure):
-            defaults.append(_tensor(value, "input", set())._replace(optional=True))
+            defaults.append(_tensor(value, "input")._replace(optional=True))
     return defaults
 
 
@@ -75,14 +79,24 @@ def in_graph_order(model: onnx.ModelProto, tensors: Iterable[ModelTensor]) -> li
     return sorted(tensors, key=lambda tensor: positions[tensor.name])
 
 
+def read_inputs(model: onnx.ModelProto) -> list[ModelTensor]:
+    """Return the inputs without a stored value. Raises Failure(INVALID) for a type or shape that v2 cannot carry."""
+    stored = fixed_inputs(model.graph)
+    return [_tensor(value, "input") for value in model.graph.input if value.name not in stored]
+
+
+def is_shapeless(value: onnx.ValueInfoProto) -> bool:
+    """Return whether a tensor is declared without a shape."""
+    return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+
+
 def read_tensors(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelTensor]]:
     """Return the model's inputs (those without a stored value) and outputs.
 
     Raises Failure(INVALID) for a type or shape that the v2 protocol cannot carry.
     """
-    stored = fixed_inputs(model.graph)
     zipmaps = {name for node in nodes(model) if node.op_type == "ZipMap" for name in node.output}
-    inputs = [_tensor(value, "input", zipmaps) for value in model.graph.input if value.name not in stored]
+    inputs = read_inputs(model)
     outputs = [_tensor(value, "output", zipmaps) for value in model.graph.output]
     check_bounds([*inputs, *outputs])
     texts = [tensor.name for tensor in (*inputs, *outputs) if tensor.datatype == BYTES]
@@ -125,7 +139,7 @@ def _shape(tensor: ModelTensor, batching: bool) -> tuple[int, ...]:
     return (-1, *shape[1:]) if batching else shape
 
 
-def _tensor(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTensor:
+def _tensor(value: onnx.ValueInfoProto, what: str, zipmaps: Collection[str] = ()) -> ModelTensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         if value.name in zipmaps:
@@ -141,7 +155,7 @@ def _tensor(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTe
         raise invalid(
             f"{what} {value.name!r} has elements of type {_type_name(tensor_type.elem_type)}, which v2 cannot carry"
         )
-    if not tensor_type.HasField("shape"):
+    if is_shapeless(value):
         raise invalid(
             f"{what} {value.name!r} has no shape: run onnx.shape_inference.infer_shapes on the model, or set it, "
             "there or as its dims in a config.pbtxt; variable sizes are fine"
@@ -152,7 +166,7 @@ def _tensor(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTe
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
         return int(dim.dim_value)
-    return dim.dim_param or None
+    return None if _GENERATED.fullmatch(dim.dim_param) else dim.dim_param or None
 
 
 def _type_name(number: int) -> str:

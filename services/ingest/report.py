@@ -143,6 +143,7 @@ class CheckedModel(BaseModel):
         trial: inputs of one row that ran; None: no generated input runs.
         index_ranges: as in a manifest.
         source_format: as in a manifest.
+        labels: files with the class names of outputs, one per line, by output.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -160,6 +161,7 @@ class CheckedModel(BaseModel):
     index_ranges: dict[str, tuple[int, int]] = {}
     source_format: SourceFormat = "onnx"
     imported: ImportRecord | None = None
+    labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

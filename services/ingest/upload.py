@@ -214,6 +214,7 @@ class ModelUpload:
 
     def _publish(self, checked: CheckedModel, digest: str, activate: bool) -> Manifest:
         assert self._staging
+        self.config = self.config.model_copy(update={"labels": checked.labels | self.config.labels})
         config_files = check_warmups(self.config, checked.signature, self._folder())
         config_files += check_labels(self.config, checked.signature, self._folder())
         with storage_errors(self._folder()):

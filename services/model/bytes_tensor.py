@@ -34,3 +34,10 @@ def decode_elements(raw: bytes | bytearray | memoryview) -> list[bytes]:
             raise ValueError("an element is longer than the bytes that are there")
         elements.append(bytes(view[start:offset]))
     return elements
+
+
+def end_of_elements(raw: bytes | bytearray | memoryview, offset: int, count: int) -> int:
+    """Return the offset behind the `count` elements of a valid raw form that begin at `offset`."""
+    for _ in range(count):
+        offset += LENGTH_BYTES + _U32.unpack_from(raw, offset)[0]
+    return offset

@@ -116,6 +116,14 @@ class Unreadable(str):
     __slots__ = ()
 
 
+def too_large(size_bytes: int, bytes_max: int) -> str:
+    """Return the error message for a request whose outputs are too large."""
+    return (
+        f"the outputs of the request take {size_bytes} bytes, more than the {bytes_max} that a reply may have: "
+        "ask for less in one request, or raise MILLSTREAM_REPLY_BYTES_MAX"
+    )
+
+
 def agreed_format(formats: Sequence[int], readers: Sequence[Collection[int]]) -> int | None:
     """Return the newest of `formats` that all `readers` read, else the one that most of them read.
 

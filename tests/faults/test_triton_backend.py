@@ -91,8 +91,7 @@ def test_a_server_behind_a_slow_link_is_not_given_up_amid_a_run(server: Stack, t
         path = remote_model(tmp_path, proxy.address, "same", timeout_s=120)
         instance = get_backend("triton").load(path, same(), "cpu", 1)
         rows = np.ones((SLOW_S * SLOW_BYTES_S // ROW.nbytes, 2), np.float32)
-        with pytest.raises(Failure, match="batch-size must be <= 64"):  # it says so when it has all of them
-            instance.run({"x": rows})
+        assert np.array_equal(instance.run({"x": rows})[0], rows)
         assert instance.lost == ""
         instance.close()
 

@@ -157,7 +157,7 @@ MISTAKES = [
     ("tx-plain", ["a"], "unexpected inference input 'text' for model 'tx-plain'"),
     ("tx-broken", ["a"], "tokenizer.json of model 'tx-broken' cannot be read"),
     ("tx-words", [" "], "'text[0]' has no token"),
-    ("tx-words", ["a"] * 65, "batch-size must be <= 64"),
+    ("tx-words", ["a"] * 2049, "'text' has 2049 texts: at least 1, at most 2048"),
     ("tx-words", ["the " * 9000], "has 9000 tokens: at most 8192"),
 ]
 

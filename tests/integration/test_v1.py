@@ -177,7 +177,6 @@ def test_classes_and_values(stack: Stack) -> None:
         ("tf-add", {"inputs": {"a": A, "b": B[:1]}}, "batch size does not match"),
         ("tf-int", {"instances": [[1.5, 1]]}, "a number with a fraction where INT64"),
         ("tf-int", {"instances": [[2**63, 1]]}, "out of the range of INT64"),
-        ("tf-mlp", {"instances": [[0.0] * 64] * 65}, "batch-size must be <= 64"),
     ],
 )
 def test_what_is_wrong_is_said(stack: Stack, model: str, document: Any, error: str) -> None:

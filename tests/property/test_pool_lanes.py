@@ -29,7 +29,8 @@ PERMITS = 40
 ROWS_WAITING_MAX = 12
 POOLS = {"gpu": {1: 0.001, 8: 0.002}, "cpu": {1: 0.005, 4: 0.015}, "edge": {1: 0.2}}
 NAMES = st.sampled_from(sorted(POOLS))
-CONFIGS = [None, ModelConfig(priority_levels=2, priority_default=1)]
+#: of the second one, requests with more than 3 rows run in parts
+CONFIGS = [None, ModelConfig(priority_levels=2, priority_default=1, rows_max=3), ModelConfig(rows_max=3)]
 
 
 class Callers(Discard):
@@ -72,7 +73,7 @@ class PoolMachine(RuleBasedStateMachine):
     # Callers.
 
     @rule(
-        rows=st.integers(1, 5),
+        rows=st.integers(1, 5) | st.integers(6, 30),
         timeout_s=st.sampled_from([0.05, 1.0, 60.0]),
         priority=st.integers(0, 2),
         turns=st.booleans(),
@@ -177,7 +178,7 @@ class PoolMachine(RuleBasedStateMachine):
     def permits_are_those_of_the_waiting(self) -> None:
         admission = self.pools.bench.admission
         assert admission.requests == len(self.waiting)
-        assert admission.bytes == sum(16 * request.rows for request in self.waiting)
+        assert admission.bytes == sum(request.permit_bytes for request in self.waiting)
 
     @invariant()
     def each_lane_counts_its_own(self) -> None:
@@ -192,7 +193,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.time_passes(REST_S)
         assert not self.waiting
         assert not self.pools.bench.pending
-        assert all(lane.idle for lane in self.pools.lanes.values())
+        assert all(lane.idle and not lane.splits.open for lane in self.pools.lanes.values())
         self.permits_are_those_of_the_waiting()
         self.each_is_answered_once()
         self.folder.cleanup()

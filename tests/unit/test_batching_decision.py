@@ -201,7 +201,7 @@ def test_a_detector_of_batch_one_is_not_rewritten(source: Path) -> None:
     assert "NonZero" in found.notes[0]
     with pytest.raises(Failure, match="batching is not possible"):
         checked(source, detector(1), batching=True)
-    assert not (source.parent / "compiled").exists()
+    assert not (source.parent / "compiled" / "onnx").exists()
 
 
 def test_batching_without_a_proof_can_be_requested(source: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.cli.inputs import request_from
+from millstream.services.cli.inputs import Content
+from millstream.services.cli.inputs import request_from as request_from_content
 from millstream.services.client.infer_codec import decode_reply, random_request
 from millstream.services.client.tensors import decode, encode
 from millstream.services.errors import Code, Failure
@@ -27,6 +28,10 @@ ADDER: Any = {
 }
 ONE: Any = {"name": "one", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]}
 WORDS: Any = {"name": "words", "inputs": [{"name": "w", "datatype": "BYTES", "shape": [-1]}]}
+
+
+def request_from(content, metadata, *, binary_outputs, suffix=""):
+    return request_from_content(Content(content, suffix), metadata, binary_outputs=binary_outputs)
 
 
 def sent(call):
@@ -132,13 +137,17 @@ def test_strings():
     ("content", "metadata", "says"),
     [
         (b"[[1, 2]]", ONE, r"shape \[1, 2\], but the model expects \[-1, 3\]"),
-        (b"[[1, 2, 3], [1]]", ONE, "input x"),
-        (b'["a", "b", "c"]', ONE, "input x"),
+        (
+            b"[[1, 2, 3], [1]]",
+            ONE,
+            r"lists differ in length, \[0\] is a list of 3 and \[1\] is a list of 1",
+        ),
+        (b'["a", "b", "c"]', ONE, r"input 'x' takes FP32 \[-1, 3\], not text"),
         (b"nonsense", ONE, "neither JSON nor"),
         (b"\x93NUMPY broken", ONE, "usable .npy"),
         (b"PK\x03\x04 broken", ONE, "usable .npy"),
-        (b"[[1, 2, 3]]", ADDER, r"2 inputs \(a, b\)"),
-        (b'{"x": [[1, 2, 3]], "y": 1}', ONE, "the model has no input y"),
+        (b"[[1, 2, 3]]", ADDER, r"2 inputs: give each by its name \(a, b\)"),
+        (b'{"x": [[1, 2, 3]], "y": 1}', ONE, "there is no input 'y'"),
         (npy(np.array([{"a": 1}], dtype=object)), ONE, "usable .npy"),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from millstream.services.client import inference
 from millstream.services.client.call import Call, Steps
 from millstream.services.client.errors import ModelNotFound, ServerError, Timeout, VersionFailed
-from millstream.services.client.inference import Options, Prediction, Signatures, predict
+from millstream.services.client.inference import Options, Prediction, Signatures, as_text, predict, row_columns
 from millstream.services.client.models import wait
 from millstream.services.client.retry import Budget
 from millstream.services.errors import Code, Failure
@@ -116,6 +117,37 @@ def test_odd_inputs_are_refused_or_left_to_the_server(inputs):
         asked(script, inputs, {})
     assert failure.value.code is Code.INVALID
     assert "\n" not in failure.value.message
+
+
+def test_text_is_str_and_an_output_with_other_bytes_stays_bytes():
+    texts = np.array([["é".encode(), b"a\0"]], object)
+    assert as_text(texts).tolist() == [["é", "a\0"]]
+    assert as_text(np.array([b"\xff", b"a"], object)).tolist() == [b"\xff", b"a"]
+    assert as_text(np.zeros((0, 2), object)).shape == (0, 2)
+    assert as_text(np.array([1.5])).tolist() == [1.5]
+
+
+def test_outputs_become_the_columns_of_a_table():
+    outputs = {
+        "label": np.array(["a", "b"], object),
+        "score": np.array([[1], [2]]),
+        "p": np.array([[0.25, 0.75], [0.5, 0.5]]),
+        "box": np.zeros((2, 1, 2)),
+    }
+    columns = {name: column.tolist() for name, column in row_columns(outputs, 2).items()}
+    assert columns == {
+        "label": ["a", "b"],
+        "score": [1, 2],
+        "p_0": [0.25, 0.5],
+        "p_1": [0.75, 0.5],
+        "box": [[[0, 0]], [[0, 0]]],
+    }
+    assert row_columns(outputs, None, wide=False)["p"].tolist() == [[0.25, 0.75], [0.5, 0.5]]
+    for wrong in ({"y": np.zeros((3, 2))}, {"y": np.zeros(())}):
+        with pytest.raises(Failure, match="not one row for each row"):
+            row_columns(wrong, 2)
+    with pytest.raises(Failure, match="two outputs would have the column 'p_0'"):
+        row_columns({"p_0": np.zeros(2), "p": np.zeros((2, 2))}, 2)
 
 
 def version(state: str, reason: str | None = None) -> Any:

@@ -28,6 +28,7 @@ with Client("http://127.0.0.1:8000", timeout=5) as client:
 async def main() -> None:
     async with AsyncClient() as client:
         reveal_type(await client.predict("m", {"x": [1.0]}))
+        reveal_type(await client.predict("m", [{"a": 1, "b": "x"}]))
 """
 
 
@@ -66,12 +67,14 @@ def test_type_checkers_see_the_client(tmp_path: Path):
         "str",
         "int",
         "millstream.services.client.inference.Prediction",
+        "list[dict[str, Any]]",
     ], done.stdout
     assert "ndarray" in next(line for line in revealed if line)
     errors = [line for line in lines if line.startswith("error")]
-    assert len(errors) == 2, done.stdout
-    assert "versoin" in errors[0]
-    assert "nothing" in errors[1]
+    assert len(errors) == 3, done.stdout
+    assert '"versoin"' in errors[0]
+    assert "No overload" in errors[1]  # the same call
+    assert "nothing" in errors[2]
 
 
 def test_both_clients_have_the_same_methods():

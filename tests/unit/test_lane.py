@@ -14,6 +14,7 @@ from millstream.gateway.scheduling.lane import CANNOT_SERVE_RETRY_S, RETRY_S_MIN
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import AGAIN, NO_ROOM, decode_batch
@@ -65,11 +66,11 @@ def test_every_idle_instance_gets_a_batch_at_once(tmp_path):
 
 def test_a_request_larger_than_a_batch_holds_back_no_full_batch(tmp_path):
     bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
-    bench.lane.add(bench.request(rows=100), 100 * len(ROW))
+    bench.lane.add(bench.request(rows=64), 64 * len(ROW))
     bench.add_requests(15)
-    assert bench.put == [100]
+    assert bench.put == [64]
     bench.add_requests(1)
-    assert bench.put == [100, 16]
+    assert bench.put == [64, 16]
 
 
 def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came_soon(tmp_path):
@@ -144,7 +145,7 @@ def test_shared_memory_that_a_frozen_worker_may_still_write_to_rests(tmp_path):
     folder = tmp_path / "segments"
     folder.mkdir()
     segments = SegmentPool(folder, "m", 1 << 30)
-    bench = LaneBench(tmp_path, {1: 0.1}, segments=segments)
+    bench = LaneBench(tmp_path, {1: 0.1}, segments=segments, config=ModelConfig(rows_max=1000))
     for attempt in (1, 2):
         bench.lane.add(bench.request(rows=1000), 16_000)
         bench.turn()

@@ -14,7 +14,7 @@ import numpy as np
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import LENGTH_BYTES
-from millstream.services.wire.batch import AGAIN, NO_ROOM, ReplyHeader, encode_reply
+from millstream.services.wire.batch import AGAIN, NO_ROOM, ReplyHeader, encode_reply, too_large
 
 if TYPE_CHECKING:
     from millstream.workers.batches.lease import Lease
@@ -54,14 +54,6 @@ def fit(lease: Lease, outputs: Sequence[Array], batching: bool, bytes_max: int) 
     if not kept:
         return None, refused
     return [np.concatenate([array[share] for share in kept]) for array in outputs], refused
-
-
-def too_large(size_bytes: int, bytes_max: int) -> str:
-    """Return the error message for a request whose outputs are too large."""
-    return (
-        f"the outputs of the request take {size_bytes} bytes, more than the {bytes_max} that a reply may have: "
-        "ask for less in one request, or raise MILLSTREAM_REPLY_BYTES_MAX"
-    )
 
 
 def _size_bytes(array: Array) -> int:

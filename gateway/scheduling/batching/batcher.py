@@ -1,7 +1,8 @@
 """Chooses which waiting requests run together, and in which order. Pure: the caller passes the time in.
 
-Order: earliest deadline first within a priority. Priorities age: for each `aging_s` that the first request of a
-priority has waited, it counts one priority higher, so that no priority starves. Requests of a batch have equal shapes.
+Order: earliest deadline first within a priority; parts of a request have later turns (scheduling/split_requests.py).
+Priorities age: for each `aging_s` that the first request of a priority has waited, it counts one priority higher, so
+that no priority starves. Requests of a batch have equal shapes.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ class Batcher:
         level = self._levels.get(rank)
         if level is None:
             level = self._levels[rank] = _PriorityLevel()
-        level.push((request.deadline, next(self._numbers), request), shape)
+        turn = request.deadline if request.turn is None else request.turn
+        level.push((turn, next(self._numbers), request), shape)
         if self._stale_max > 2 * self.count + COMPACT_MIN:
             for other in self._levels.values():
                 other.compact()

@@ -61,12 +61,15 @@ class QueueRules:
     def enter(self, request: Request) -> None:
         """Record that a request waits from now on."""
         request.deadline = request.wait_until
-        self._counts[request.level] += 1
+        if not request.part:
+            self._counts[request.level] += 1
 
     def leave(self, requests: Iterable[Request]) -> None:
         """Record that requests no longer wait."""
         for request in requests:
             request.deadline = request.answer_by
+            if request.part:
+                continue
             self._counts[request.level] -= 1
             if not self._counts[request.level]:
                 del self._counts[request.level]

@@ -1,0 +1,265 @@
+"""Requests with more rows than a run takes: their parts wait and run as requests do, and their outputs are joined.
+
+request ─> a window of parts ─> the lane ……… outputs of a part ─> copied to its rows ─> next part, or the answer
+a part fails, the deadline passes, the caller goes ─> the request ends, and its other parts are dropped
+
+The request has one permit, deadline, account and answer. Its parts stay with its version and move between pools as
+other requests do. A part is ordered among the waiting requests as one that arrives when it enters the lane. So a large
+request takes turns with others, like a client that sends its parts one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millstream.gateway.scheduling.batching.dispatch import DEPTH, DispatchPolicy
+from millstream.gateway.scheduling.request import LATE, Request
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.gateway.tensors.row_parts import InputRows, JoinedOutputs
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.metrics.inference import Reason
+from millstream.services.wire.batch import ReplyHeader, too_large
+
+if TYPE_CHECKING:
+    from millstream.gateway.scheduling.lane import Lane
+    from millstream.gateway.scheduling.packer import Packer
+    from millstream.gateway.scheduling.pool_context import PoolContext
+
+
+class Part(Request):
+    """Some rows of a request. It has no permit and is not counted: its request is."""
+
+    part = True
+    split: SplitRequest
+    ran: tuple[ReplyHeader, float, float]  # header of the reply to its batch; when that was put; when the reply came
+
+    def __init__(self, split: SplitRequest, inputs: Sequence[InputTensor], rows: int, now: float) -> None:
+        whole = split.whole
+        super().__init__(inputs, rows, whole.priority, now, whole.deadline, split)
+        self.split = split
+        self.first_row = split.next_row
+        self.turn = now + whole.deadline - whole.arrival
+        self.request_id = whole.request_id
+        self.account, self.key = whole.account, whole.key
+        self.level, self.answer_by = whole.level, whole.answer_by
+        self.wait_until = min(whole.answer_by, now + whole.wait_until - whole.arrival)
+        self.permit_bytes = sum([tensor.size_bytes for tensor in inputs])  # bounds the bytes of its batch
+
+
+class SplitRequest:
+    """A request while its parts wait and run: the responder of its parts.
+
+    `whole`: the request; its lane takes the next parts. `parts`: those that wait or are in flight. `next_row`: first
+    row of the next part.
+    """
+
+    def __init__(self, whole: Request) -> None:
+        self.whole = whole
+        self.protocol = whole.responder.protocol
+        self.parts: set[Part] = set()
+        self.next_row = 0
+        self._inputs = InputRows(whole.lane.manifest.signature.inputs, whole.inputs, whole.rows)
+        self._outputs = JoinedOutputs(whole.rows)
+        self._outputs_bytes = 0  # that the permit has
+        self._rows_joined = 0
+        self._since_run_s = self._input_s = self._infer_s = self._output_s = 0.0  # sums over the parts
+
+    @property
+    def rows_left(self) -> int:
+        """The rows of the parts that did not enter the lane yet."""
+        return self._inputs.left
+
+    def next_parts(self, count: int, rows: int, now: float) -> list[Part]:
+        """Return the next parts of `rows` rows each, at most `count`; the last one of the request may have fewer."""
+        parts: list[Part] = []
+        while self.rows_left and len(parts) < count:
+            part_rows = min(rows, self.rows_left)
+            parts.append(Part(self, self._inputs.take(part_rows), part_rows, now))
+            self.next_row += part_rows
+        return parts
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
+        """Take the outputs of parts that ran in one batch."""
+        for part, reply in zip(requests, outputs.replies([part.rows for part in requests]), strict=True):
+            self.answer_one(part, reply)
+
+    def answer_one(self, request: Request, reply: Reply) -> None:
+        """Take the outputs of a part: the next one enters the lane, or the request is answered."""
+        assert isinstance(request, Part)
+        if self.whole.done:
+            return
+        self.parts.discard(request)
+        try:
+            self._join(request, reply)
+        except Failure as failure:
+            self.fail(request, failure)
+        else:
+            if self.rows_left:
+                self.whole.lane.splits.fill(self)
+            elif not self.parts:
+                self._answer(request)
+
+    def _join(self, part: Part, reply: Reply) -> None:
+        """Copy the outputs of a part. Raises Failure if they cannot be joined, or are too large together."""
+        outputs, splits = self._outputs, self.whole.lane.splits
+        differs = outputs.add(part.first_row, reply)
+        if differs is not None:
+            spec = self.whole.lane.manifest.signature.outputs[differs]
+            raise invalid(
+                f"the rows of the request ran in parts, and output '{spec.name}' has the shape "
+                f"{list(reply[differs].shape)} for rows {part.first_row} to {part.first_row + part.rows - 1}, but "
+                "other dimensions for others: these outputs cannot be joined; send at most "
+                f"{splits.rows_max} rows in a request"
+            )
+        splits.admit_outputs(self.whole, outputs.size_bytes - self._outputs_bytes, outputs.size_bytes)
+        self._outputs_bytes = outputs.size_bytes
+        self._rows_joined += part.rows
+        header, put_at, replied_at = part.ran
+        self._since_run_s += replied_at - put_at - header.queue_s
+        self._input_s += header.input_s
+        self._infer_s += header.infer_s
+        self._output_s += header.output_s
+        self.whole.timing = part.timing
+        self.whole.form = part.form or self.whole.form
+
+    def _answer(self, last: Part) -> None:
+        whole, lane = self.whole, self.whole.lane
+        reply = self._outputs.reply()
+        header, put_at, now = last.ran
+        lane.splits.trace(whole, reply, header, put_at, now)
+        self._close()
+        sums = msgspec.structs.replace(
+            header, queue_s=0.0, input_s=self._input_s, infer_s=self._infer_s, output_s=self._output_s
+        )
+        lane.answers.answer_split(whole, reply, sums, self._since_run_s, now)
+
+    def fail(self, request: Request, failure: Failure, reason: Reason | None = None) -> None:
+        """Fail the request, because a part of it failed. `reason`: as in Answers.fail."""
+        answers = self.whole.lane.answers
+        answers.fail((self.whole,), failure, reason)
+        answers.rows_done -= self._rows_joined  # which were counted before
+        self._close()
+
+    def cancel(self) -> None:
+        """Drop the request: its caller went away."""
+        answers = self.whole.lane.answers
+        answers.cancel(self.whole)
+        answers.rows_done -= self._rows_joined
+        self._close()
+
+    def _close(self) -> None:
+        """Drop the parts that have no answer: those in flight still run, but their outputs are not used."""
+        parts, self.parts = self.parts, set()
+        for part in parts:
+            if not part.done:
+                part.lane.drop(part)
+        self.whole.lane.splits.open.discard(self)
+        self.whole.split = None  # else the two keep each other, and the tensors
+        self.whole.inputs = ()
+
+
+class Splits:
+    """The requests of one lane that run in parts. `open`: those that have no answer yet.
+
+    Args:
+        lane: takes the parts.
+        context: of the lane's pool.
+        policy: the lane's batch sizes and credits.
+        packer: knows how large outputs are.
+        rows_max: rows of the largest run; requests with more are split.
+    """
+
+    def __init__(self, lane: Lane, context: PoolContext, policy: DispatchPolicy, packer: Packer, rows_max: int) -> None:
+        self.open: set[SplitRequest] = set()
+        self.rows_max = rows_max
+        self.batching_off = False
+        self._lane = lane
+        self._context = context
+        self._policy = policy
+        self._packer = packer
+
+    @property
+    def rows(self) -> int:
+        """Rows of the parts that did not enter the lane yet."""
+        return sum([split.rows_left for split in self.open]) if self.open else 0
+
+    def requests_waiting(self) -> tuple[int, int]:
+        """Return how many requests wait with some of their rows, and how many of their parts wait in the lane."""
+        waiting = [(split.rows_left, sum([not part.taken for part in split.parts])) for split in self.open]
+        return sum([bool(rows or parts) for rows, parts in waiting]), sum([parts for _, parts in waiting])
+
+    def check(self, request: Request) -> None:
+        """Raise Failure if a request cannot run in parts: INVALID, TOO_LARGE."""
+        if self.batching_off:
+            raise invalid(
+                f"rows of model '{self._lane.manifest.model}' were found to influence each other: a request cannot run "
+                f"in parts, so it may have at most {self.rows_max} rows, not {request.rows}"
+            )
+        self._check_outputs(request.rows * self._packer.row_bytes_known)
+
+    def admit_outputs(self, request: Request, more_bytes: int, size_bytes: int) -> None:
+        """Add `more_bytes` to the permit of a request whose outputs take `size_bytes` now.
+
+        Raises Failure: TOO_LARGE, UNAVAILABLE (the gateway is full).
+        """
+        self._check_outputs(size_bytes)
+        if more_bytes:
+            self._context.admission.extend(request, more_bytes)
+
+    def _check_outputs(self, size_bytes: int) -> None:
+        bytes_max = self._context.reply_bytes_max
+        if size_bytes > bytes_max:
+            raise Failure(Code.TOO_LARGE, too_large(size_bytes, bytes_max))
+
+    def begin(self, request: Request) -> None:
+        """Let the first parts of an admitted request wait."""
+        request.lane = self._lane
+        request.split = split = SplitRequest(request)
+        self.open.add(split)
+        self.fill(split)
+
+    def adopt(self, splits: Iterable[SplitRequest]) -> None:
+        """Take over requests from the lane of another pool."""
+        for split in tuple(splits):
+            split.whole.lane.splits.open.discard(split)
+            split.whole.lane = self._lane
+            self.open.add(split)
+            self._context.ticking.add(self._lane)
+
+    def fill(self, split: SplitRequest) -> None:
+        """Let the next parts of a request wait, so that the lane's requests in parts keep all its slots busy.
+
+        They share the slots, but each of them has a part in the lane.
+        """
+        window = max(1, max(DEPTH, self._policy.credits) // len(self.open))
+        self._enter(split, window - len(split.parts))
+
+    def _enter(self, split: SplitRequest, count: int) -> None:
+        parts = split.next_parts(count, self._policy.batch_rows, self._context.clock())
+        try:
+            self._lane.enter(parts)
+        except Failure as failure:
+            split.fail(split.whole, failure)
+        else:
+            split.parts.update(parts)
+
+    def flush(self) -> None:
+        """Let all remaining parts wait: the lane closes, and sends what waits."""
+        for split in tuple(self.open):
+            self._enter(split, split.rows_left)
+
+    def tick(self, now: float) -> None:
+        """Fail the requests whose deadline has passed: their parts may wait behind requests with later deadlines."""
+        for split in tuple(self.open):
+            if split.whole.deadline <= now:
+                split.fail(split.whole, Failure(Code.EXPIRED, LATE))
+
+    def trace(self, request: Request, reply: Reply, header: ReplyHeader, put_at: float, now: float) -> None:
+        """Trace a request that has all outputs, with the times of its last part."""
+        traces = self._context.traces
+        if traces.on:
+            traces.request(self._lane.manifest, request, reply, put_at, header, now)

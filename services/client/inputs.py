@@ -1,0 +1,243 @@
+"""Turns what a caller passes to `predict` into the inputs of a request. Pure.
+
+DataFrame, records, dict of columns ─> columns by name ─┐
+texts, images, lists, arrays ───────────────────────────┴─> Given: an array for each input of the request
+Tables of pandas, polars and pyarrow are known by their methods: none of these libraries is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
+from os import PathLike
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from millstream.services.client.documents import Metadata, Tensor, Usage
+from millstream.services.client.images import is_image, pixels
+from millstream.services.client.tensors import Array, fit, is_missing, numbers
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.nearest_names import unknown_key
+
+_NAMES_CHARACTERS = 400  # of names in a message
+
+
+class Table(Protocol):
+    """A DataFrame of pandas or polars, or a pyarrow Table."""
+
+    @property
+    def columns(self) -> Any: ...
+    def __getitem__(self, name: Any, /) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+TableT = TypeVar("TableT", bound=Table)
+#: what `predict` takes besides tables and records; Any: an image of Pillow
+Inputs = Mapping[str, Any] | ArrayLike | PathLike[str] | Sequence[PathLike[str]] | Any
+
+
+class Given(NamedTuple):
+    """An input of a request, and its values in a shape that fits."""
+
+    spec: Tensor
+    array: Array
+
+
+def given_inputs(metadata: Metadata, inputs: Any) -> list[Given]:
+    """Return the inputs of a request for a model.
+
+    Missing inputs and names of columns are not checked here: only the server knows which ones are optional.
+
+    Raises:
+        Failure: INVALID: they do not fit the model; the message says what does.
+    """
+    if is_table(inputs):
+        return _of_table(metadata, columns_of(inputs))
+    if is_records(inputs):
+        return _of_table(metadata, _columns_of_records(inputs))
+    if isinstance(inputs, Mapping):
+        return _of_names(metadata, inputs)
+    if isinstance(inputs, np.ndarray) and inputs.dtype.names:  # a structured array
+        return _of_table(metadata, {name: inputs[name] for name in inputs.dtype.names})
+    text = _text_spec(metadata)
+    if text is not None and _are_texts(inputs) and all(spec["datatype"] != BYTES for spec in metadata["inputs"]):
+        return [_given(metadata, text, inputs)]
+    specs = metadata["inputs"]
+    if len(specs) != 1:
+        names = ", ".join(spec["name"] for spec in specs)[:_NAMES_CHARACTERS]
+        hint = "" if text is None else ", or send texts"
+        raise invalid(f"{metadata['name']} has {len(specs)} inputs: give each by its name ({names}){hint}")
+    return [_given(metadata, specs[0], inputs)]
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a DataFrame or a pyarrow Table."""
+    kind = type(value)
+    return hasattr(kind, "columns") and hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+
+
+def is_records(value: Any) -> bool:
+    """Whether a value is a list of dicts."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def columns_of(table: Table) -> dict[str, Array]:
+    """Return the columns of a DataFrame or a pyarrow Table by name. Raises Failure(INVALID)."""
+    names = list(getattr(table, "column_names", table.columns))
+    if names == list(range(len(names))):  # as pandas names the columns of an array
+        return {str(name): _array(table[name], str(name)) for name in names}
+    for name, count in Counter(names).items():
+        if not isinstance(name, str):
+            raise invalid(f"the table has a column {name!r}, whose name is no text: name it, or pass table.to_numpy()")
+        if count > 1:
+            raise invalid(f"the table has {count} columns '{name}'")
+    return {name: _array(table[name], name) for name in names}
+
+
+def _columns_of_records(records: Sequence[Mapping[Any, Any]]) -> dict[str, Any]:
+    first = records[0]
+    for at, record in enumerate(records):
+        for name in record.keys() ^ first.keys():
+            what = f"no '{name}', which record 0 has" if name in first else f"'{name}', which record 0 has not"
+            raise invalid(f"record {at} has {what}: all need the same columns, with None where a value is missing")
+    return {str(name): [record[name] for record in records] for name in first}
+
+
+def _of_names(metadata: Metadata, named: Mapping[Any, Any]) -> list[Given]:
+    """Return inputs by name: those of the model, its text, or the columns of its table."""
+    specs = {spec["name"]: spec for spec in metadata["inputs"]}
+    text = _text_spec(metadata)
+    if text is not None and text["name"] in named:
+        specs = {text["name"]: text} | specs
+    unknown = [name for name in named if name not in specs]
+    if not unknown:
+        return [_given(metadata, spec, named[name]) for name, spec in specs.items() if name in named]
+    if _takes_columns(metadata):
+        return [_column(metadata["inputs"][0], str(name), values) for name, values in named.items()]
+    if text is not None:
+        specs = {text["name"]: text} | specs
+    said = unknown_key(str(unknown[0]), specs, "input")
+    raise invalid(f"{metadata['name']}: {said}")
+
+
+def _of_table(metadata: Metadata, columns: Mapping[str, Any]) -> list[Given]:
+    """Return the columns of a table as inputs by name; by position if the model's one input, or the table, has none."""
+    if not columns:
+        raise invalid("the table has no columns")
+    specs = metadata["inputs"]
+    only = specs[0] if len(specs) == 1 and len(specs[0]["shape"]) in {1, 2} else None
+    named = only is None or only["name"] in columns or _takes_columns(metadata) or _text_spec(metadata)
+    if only is None or (named and list(columns) != [str(at) for at in range(len(columns))]):
+        return _of_names(metadata, columns)
+    width = (*only["shape"], 1)[1]
+    if width not in {-1, len(columns)}:
+        raise invalid(
+            f"the table has {len(columns)} columns, and input '{only['name']}' of {metadata['name']} takes {width}"
+        )
+    given = [_column(only, name, values, only["datatype"]) for name, values in columns.items()]
+    if len({len(column.array) for column in given}) > 1:
+        raise invalid("the columns of the table have different lengths")
+    joined = np.concatenate([column.array for column in given], axis=1)
+    return [Given(only, joined if len(only["shape"]) == 2 else joined[:, 0])]
+
+
+def _column(table: Tensor, name: str, values: Any, datatype: str = "") -> Given:
+    """Return a column as an input of its own, (rows, 1): text as text, anything else as the table's datatype."""
+    array = _array(values, name)
+    if not datatype:
+        text = array.dtype.kind in "US" or any(isinstance(element, str | bytes) for element in array.ravel().tolist())
+        datatype = BYTES if text else table["datatype"]
+    if datatype != BYTES:
+        with about_input(name):
+            array = numbers(array, datatype)
+    spec: Tensor = {"name": name, "datatype": datatype, "shape": [-1, 1]}
+    return Given(spec, fit(array, spec["shape"], name))
+
+
+def _given(metadata: Metadata, spec: Tensor, value: Any) -> Given:
+    """Return what a caller passes for one input of the model."""
+    name, numeric = spec["name"], spec["datatype"] != BYTES
+    several = isinstance(value, list | tuple) and bool(value)
+    first = value[0] if several else value
+    if numeric and (is_image(first) or isinstance(first, str)):
+        usage = _usage(metadata)
+        if usage is not None and usage["image"] is not None and usage["input"] == name:
+            return Given(spec, pixels(spec, usage["image"], list(value) if several else [value]))
+        what = "text" if isinstance(first, str) else "an image or the bytes of a file"
+        raise invalid(f"input '{name}' takes {spec['datatype']} {spec['shape']}, not {what}: pass numbers")
+    array = _array(value, name, as_objects=not numeric and not hasattr(value, "dtype"))
+    return Given(spec, fit(array, spec["shape"], name))
+
+
+def _array(value: Any, name: str, *, as_objects: bool = False) -> Array:
+    """Return a value as an array; `as_objects`: of Python's objects, since numpy cuts zero bytes off text."""
+    try:
+        array = np.asarray(value, dtype=object if as_objects else None)
+    except Exception as error:  # whatever `__array__` of a foreign type raises
+        raise invalid(f"input '{name}' is no array: {_uneven(value) or error}") from error
+    lists = as_objects and next((one for one in array.ravel().tolist() if isinstance(one, list | tuple)), None)
+    if lists:
+        raise invalid(f"input '{name}' is no array: {_uneven(value) or 'it has lists beside values'}")
+    if array.dtype == object and array.ndim == 0 and not (isinstance(value, str | bytes | Number) or is_missing(value)):
+        raise invalid(f"input '{name}' is no array: it is a value of type {type(value).__name__}")
+    return array
+
+
+def _uneven(value: Any, where: str = "") -> str:
+    """Return which lists of one level differ in length; "" if none do."""
+    if not isinstance(value, list | tuple):
+        return ""
+    sizes = [len(one) if isinstance(one, list | tuple | np.ndarray) else -1 for one in value]
+    other = next((at for at, size in enumerate(sizes) if size != sizes[0]), None)
+    if other is not None:
+        said = [
+            f"{where}[{at}] is " + ("one value" if sizes[at] < 0 else f"a list of {sizes[at]}") for at in (0, other)
+        ]
+        return f"its lists differ in length, {' and '.join(said)}"
+    return next((why for at, one in enumerate(value) if (why := _uneven(one, f"{where}[{at}]"))), "")
+
+
+def takes_texts(metadata: Metadata) -> bool:
+    """Whether a text alone is an input: of a model with a tokenizer, or with one input of text."""
+    return _text_spec(metadata) is not None or [spec["datatype"] for spec in metadata["inputs"]] == [BYTES]
+
+
+def _are_texts(value: Any) -> bool:
+    """Whether a value is a text, or a list or array of texts."""
+    if isinstance(value, str):
+        return True
+    array = np.asarray(value) if hasattr(value, "dtype") else None
+    if array is not None:
+        return array.dtype.kind == "U" or (array.dtype == object and array.size > 0 and isinstance(array.flat[0], str))
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
+
+
+def _usage(metadata: Metadata) -> Usage | None:
+    """Return how the version wants to be called; None if it takes tensors and nothing else."""
+    return metadata.get("parameters", {}).get("usage")
+
+
+def _takes_columns(metadata: Metadata) -> bool:
+    """Whether the one input is a table whose columns have names."""
+    usage = _usage(metadata)
+    return usage is not None and usage["kind"] == "columns" and usage["input"] is not None
+
+
+def _text_spec(metadata: Metadata) -> Tensor | None:
+    """Return the input that takes texts in place of token ids; None if the version has no tokenizer."""
+    name = metadata.get("parameters", {}).get("text_input")
+    return None if name is None else {"name": name, "datatype": BYTES, "shape": [-1]}
+
+
+@contextlib.contextmanager
+def about_input(name: str) -> Iterator[None]:
+    """Name the input in failures of the block."""
+    try:
+        yield
+    except Failure as failure:
+        raise invalid(f"input '{name}': {failure.message}") from failure

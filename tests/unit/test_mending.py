@@ -1,0 +1,175 @@
+"""What exporters write by default is mended: same answers, in a form that v2 carries and a proof can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from millstream.services.ingest.inspection import inspect
+from millstream.services.ingest.report import CheckedModel, CheckTask
+
+X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])
+Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])
+ROWS = np.array([[1, 2, 3], [-4, 0.5, 6]], np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path
+
+
+def checked(folder: Path, model: onnx.ModelProto, *, in_place: bool = False) -> CheckedModel:
+    path = folder / "source" / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    served = "source/model.onnx" if in_place else None
+    task = CheckTask(folder=folder, batching=None, unpacked_bytes_max=0, memory_bytes_max=0, cpu_s_max=0, served=served)
+    return inspect(task, path)
+
+
+def answers(path: Path, **inputs: np.ndarray) -> list[object]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return list(onnxruntime.InferenceSession(path, options).run(None, inputs or {"x": ROWS}))
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[onnx.ValueInfoProto] = (Y,),
+    weights: Sequence[onnx.TensorProto] = (),
+    inputs: Sequence[onnx.ValueInfoProto] = (X,),
+    ir_version: int = 8,
+    name: str = "graph",
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    graph.name = name
+    opsets = [helper.make_opsetid("", 8 if ir_version == 3 else 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+
+
+def classifier(names: Sequence[str] | Sequence[int], opsets: Sequence[str] = ("", "ai.onnx.ml")) -> onnx.ModelProto:
+    """Return a linear classifier that ends in ZipMap, as skl2onnx and CatBoost write it."""
+    kind = TensorProto.STRING if isinstance(names[0], str) else TensorProto.INT64
+    listed: dict[str, Any] = {"classlabels_strings" if isinstance(names[0], str) else "classlabels_int64s": names}
+    linear: dict[str, Any] = {"classlabels_strings" if isinstance(names[0], str) else "classlabels_ints": names}
+    weights: dict[str, Any] = {"coefficients": [1.0, 0, 0, 0, 1, 0, 0, 0, 1], "intercepts": [0.0, 0.5, 0.0]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", **linear, **weights),
+        helper.make_node("ZipMap", ["scores"], ["probabilities"], domain="ai.onnx.ml", **listed),
+    ]
+    maps = helper.make_map_type_proto(kind, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    outputs = [
+        helper.make_tensor_value_info("label", kind, ["N"]),
+        helper.make_value_info("probabilities", helper.make_sequence_type_proto(maps)),
+    ]
+    model = model_of(nodes, outputs)
+    kept = [entry for entry in model.opset_import if entry.domain in opsets]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    return model
+
+
+@pytest.mark.parametrize("opsets", [("", "ai.onnx.ml"), ("ai.onnx.ml",)])
+def test_zip_map_becomes_a_tensor_with_the_names_of_its_columns(folder: Path, opsets: Sequence[str]) -> None:
+    model = classifier(["cat", "dog", "eel"], opsets)
+    found = checked(folder, model)
+    _, maps = answers(folder / "source" / "model.onnx")
+    _, scores = answers(folder / found.served)
+    assert isinstance(maps, list)
+    assert [list(row.values()) for row in maps] == np.asarray(scores).tolist()
+    assert [(spec.name, spec.datatype, spec.shape) for spec in found.signature.outputs] == [
+        ("label", "BYTES", (-1,)),
+        ("probabilities", "FP32", (-1, 3)),
+    ]
+    assert found.batching.decided == "proven"
+    assert found.notes == (
+        "Output 'probabilities' is one tensor instead of a list of maps (ZipMap); its columns are: cat, dog, eel.",
+    )
+    assert (folder / found.labels["probabilities"]).read_text().split("\n") == ["cat", "dog", "eel"]
+    assert found.sources == ("source/model.onnx",)
+
+
+@pytest.mark.parametrize(("names", "kept"), [([0, 1, 2], False), ([3, 7, 9], True), (["a\nb", "c", "d"], False)])
+def test_names_that_say_nothing_or_have_two_lines_are_no_labels(
+    folder: Path, names: Sequence[str] | Sequence[int], kept: bool
+) -> None:
+    assert bool(checked(folder, classifier(names)).labels) == kept
+
+
+def test_a_list_of_tensors_becomes_an_output_for_each(folder: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("ReduceMax", ["x"], ["b"], axes=[1]),
+        helper.make_node("SequenceConstruct", ["a", "b"], ["y"]),
+    ]
+    element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    found = checked(folder, model_of(nodes, [helper.make_value_info("y", helper.make_sequence_type_proto(element))]))
+    assert [(spec.name, spec.shape) for spec in found.signature.outputs] == [("y_0", (-1, -1)), ("y_1", (-1, -1))]
+    assert found.batching.decided == "proven"
+    (parts,) = answers(folder / "source" / "model.onnx")
+    for one, other in zip(parts, answers(folder / found.served), strict=True):  # type: ignore[call-overload]
+        assert np.array_equal(one, other)
+
+
+def test_initializers_need_not_be_inputs_before_ir_4(folder: Path) -> None:
+    weights = [numpy_helper.from_array(np.full((3,), at, np.float32), name) for at, name in enumerate("vw", 2)]
+    listed = helper.make_tensor_value_info("v", TensorProto.FLOAT, [3])
+    nodes = [helper.make_node("Mul", ["x", "v"], ["h"]), helper.make_node("Add", ["h", "w"], ["y"])]
+    found = checked(folder, model_of(nodes, weights=weights, inputs=[X, listed], ir_version=3))
+    assert [spec.name for spec in found.signature.inputs] == ["x"]
+    assert found.batching.decided == "proven"
+    assert np.array_equal(answers(folder / found.served)[0], ROWS * 2 + 3)  # type: ignore[arg-type]
+
+
+def test_nodes_may_be_in_any_order_and_read_from_graphs_inside(folder: Path) -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Add", ["h", "h"], ["twice"])], "then", [], [helper.make_tensor_value_info("twice", 1, None)]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Neg", ["h"], ["less"])], "else", [], [helper.make_tensor_value_info("less", 1, None)]
+    )
+    condition = numpy_helper.from_array(np.array(True), "yes")
+    nodes = [
+        helper.make_node("Relu", ["i"], ["y"]),
+        helper.make_node("If", ["yes"], ["i"], then_branch=inner, else_branch=other),
+        helper.make_node("Abs", ["x"], ["h"]),
+    ]
+    found = checked(folder, model_of(nodes, weights=[condition], name=""))
+    assert found.batching.decided == "proven"
+    assert np.array_equal(answers(folder / found.served)[0], np.abs(ROWS) * 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dims", [None, []])
+def test_outputs_without_a_shape_have_that_of_a_run(folder: Path, dims: list[str] | None) -> None:
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)
+    found = checked(folder, model_of([helper.make_node("Relu", ["x"], ["y"])], [result]))
+    assert found.signature.outputs[0].shape[:1] == (-1,)
+    assert found.batching.decided == ("proven" if dims is None else "off")
+
+
+def test_a_model_that_is_served_in_place_is_not_changed_and_not_proven_where_it_should_be(folder: Path) -> None:
+    model = model_of([helper.make_node("Relu", ["h"], ["y"]), helper.make_node("Neg", ["x"], ["h"])])
+    found = checked(folder, model, in_place=True)
+    assert (found.served, found.batching.decided) == ("source/model.onnx", "off")
+    assert "it breaks the rules of ONNX: Nodes in a graph must be topologically sorted" in found.batching.reason
+    assert not (folder / "compiled").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "decided"),
+    [(("unk__11", "unk__12"), "proven"), (("DynamicDimension.0", "DynamicDimension.1"), "proven"), (("n", "m"), "off")],
+)
+def test_names_that_an_exporter_makes_up_do_not_say_that_sizes_differ(
+    folder: Path, names: tuple[str, str], decided: str
+) -> None:
+    inputs = [helper.make_tensor_value_info(name, 1, [rows, 3]) for name, rows in zip("xy", names, strict=True)]
+    result = helper.make_tensor_value_info("z", TensorProto.FLOAT, [names[0], 3])
+    found = checked(folder, model_of([helper.make_node("Add", ["x", "y"], ["z"])], [result], inputs=inputs))
+    assert found.batching.decided == decided
