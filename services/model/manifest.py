@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from millstream.services.model.signature import Signature
 
 ROWS_MAX_DEFAULT = 64
+ROWS_MAX = 65536  # of one run, whatever a configuration says
 LEVELS_MAX = 1024  # priority levels of a version
 SIZES_MAX = 64  # preferred batch sizes of a version
 WARMUPS_MAX = 64  # warm-up requests of a version
@@ -85,7 +86,7 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batching: bool | None = Field(None, description="Whether requests share runs; default: the check decides.")
-    rows_max: int = Field(ROWS_MAX_DEFAULT, ge=1, le=65536, description="Largest number of rows in one run.")
+    rows_max: int = Field(ROWS_MAX_DEFAULT, ge=1, le=ROWS_MAX, description="Largest number of rows in one run.")
     pools: tuple[str, ...] = Field(
         (),
         max_length=POOLS_MAX,

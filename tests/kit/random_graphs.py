@@ -239,7 +239,12 @@ def _concat(b: _Builder) -> None:
 
 def _slice(b: _Builder) -> None:
     x = b.value(rank_min=1)
-    bounds = [b.number(-2, 2)], [b.one_of([1, 2, 3, -1, 2**62])], [b.axis(x)], [b.one_of([1, 1, 2, -1])]
+    bounds = (
+        [b.number(-2, 2)],
+        [b.one_of([1, 2, 3, -1, 1 << 16, 1 << 17, 2**62])],
+        [b.axis(x)],
+        [b.one_of([1, 1, 2, -1])],
+    )
     b.add("Slice", [x, *(b.integers(bound) for bound in bounds)])
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import mul
 
+from millstream.services.model.manifest import ROWS_MAX
+
 Monomial = tuple[int, ...]
 """The sorted symbols of a product, repeated for powers; () for a constant."""
 
@@ -91,14 +93,27 @@ class Expression:
         return Expression(tuple(sorted(quotient)))
 
     @property
+    def least(self) -> int | None:
+        """A lower bound: symbols are sizes, and a run has 1 to ROWS_MAX rows. None if there is none."""
+        bound = 0
+        for monomial, coefficient in self.terms:
+            others = {*monomial} - {_ROWS_SYMBOL}
+            if coefficient < 0 and others:
+                return None
+            rows = ROWS_MAX if coefficient < 0 else 1
+            bound += 0 if others else coefficient * rows ** len(monomial)
+        return bound
+
+    @property
     def known_positive(self) -> bool:
-        """Whether the coefficients prove a value of at least 1 (symbols are sizes, and there is at least one row)."""
-        return self.known_natural and any(set(monomial) <= {_ROWS_SYMBOL} for monomial, _ in self.terms)
+        """Whether the value is at least 1."""
+        return (self.least or 0) >= 1
 
     @property
     def known_natural(self) -> bool:
-        """Whether the coefficients prove a value of at least 0."""
-        return all(coefficient > 0 for _, coefficient in self.terms)
+        """Whether the value is at least 0."""
+        least = self.least
+        return least is not None and least >= 0
 
 
 def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:

@@ -41,15 +41,18 @@ _TERMS_MAX = 16
 
 
 def fold(call: Call) -> list[Value] | None:
-    """Return the outputs of an operator whose operands all have known contents; None if that is not the case."""
+    """Return the outputs of an operator on known contents, and on small unknown ones beside them; None for others."""
     folder = FOLDERS.get(call.op) if call.domain == "" else None
-    if folder is None or not call.inputs or call.outputs != 1:
+    if folder is None or call.outputs != 1 or not any(value and value.content is not None for value in call.inputs):
         return None
     operands: list[Content] = []
     for value in call.inputs:
-        if value is not None and value.content is None:
+        content = np.empty(0, object) if value is None else value.content
+        if value is not None and content is None:
+            content = _unknown_content(value)
+        if content is None:
             return None
-        operands.append(np.empty(0, object) if value is None or value.content is None else value.content)
+        operands.append(content)
     try:
         result = folder(call, operands)
     except (Dependent, ValueError, IndexError, TypeError):
@@ -57,6 +60,15 @@ def fold(call: Call) -> list[Value] | None:
     if result is None or result.size > CONTENT_ELEMENTS_MAX:
         return None
     return [known(_bounded(call, result))]
+
+
+def _unknown_content(value: Value) -> Content | None:
+    """Return unknown elements for a small tensor without rows; None for any other."""
+    sizes = [size.constant for size in value.dims] if value.dims is not None and value.rows is None else [None]
+    shape = tuple(size for size in sizes if size is not None)
+    if len(shape) < len(sizes) or math.prod(shape) > CONTENT_ELEMENTS_MAX or value.numbers is not None:
+        return None
+    return np.full(shape, Unknown.COUNTED if value.counted else Unknown.FREE, object)
 
 
 def _bounded(call: Call, content: Content) -> Content:
@@ -186,9 +198,10 @@ def _extreme(sign: int) -> _Scalar:
     def scalar(*elements: Element) -> Element | None:
         best = elements[0]
         for element in elements[1:]:
-            if not isinstance(best, Expression) or not isinstance(element, Expression):
+            one, other = _integer(best), _integer(element)
+            if one is None or other is None:
                 return None
-            ahead = element - best if sign > 0 else best - element
+            ahead = other - one if sign > 0 else one - other
             if ahead.known_natural:
                 best = element
             elif not (-ahead).known_natural:
@@ -196,6 +209,15 @@ def _extreme(sign: int) -> _Scalar:
         return best
 
     return scalar
+
+
+def _integer(element: Element) -> Expression | None:
+    """Return the integer that an element is, of whatever type."""
+    if isinstance(element, Real):
+        return element.integer
+    if isinstance(element, float):
+        return number(int(element)) if math.isfinite(element) and element == int(element) else None
+    return element if isinstance(element, Expression) else None
 
 
 def _where(condition: Element, yes: Element, no: Element) -> Element | None:

@@ -41,7 +41,18 @@ def transposed_convolution(call: Call) -> list[Value]:
     value, rows = batch(call)
     dims, weights = dims_of(value), dims_of(call.input(1))
     channels = weights[1] * number(int(call.attribute("group", 1)))
-    return [batched([dims[0], channels, *unknown_dims(call, len(dims) - 2)], rows)]
+    space = unknown_dims(call, len(dims) - 2)
+    if call.attribute("auto_pad", b"NOTSET") == b"NOTSET" and not call.attribute("output_shape", None):
+        space = [_spread(call, size, axis, weights[axis + 2]) for axis, size in enumerate(dims[2:])]
+    return [batched([dims[0], channels, *space], rows)]
+
+
+def _spread(call: Call, size: Expression, axis: int, kernel: Expression) -> Expression:
+    """Return the size of an axis of ConvTranspose without automatic padding."""
+    stride, dilation = (number(int(_at(call, name, axis, 1))) for name in ("strides", "dilations"))
+    pads = list(call.attribute("pads", [])) or [0, 0] * (axis + 1)
+    around = int(pads[axis]) + int(pads[len(pads) // 2 + axis]) - int(_at(call, "output_padding", axis, 0))
+    return call.symbols.bounded(stride * (size - ONE) + (kernel - ONE) * dilation + ONE - number(around))
 
 
 def pool(call: Call) -> list[Value]:

@@ -75,20 +75,20 @@ def _remaining(call: Call, dims: Sequence[Expression], others: Sequence[Expressi
 def arranged(value: Value, dims: Sequence[Expression]) -> Value:
     """Return the value with the same elements in other dimensions. Raises Dependent if no axis then holds the rows.
 
-    The number of elements before a row must stay the same; then the number after it does, too.
+    The number of elements before a row must stay the same, or the number after it: as the number of all elements does,
+    the other one then stays the same, too.
     """
     if value.rows is None:
         return free(dims)
-    before = product(dims_of(value)[: value.rows.axis]) * value.rows.outer
-    size_before = ONE
-    for axis, size in enumerate(dims):
-        if size.counted:
-            outer = before.over(size_before)
-            inner = size.over(ROWS * outer) if outer is not None else None
-            if outer is None or inner is None or inner.counted:
-                break
-            return rowed(dims, Rows(axis, outer, inner))
-        size_before = size_before * size
+    axis = next((axis for axis, size in enumerate(dims) if size.counted), None)
+    if axis is not None:
+        shape, rows = dims_of(value), value.rows
+        before, after = product(shape[: rows.axis]) * rows.outer, product(shape[rows.axis + 1 :]) * rows.inner
+        outer, inner = before.over(product(dims[:axis])), after.over(product(dims[axis + 1 :]))
+        pairs = [(outer, outer and dims[axis].over(ROWS * outer)), (inner and dims[axis].over(ROWS * inner), inner)]
+        for first, last in pairs:
+            if first is not None and last is not None and not first.counted and not last.counted:
+                return rowed(dims, Rows(axis, first, last))
     reason = "rows do not stay on one axis of the new shape"
     if not any(size.counted for size in dims):
         reason = "the new shape is the same for any number of rows"

@@ -38,6 +38,9 @@ def _columns(call: Call) -> Expression:
     if call.op == "TreeEnsembleClassifier":
         labels = call.attribute("classlabels_int64s", None) or call.attribute("classlabels_strings", [])
         return number(len(labels)) if len(labels) > 1 else call.symbols.fresh()
+    if call.op == "LinearClassifier":  # with one intercept there may be two scores
+        classes = len(call.attribute("intercepts", []))
+        return number(classes) if classes > 1 else call.symbols.fresh()
     if call.op in {"TreeEnsembleRegressor", "TreeEnsemble"}:
         return number(int(call.attribute("n_targets", 1)))
     return number(int(call.attribute("targets", 1))) if call.op == "LinearRegressor" else call.symbols.fresh()
@@ -97,8 +100,18 @@ def _flattened(value: Value, rows: Rows, axis: int) -> Rows:
     return Rows(axis, product(dims[: rows.axis]) * rows.outer, rows.inner * product(dims[rows.axis + 1 :]))
 
 
+def normalized_text(call: Call) -> list[Value]:
+    """Rule of StringNormalizer: without stop words it keeps every element of a vector."""
+    value = call.input(0)
+    if call.attribute("stopwords", []):
+        raise Dependent("it removes elements")
+    if len(dims_of(value)) != 1:
+        raise Dependent("it takes a matrix of one row only")
+    return [same(value)]
+
+
 #: text operators of the main domain
-TEXT_RULES: Rules = {"TfIdfVectorizer": Rule(vectorized)}
+TEXT_RULES: Rules = {"StringNormalizer": Rule(normalized_text), "TfIdfVectorizer": Rule(vectorized)}
 
 RULES: Rules = {
     "ArrayFeatureExtractor": Rule(extracted),

@@ -177,6 +177,7 @@ RULES: Rules = {
     "QLinearSigmoid": Rule(linear_unary),
     "QuantizeLinear": Rule(linear),
     "QuickGelu": Rule(unary),
+    "Tokenizer": Rule(always_dependent("its output is as wide as the longest text of the batch")),
     "RotaryEmbedding": Rule(rotary),
     "SkipLayerNormalization": Rule(skip_normalization),
     "SkipSimplifiedLayerNormalization": Rule(skip_normalization),

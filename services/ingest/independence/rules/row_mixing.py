@@ -20,7 +20,6 @@ _REASONS = {
     "NonMaxSuppression": "the size of its output depends on the data of all rows",
     "NonZero": "the size of its output depends on the data of all rows",
     "RoiAlign": "its regions refer to positions in the whole batch",
-    "StringNormalizer": "it removes elements",
     "StringSplit": "the size of its output depends on the data of all rows",
     "Unique": "it compares all rows with each other",
 }

@@ -9,7 +9,7 @@ from millstream.services.ingest.independence.node import Call, Rule, Rules, cons
 from millstream.services.ingest.independence.rules.normalization import check_axis, same
 from millstream.services.ingest.independence.value import Dependent, Element, Value, depends_on_count, free, rowed
 
-#: an end of at least this value covers a whole axis: no run has so many rows
+#: an end of at least this value covers a whole axis, however many elements each row has there
 _ALL = 2**31 - 1
 
 
@@ -30,7 +30,7 @@ def cut(call: Call) -> list[Value]:
             if not _is_whole(call, index, dims[axis]):
                 raise Dependent("it selects some of the rows")
         else:
-            if any(operand is not None and operand.counted for operand in _bounds_of(call, index)):
+            if any(_bound_is_counted(call.optional(position), index) for position in (1, 2, 4)):
                 raise Dependent("it selects a part whose position depends on the number of rows")
             dims[axis] = _extent(call, index, dims[axis])
     return [with_dims(value, dims)]
@@ -45,17 +45,11 @@ def _slices(call: Call) -> int:
     return fixed
 
 
-def _bounds_of(call: Call, index: int) -> list[Value | None]:
-    """Return the bounds at `index` that are not known to be independent of the number of rows."""
-    unknown: list[Value | None] = []
-    for position in (1, 2, 4):
-        value = call.optional(position)
-        if value is not None and value.content is not None:
-            element = value.content.flat[index]
-            if isinstance(element, Expression) and not element.counted:
-                continue
-        unknown.append(value)
-    return unknown
+def _bound_is_counted(value: Value | None, index: int) -> bool:
+    """Return whether the bound at `index` may depend on the number of rows."""
+    if value is None or value.content is None:
+        return value is not None and value.counted
+    return depends_on_count(value.content.flat[index])
 
 
 def _bound(call: Call, position: int, name: str, index: int, default: int | None = None) -> Expression | None:
@@ -73,7 +67,8 @@ def _is_whole(call: Call, index: int, size: Expression) -> bool:
     start, end = _bound(call, 1, "starts", index), _bound(call, 2, "ends", index)
     step = _bound(call, 4, "steps", index, 1)
     fixed = None if end is None else end.constant
-    return start == number(0) and step == ONE and (end == size or (fixed is not None and fixed >= _ALL))
+    long = end is not None and ((fixed or 0) >= _ALL or (end - size).known_natural)
+    return start == ZERO and step == ONE and long
 
 
 def _extent(call: Call, index: int, size: Expression) -> Expression:
