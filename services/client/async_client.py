@@ -115,7 +115,7 @@ class AsyncClient:
         inputs: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Version:
-        files = await asyncio.to_thread(ModelFiles.open, Path(path))
+        files = await asyncio.to_thread(ModelFiles.open, Path(path), config)
         options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(inputs))
         steps = push(model, files, options, progress, time.monotonic)
         return await self._transport.run(steps, Budget(None, time.monotonic))

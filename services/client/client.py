@@ -173,7 +173,7 @@ class Client:
         Raises:
             VersionFailed: it cannot be loaded.
         """
-        files = ModelFiles.open(Path(path))
+        files = ModelFiles.open(Path(path), config)
         options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(inputs))
         steps = push(model, files, options, progress, time.monotonic)
         return self._transport.run(steps, Budget(None, time.monotonic))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -120,4 +120,15 @@ class Importer(Protocol):
         """Convert the model, and run it in its framework for the samples. Runs in the sandbox, within limits.
 
         Raises Failure(INVALID) with what the owner can do.
+        """
+
+
+@runtime_checkable
+class FolderImporter(Importer, Protocol):
+    """An importer of folders, which says what in them is the model: nothing else is sent."""
+
+    def members(self, folder: Path) -> Sequence[str]:
+        """Return the model's files in a folder that it recognises, as patterns of `Path.glob`.
+
+        Standard library alone. Raises Failure(INVALID) for a folder whose document does not say it; OSError.
         """

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import IMPORTED, Imported, ImportOptions, Sample, Source
+from millstream.services.importers.base import IMPORTED, FolderImporter, Imported, ImportOptions, Sample, Source
 
 #: names of the importers of formats that hold others: none holds another
+ONNX_FILE = "model.onnx"
 OUTER = frozenset({"TorchServe", "MLServer", "TensorFlow Serving"})
 NOTES_MAX = 15  # of the outer format; an import has 16
 
@@ -46,7 +48,7 @@ def convert_held(source: Source, path: Path, options: ImportOptions, what: str, 
         imported: Imported = importer.convert(Source(source.folder, path), options)
         return imported._replace(notes=(*notes[:NOTES_MAX], *imported.notes))
     if path.is_dir():
-        found = path / "model.onnx"
+        found = path / ONNX_FILE
         if not found.is_file():
             raise invalid(f"{what} holds no model that runs here: {path.name[:80]!a} is a folder of nothing known")
         path = found
@@ -54,6 +56,21 @@ def convert_held(source: Source, path: Path, options: ImportOptions, what: str, 
     if why is not None:
         raise invalid(f"{what} holds {path.name[:80]!a}: {why}")
     return _onnx(source, path, notes)
+
+
+def held_members(folder: Path, path: Path) -> list[str]:
+    """Return the files of the model at `path`, which a folder holds, as patterns below the folder. Raises Failure."""
+    from millstream.services.importers.registry import find_importer
+    from millstream.services.ingest.external_data import weights_of
+
+    importer = find_importer(Source(folder, path), without=OUTER)
+    place = path if path.is_dir() else path.parent
+    below = "" if place == folder else f"{escape(place.relative_to(folder).as_posix())}/"
+    if path.is_file():
+        return [below + escape(name) for name in (path.name, *([] if importer else weights_of(path)))]
+    if isinstance(importer, FolderImporter):
+        return [below + member for member in importer.members(path)]
+    return [below + escape(name) for name in (ONNX_FILE, *weights_of(path / ONNX_FILE))]
 
 
 def _onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:

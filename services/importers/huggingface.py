@@ -14,7 +14,7 @@ import numpy as np
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Sample, Source
-from millstream.services.importers.huggingface_folder import TOKENIZER, Folder, is_folder, read_folder
+from millstream.services.importers.huggingface_folder import TOKENIZER, Folder, is_folder, member_patterns, read_folder
 from millstream.services.importers.huggingface_model import MASK, TYPES, Encoder, import_transformers, load_encoder
 from millstream.services.importers.onnx_export import CannotExport, Export, export, import_torch, sample
 
@@ -35,6 +35,9 @@ class HuggingFaceImporter:
 
     def recognises(self, source: Source) -> bool:
         return is_folder(source.path)
+
+    def members(self, folder: Path) -> Sequence[str]:
+        return member_patterns(folder)
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         folder = read_folder(source.path, options)

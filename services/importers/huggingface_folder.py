@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +24,13 @@ LAYERS_MAX, COUNT_MAX, SIZE_MAX = 1000, 1_000_000, (1 << 31) - 1
 HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors library
 CONFIG, MODULES, TOKENIZER = "config.json", "modules.json", "tokenizer.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+#: what transformers and sentence-transformers write beside the weights
+_MEMBERS = (
+    CONFIG, TOKENIZER, _WEIGHTS, _INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tokenizer.model", "preprocessor_config.json", "processor_config.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)  # fmt: skip
 _CONVERT = "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes model.safetensors"
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32,
@@ -112,6 +120,21 @@ def read_folder(path: Path, options: ImportOptions) -> Folder:
         tokens_max=next((length for length in lengths if type(length) is int and 0 < length < 1 << 20), None),
         lower_case=sentence.get("do_lower_case") is True,
     )
+
+
+def member_patterns(path: Path) -> list[str]:
+    """Return the files of the model in a folder, as patterns: no data sets, no copies of it for other libraries.
+
+    Raises Failure(INVALID), OSError.
+    """
+    modules = _modules(path)
+    folders = {_below(path, module.get("path", "")) for module in modules} | {path}
+    encoder = _below(path, modules[0].get("path", "")) if modules else path
+    weights = [file.name for file in _weight_files(encoder)] or ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+    code = ["*.py"] if _code(_object(encoder / CONFIG)) else []
+    names = [*_MEMBERS, *weights, *code]
+    places = ["" if folder == path else f"{escape(folder.relative_to(path).as_posix())}/" for folder in folders]
+    return [MODULES, *(f"{place}{name}" for place in places for name in names)]
 
 
 def check_safetensors(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +31,10 @@ _FLAVOURS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("model_binary",),
 }
 #: types of columns in which MLflow's server refuses a null: pandas would make floats of them
+#: files and folders that the document names, beside the pipeline's parts
+_KEYS = "|".join({key for keys in _FLAVOURS.values() for key in keys})
+_NAMED = re.compile(rf"""(?m)^\s+(?:{_KEYS}):[ \t]*["']?(\w[^"'\n]*?)["']?[ \t]*$""")
+_COMPONENTS = ("components/**/*",)
 _WITHOUT_NULL = frozenset({"integer", "long", "boolean"})
 
 
@@ -42,6 +47,12 @@ class MlflowImporter:
 
     def recognises(self, source: Source) -> bool:
         return source.path.is_dir() and (source.path / DOCUMENT).is_file()
+
+    def members(self, folder: Path) -> Sequence[str]:
+        """Return the document and all that it names: models, and components of pipelines. It is not parsed as YAML."""
+        text = _text(folder / DOCUMENT)
+        named = {escape(name) for name in _NAMED.findall(text) if ".." not in PurePosixPath(name).parts}
+        return [DOCUMENT, *_COMPONENTS, *sorted(named), *(f"{name}/**/*" for name in sorted(named))]
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         from millstream.services.importers.registry import find_importer
@@ -75,10 +86,8 @@ class MlflowImporter:
 def _read(path: Path) -> dict[str, Any]:
     import yaml
 
-    if path.stat().st_size > _DOCUMENT_BYTES_MAX:
-        raise invalid(f"the MLflow model's {DOCUMENT} has more than {_DOCUMENT_BYTES_MAX} bytes")
     try:
-        text = path.read_text()
+        text = _text(path)
         if re.search(r"(?m)[:\-\[,]\s*[&*]\w", text):  # an alias could make a small document a huge one
             raise invalid(f"the MLflow model's {DOCUMENT} has aliases: save the model again")
         document = yaml.safe_load(text)
@@ -87,6 +96,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("flavors"), dict):
         raise invalid(f"the MLflow model's {DOCUMENT} has no flavors")
     return document
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > _DOCUMENT_BYTES_MAX:
+        raise invalid(f"the MLflow model's {DOCUMENT} has more than {_DOCUMENT_BYTES_MAX} bytes")
+    return path.read_text(errors="surrogateescape")
 
 
 def _chosen(folder: Path, flavours: Any) -> tuple[str, Path]:

@@ -7,13 +7,13 @@ Source: MLServer, docs/reference/model-settings.md, and load_model of its runtim
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import Imported, ImportOptions, Source
-from millstream.services.importers.held import convert_held
+from millstream.services.importers.held import convert_held, held_members
 
 SETTINGS = "model-settings.json"
 DOCUMENT_BYTES_MAX = 1 << 20
@@ -42,11 +42,16 @@ class MLServerImporter:
     def recognises(self, source: Source) -> bool:
         return source.path.is_dir() and (source.path / SETTINGS).is_file()
 
+    def members(self, folder: Path) -> Sequence[str]:
+        """Return the document, and what is the model in the file or folder that it names."""
+        settings = _settings(folder / SETTINGS)
+        parameters = _parameters(settings)
+        path = _path(Source(folder, folder), str(settings.get("implementation", "")), parameters)
+        return (SETTINGS, *held_members(folder, path))
+
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         settings = _settings(source.path / SETTINGS)
-        parameters = settings.get("parameters") or {}
-        if not isinstance(parameters, dict):
-            raise invalid(f"{SETTINGS}: parameters is no object")
+        parameters = _parameters(settings)
         path = _path(source, str(settings.get("implementation", "")), parameters)
         return convert_held(source, path, options, _WHAT, _notes(settings, parameters))
 
@@ -60,6 +65,13 @@ def _settings(path: Path) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise invalid(f"{SETTINGS} is not a JSON object")
     return document
+
+
+def _parameters(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = settings.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise invalid(f"{SETTINGS}: parameters is no object")
+    return parameters
 
 
 def _path(source: Source, implementation: str, parameters: Mapping[str, Any]) -> Path:

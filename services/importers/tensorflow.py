@@ -7,7 +7,7 @@ without them, or for operators that ONNX has not: OpenVINO reads both ─> its o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ from millstream.services.importers.tflite_document import TfliteModel, is_tflite
 OPSET = 18
 SIGNATURE = "serving_default"
 DOCUMENT = "saved_model.pb"
+#: of a SavedModel's folder
+MEMBERS = (
+    DOCUMENT, "saved_model.pbtxt", "fingerprint.pb", "keras_metadata.pb", "variables/*", "assets/**/*",
+    "assets.extra/**/*",
+)  # fmt: skip
 _CONVERTERS = ("tensorflow", "tf2onnx")
 _MESSAGE_CHARACTERS_MAX = 400
 
@@ -45,6 +50,10 @@ class SavedModelImporter:
     def recognises(self, source: Source) -> bool:
         """Return whether the folder has a saved_model.pb."""
         return source.path.is_dir() and (source.path / DOCUMENT).is_file()
+
+    def members(self, folder: Path) -> Sequence[str]:
+        """Return what tf.saved_model.save writes."""
+        return MEMBERS
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         """Return the model as ONNX or in OpenVINO's format. Raises Failure(INVALID)."""

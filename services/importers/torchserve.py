@@ -10,7 +10,8 @@ import json
 import shutil
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -44,6 +45,9 @@ class TorchServeImporter:
                     return MANIFEST in archive.namelist()
             except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
                 return False
+
+    def members(self, folder: Path) -> Sequence[str]:
+        return (MANIFEST, escape(_serialized(_manifest((folder / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1]))))
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         if source.path.is_dir():

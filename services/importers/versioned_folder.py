@@ -6,10 +6,12 @@ Source: TensorFlow Serving, "Building Standard TensorFlow ModelServer" (the base
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.services.importers.base import Imported, ImportOptions, Source
 from millstream.services.importers.held import convert_held
+from millstream.services.importers.tensorflow import MEMBERS
 
 _MODELS = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
 
@@ -23,6 +25,9 @@ class VersionedFolderImporter:
 
     def recognises(self, source: Source) -> bool:
         return bool(_versions(source.path))
+
+    def members(self, folder: Path) -> Sequence[str]:
+        return [f"{version.name}/{name}" for version in _versions(folder) for name in (*MEMBERS, *_MODELS)]
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         versions = _versions(source.path)

@@ -5,7 +5,7 @@ upload ─> a model of another framework (an importer recognises it)? moved to s
        ─> a program of torch.export, which is a zip itself? moved to source/model.pt2; of jax.export? source/model.jax
        ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
                               ─no──> moved to source/model.onnx; the checker parses it next
-What was unpacked may be a model of another framework, too: its folder, or the one file that was in the archive.
+What was unpacked is recognised as any folder is (ingest.layout).
 An archive is untrusted: the sizes, names and types that it declares are all verified. Sources: APPNOTE.TXT 4.4 (zip),
 POSIX.1-2001 pax (tar).
 """
@@ -21,21 +21,23 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.base import Source
+from millstream.services.importers.registry import find_importer
 from millstream.services.ingest.external_data import PATH_BYTES_MAX
-from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
+from millstream.services.ingest.file_kind import why_not_onnx
+from millstream.services.ingest.layout import Found, NoModel, recognise
+from millstream.services.ingest.onnx_folder import ENTRIES_MAX
 from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.paths import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE, JAX_FILE, PROGRAM_FILE
 from millstream.services.torch_export.archive import is_program_file
 
-ENTRIES_MAX = 10_000
 _CHUNK_BYTES = 1 << 20
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-_TRITON = "config.pbtxt"
 _GZIP_MAGIC = b"\x1f\x8b"
 _OTHER_MAGIC = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"7z\xbc\xaf": "7z", b"\x28\xb5\x2f\xfd": "zstd", b"Rar!": "rar"}
 _BROKEN = (
@@ -61,25 +63,25 @@ class _OpenArchive(Protocol):
     def __call__(self, upload: Path) -> Iterator[Member]: ...
 
 
-def unpack(upload: Path, source: Path, bytes_max: int, is_imported: Callable[[Path], bool] = lambda _: False) -> Path:
-    """Unpack `upload` into the new folder `source`, remove `upload`, and return the path of the model to serve.
+def unpack(upload: Path, source: Path, bytes_max: int) -> Found:
+    """Unpack `upload` into the new folder `source`, remove `upload`, and return the model.
 
     Args:
         upload: the uploaded bytes.
         source: the folder to make.
         bytes_max: limit on the unpacked bytes.
-        is_imported: whether an importer takes a file or folder; it is then returned as it is.
 
     Raises:
         Failure: INVALID (broken, unsafe, or not exactly one model), TOO_LARGE (over `bytes_max` unpacked bytes).
     """
-    if is_imported(upload):
-        return _move(upload, source, FOREIGN_FILE)
+    importer = find_importer(Source(upload.parent, upload))
+    if importer is not None:
+        return Found(source, _move(upload, source, FOREIGN_FILE), importer)
     check_kind(upload)
     name = _name_of_program(upload)
     open_archive = None if name else _detect_format(upload)
     if open_archive is None:
-        return _move(upload, source, name or FILE)
+        return Found(source, _move(upload, source, name or FILE), None)
     source.mkdir(parents=True)
     try:
         _write_members(open_archive(upload), source, bytes_max)
@@ -92,9 +94,10 @@ def unpack(upload: Path, source: Path, bytes_max: int, is_imported: Callable[[Pa
     except (NotImplementedError, RuntimeError) as error:  # raised by zipfile for encryption and rare compressions
         raise invalid(f"the archive cannot be read: {error}") from error
     upload.unlink()
-    top = _top(source)
-    found = next((path for path in dict.fromkeys((source, top)) if is_imported(path)), None)
-    return found or _find_model(source, top)
+    try:
+        return recognise(source)
+    except NoModel as failure:
+        raise invalid(f"the archive has no model: {failure.message}") from failure
 
 
 def _move(upload: Path, source: Path, name: str) -> Path:
@@ -226,58 +229,6 @@ def _write(data: IO[bytes], target: Path, name: str, bytes_left: int, bytes_max:
                 raise Failure(Code.TOO_LARGE, f"the archive unpacks to more than {bytes_max} bytes")
             file.write(chunk)
     return written
-
-
-def _top(source: Path) -> Path:
-    """Return what an archive has at its top, if that is one file or folder alone; else `source`."""
-    entries = [entry for entry in source.iterdir() if not entry.name.startswith((".", "__MACOSX"))]
-    return entries[0] if len(entries) == 1 else source
-
-
-def _find_model(source: Path, top: Path) -> Path:
-    """Return the ONNX file of an archive: at its top, or in the one folder that it consists of.
-
-    Raises Failure(INVALID) if there is none, or no single one.
-    """
-    for folder in dict.fromkeys((source, top)):
-        _refuse_triton(folder)
-        candidates = sorted(path for path in folder.glob("*.onnx") if path.is_file() and not path.name.startswith("."))
-        preferred = folder / "model.onnx"
-        if preferred in candidates:
-            return preferred
-        if len(candidates) == 1:
-            return candidates[0]
-        if candidates:
-            names = ", ".join(path.name for path in candidates[:5])
-            raise invalid(
-                f"the archive has {len(candidates)} ONNX files at its top ({names}): name the one to serve model.onnx"
-            )
-    nested = next((path for path in sorted(source.rglob("*.onnx"))), None)
-    if nested is not None:
-        hint = f"{nested.relative_to(source)} is in a folder: archive the folder's contents"
-        raise invalid(f"the archive has no .onnx file at its top; {hint}")
-    members = [str(path.relative_to(source)) for path in sorted(source.rglob("*"))]
-    if not members:
-        raise invalid("the archive is empty: put the model's ONNX file at its top")
-    shown = ", ".join(members[:5]) + (", …" if len(members) > 5 else "")
-    raise invalid(why_no_model(members) or f"the archive has no .onnx file at its top, but {shown}: add the model")
-
-
-def _refuse_triton(folder: Path) -> None:
-    """Raise Failure(INVALID) for a model's folder of a Triton repository, and for a repository of such folders."""
-    if (folder / _TRITON).is_file() and any(path.name.isdecimal() and path.is_dir() for path in folder.iterdir()):
-        raise invalid(
-            f"this is a model's folder of a Triton repository ({_TRITON} and numbered versions): serve it in place, "
-            "with its configuration, by `millstream up --triton-repository FOLDER`, where FOLDER is the folder above "
-            "it; or push the model file of one version"
-        )
-    models = [path.parent.name for path in sorted(folder.glob(f"*/{_TRITON}")) if path.parent.is_dir()]
-    if len(models) > 1:
-        raise invalid(
-            f"this is a Triton repository of {len(models)} models ({', '.join(models)[:200]}): serve it in place by "
-            "`millstream up --triton-repository FOLDER`, which says of each model what cannot run; or push the model "
-            "file of one version"
-        )
 
 
 def _quoted(name: str) -> str:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import SOURCE, Source
-from millstream.services.importers.registry import find_importer
+from millstream.services.importers.base import SOURCE
 from millstream.services.ingest.archive import check_kind, unpack
 from millstream.services.ingest.report import (
     REWRITE_BYTES,
@@ -100,6 +99,7 @@ def _report(task: CheckTask) -> CheckReport:
 def _check(task: CheckTask) -> CheckedModel | Recognised:
     if _address_space_bytes() > task.memory_bytes_max:  # nothing can be read any more
         raise ImportError("no memory left")
+    found_notes: tuple[str, ...] = ()
     if task.served is not None:
         path = task.folder / task.served
         if path.suffix != ".xml":
@@ -107,18 +107,14 @@ def _check(task: CheckTask) -> CheckedModel | Recognised:
     elif task.imported is not None:
         path = task.folder / task.imported.served
     else:
-        path = unpack(task.folder / UPLOAD, task.folder / SOURCE, task.unpacked_bytes_max, _is_imported(task.folder))
-        importer = find_importer(Source(task.folder, path))
-        if importer is not None:
-            return Recognised(importer=importer.name, path=str(path.relative_to(task.folder)))
+        found = unpack(task.folder / UPLOAD, task.folder / SOURCE, task.unpacked_bytes_max)
+        path, found_notes = found.path, found.notes
+        if found.importer is not None:
+            return Recognised(importer=found.importer.name, path=str(path.relative_to(task.folder)))
     checked = _inspect(task, path)
     batching = checked.batching.model_copy(update={"reason": one_line(checked.batching.reason)})
-    notes = tuple(one_line(note) for note in checked.notes)
+    notes = tuple(one_line(note) for note in (*found_notes, *checked.notes))
     return checked.model_copy(update={"batching": batching, "notes": notes, "producer": one_line(checked.producer)})
-
-
-def _is_imported(folder: Path) -> Callable[[Path], bool]:
-    return lambda path: find_importer(Source(folder, path)) is not None
 
 
 def _inspect(task: CheckTask, path: Path) -> CheckedModel:

@@ -183,12 +183,10 @@ _MEMBERS: tuple[tuple[re.Pattern[str], _Kind], ...] = tuple(
 
 
 def why_not_onnx(path: Path) -> str | None:
-    """Return why the file or folder at `path` cannot be served, and what to do; None if it may be ONNX or an archive.
+    """Return why the file at `path` cannot be served, and what to do; None if it may be ONNX or an archive.
 
     Unknown content is left to the model check. Raises OSError if the file cannot be read.
     """
-    if path.is_dir():
-        return _why_not_folder(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         size = path.stat().st_size
@@ -231,13 +229,6 @@ def is_pickle(head: bytes) -> bool:
 
 def _sentence(kind: _Kind) -> str:
     return f"this is {kind.name}, not an ONNX model: {kind.advice}"
-
-
-def _why_not_folder(path: Path) -> str | None:
-    names = [str(entry.relative_to(path)) for entry, _ in zip(path.rglob("*"), range(_NAMES_MAX), strict=False)]
-    if len(names) == _NAMES_MAX or any(name.endswith(".onnx") for name in names):
-        return None
-    return why_no_model(names) or "the folder has no .onnx file"
 
 
 def _why_not_zip(file: IO[bytes]) -> str | None:

@@ -14,8 +14,8 @@ from typing import IO, NamedTuple
 #: fields of a ModelProto and their wire types
 MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 GRAPH_FIELD = 7
-#: of one file; a model of 100,000 nodes has about 2 million
-FIELDS_MAX = 20_000_000
+#: of one file, which takes seconds; a model of 100,000 nodes has about 2 million
+FIELDS_MAX = 5_000_000
 #: graphs may be nested in nodes of graphs; protobuf's own parsers end at 100 messages
 _DEPTH_MAX = 100
 _VARINT_BYTES_MAX = 10

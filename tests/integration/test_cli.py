@@ -411,7 +411,7 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
         (["bench", "nope"], "'nope' is not found"),
         (["rm", "nope", "--yes"], "'nope'"),
         (["push", "x", DIGITS / "digits.onnx", "--config", '{"rows": 1}'], "rows"),
-        (["push", "x", ROOT / "docs"], "no .onnx file"),
+        (["push", "x", ROOT / "docs"], "there is no model in this folder: nothing in it is known as one"),
         (["demo", "--endpoint", "http://127.0.0.1:1"], "is `millstream up` running?"),
         (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),

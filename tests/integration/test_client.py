@@ -180,7 +180,7 @@ def test_a_folder_is_uploaded_with_its_external_data(client, name, tmp_path):
     assert client.push(name, str(folder))["digest"] == pushed["digest"]
     (tmp_path / "empty").mkdir()
     for path, says in (
-        (tmp_path / "empty", "the folder has no files"),
+        (tmp_path / "empty", "there is no model in this folder: it has no files"),
         (tmp_path / "nowhere.onnx", "there is no such file"),
         (Path("/dev/null"), "neither a file nor a folder"),
     ):

@@ -144,10 +144,10 @@ def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: p
     assert discover(folder, "m") == (None, None)
     (folder / "digits").mkdir()
     assert discover(folder, "m") == (None, str(folder))
-    (folder / "any.onnx").write_bytes(b"")
+    (folder / "any.onnx").write_bytes(b"\0")
     assert discover(folder, "m") == (f"m={folder / 'any.onnx'}", None)
     (folder / "other.onnx").write_bytes(b"")
-    with pytest.raises(Failure, match=r"holds 2 ONNX files \(any.onnx, other.onnx\)"):
+    with pytest.raises(Failure, match=r"model: there are 2 ONNX files \(any.onnx, other.onnx\)"):
         discover(folder, "m")
     for version in ("2", "10"):
         (tmp_path / "versions" / version).mkdir(parents=True)

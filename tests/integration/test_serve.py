@@ -47,7 +47,7 @@ def bad_repository(folder: Path) -> None:
         (lambda folder: None, "there is no model in "),
         (
             lambda folder: [models.scale(folder / f"{name}.onnx") for name in "ab"],
-            "holds 2 ONNX files (a.onnx, b.onnx)",
+            "there are 2 ONNX files (a.onnx, b.onnx): name the one to serve model.onnx, or push it alone",
         ),
     ],
     ids=["a damaged file", "a repository of damaged files", "an empty folder", "two files"],

@@ -110,7 +110,7 @@ WRONG_FILES: dict[str, tuple[bytes, str]] = {
     "mar": (zipped({"MAR-INF/MANIFEST.json": b"{}", "net.pt": b""}), "a TorchServe archive"),
     "npz": (dumped(lambda file: np.savez(file, x=np.zeros(2))), "an array of numpy"),
     "npy": (dumped(lambda file: np.save(file, np.zeros(2))), "an array of numpy"),
-    "zip": (zipped({"notes.md": b"hello"}), "no .onnx file at its top"),
+    "zip": (zipped({"notes.md": b"hello"}), "nothing in it is known as one (notes.md)"),
     "gzip": (gzip.compress(ONNX), "compressed with gzip, no archive: run gunzip"),
     "bzip2": (bz2.compress(ONNX), "compressed with bzip2, no archive: run bunzip2"),
     "xz": (lzma.compress(ONNX), "compressed with xz, no archive: run unxz"),

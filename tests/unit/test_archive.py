@@ -76,7 +76,7 @@ def refused(
 @pytest.mark.parametrize("content", [b"\x08\x07\x3a\0", b"any", b"P", b"\0" * 600])
 def test_a_file_that_is_not_an_archive_becomes_the_model(upload: Path, source: Path, content: bytes) -> None:
     upload.write_bytes(content)
-    assert unpack(upload, source, LIMIT) == source / "model.onnx"
+    assert unpack(upload, source, LIMIT).path == source / "model.onnx"
     assert (source / "model.onnx").read_bytes() == content
     assert not upload.exists()
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_not_an_archive_becomes_the_model(upload: Path, source: P
 def test_files_are_unpacked_where_they_belong(upload: Path, source: Path, pack: Pack) -> None:
     entries = [("./net.onnx", b"net"), ("data/a/weights.bin", b"\1\2\3"), ("README", b""), (".hidden.onnx", b"x")]
     upload.write_bytes(pack(entries))
-    assert unpack(upload, source, LIMIT) == source / "net.onnx"
+    assert unpack(upload, source, LIMIT).path == source / "net.onnx"
     assert (source / "net.onnx").read_bytes() == b"net"
     assert (source / "data/a/weights.bin").read_bytes() == b"\1\2\3"
     assert (source / "README").read_bytes() == b""
@@ -95,7 +95,7 @@ def test_files_are_unpacked_where_they_belong(upload: Path, source: Path, pack: 
 @PACKS
 def test_model_onnx_is_served_among_several(upload: Path, source: Path, pack: Pack) -> None:
     upload.write_bytes(pack([("a.onnx", b"a"), ("model.onnx", b"m")]))
-    assert unpack(upload, source, LIMIT) == source / "model.onnx"
+    assert unpack(upload, source, LIMIT).path == source / "model.onnx"
 
 
 @PACKS
@@ -104,21 +104,21 @@ def test_the_model_may_be_in_the_one_folder_of_an_archive(
     upload: Path, source: Path, pack: Pack, beside: list[Entry]
 ) -> None:
     upload.write_bytes(pack([("net/model.onnx", b"m"), ("net/data/weights.bin", b"w"), *beside]))
-    assert unpack(upload, source, LIMIT) == source / "net" / "model.onnx"
+    assert unpack(upload, source, LIMIT).path == source / "net" / "model.onnx"
 
 
 @PACKS
 def test_the_one_folder_of_an_archive_may_be_another_frameworks(upload: Path, source: Path, pack: Pack) -> None:
     upload.write_bytes(pack([("model/MLmodel", b"flavors"), ("model/model.pkl", b"w")]))
-    assert unpack(upload, source, LIMIT, lambda path: (path / "MLmodel").is_file()) == source / "model"
+    assert unpack(upload, source, LIMIT).path == source / "model"
 
 
 @PACKS
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([("readme", b"")], "no .onnx file at its top, but readme: add the model"),
-        ([("a/net/model.onnx", b"")], "a/net/model.onnx is in a folder"),
+        ([("readme", b"")], "the archive has no model: nothing in it is known as one (readme)"),
+        ([("a/net/model.onnx", b"")], "a/net/model.onnx is in a folder: push that file, or its folder"),
         ([("a/model.onnx", b""), ("b/model.onnx", b"")], "a/model.onnx is in a folder"),
         ([("net/a.onnx", b""), ("net/b.onnx", b"")], "name the one to serve model.onnx"),
         ([("config.pbtxt", b""), ("1/model.onnx", b"")], "--triton-repository"),
@@ -144,7 +144,7 @@ def test_unsafe_archives_are_refused(upload: Path, source: Path, pack: Pack, ent
 
 
 def test_an_empty_zip_is_refused(upload: Path, source: Path) -> None:
-    refused(upload, source, as_zip([]), "the archive is empty")
+    refused(upload, source, as_zip([]), "the archive has no model: it has no files")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
@@ -192,7 +192,7 @@ def test_unpacking_stops_at_the_byte_limit(upload: Path, source: Path, pack: Pac
 @PACKS
 def test_an_archive_of_exactly_the_limit_is_accepted(upload: Path, source: Path, pack: Pack) -> None:
     upload.write_bytes(pack([("model.onnx", b"\0" * LIMIT)]))
-    assert unpack(upload, source, LIMIT).stat().st_size == LIMIT
+    assert unpack(upload, source, LIMIT).path.stat().st_size == LIMIT
 
 
 def test_a_zip_that_lies_about_its_sizes_is_refused(upload: Path, source: Path) -> None:
@@ -249,7 +249,7 @@ def test_no_member_name_escapes_the_folder(entries: list[str], pack: Pack) -> No
         upload, source = Path(parent, "upload"), Path(parent, "source")
         upload.write_bytes(pack([(name, b"x") for name in entries]))
         try:
-            model = unpack(upload, source, LIMIT)
+            model = unpack(upload, source, LIMIT).path
             assert model.resolve().is_relative_to(source.resolve())
         except Failure as failure:
             assert failure.code is Code.INVALID

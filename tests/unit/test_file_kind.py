@@ -108,15 +108,6 @@ def test_a_long_field_list_is_left_to_the_model_check(tmp_path: Path) -> None:
     assert why_not_onnx(file) is None
 
 
-def test_folders_are_recognised(tmp_path: Path) -> None:
-    (tmp_path / "variables").mkdir()
-    assert why_not_onnx(tmp_path) == "the folder has no .onnx file"
-    (tmp_path / "saved_model.pb").write_bytes(b"")
-    assert "SavedModel" in str(why_not_onnx(tmp_path))
-    (tmp_path / "variables" / "a.onnx").write_bytes(b"")
-    assert why_not_onnx(tmp_path) is None
-
-
 def test_unknown_members_say_nothing() -> None:
     assert why_no_model([]) is None
     assert why_no_model(["readme", "a/b.md"]) is None

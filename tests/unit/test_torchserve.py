@@ -196,16 +196,18 @@ async def _collected(path: Path) -> bytes:
 
 def test_a_folder_goes_as_a_tar(tmp_path: Path) -> None:
     version = tmp_path / "m" / "1"
-    (version / "more").mkdir(parents=True)
-    (version / "model.onnx").write_bytes(b"m" * 1000)
-    (version / "more" / "weights").write_bytes(b"w" * 512)
-    for path in (version, tmp_path / "m"):
+    version.mkdir(parents=True)
+    (version / "model.onnx").write_bytes(bytes(1000))
+    (version / "tokenizer.json").write_bytes(b"{}")
+    (version / "notes.txt").write_bytes(b"no part of the model")
+    for path, below in ((version, ""), (tmp_path / "m", "1/")):
         with tarfile.open(fileobj=io.BytesIO(asyncio.run(_collected(path)))) as packed:
             names = {one.name: one.size for one in packed}
-        assert names == {"model.onnx": 1000, "more/weights": 512}
-    assert asyncio.run(_collected(version / "model.onnx")) == b"m" * 1000
-    (version / "link").symlink_to("/etc/passwd")
-    with pytest.raises(Failure, match="link cannot be read"):
+        assert names == {f"{below}model.onnx": 1000, f"{below}tokenizer.json": 2}
+    assert asyncio.run(_collected(version / "model.onnx")) == bytes(1000)
+    (version / "tokenizer.json").unlink()
+    (version / "tokenizer.json").symlink_to("/etc/passwd")
+    with pytest.raises(Failure, match=r"tokenizer.json is a link out of the folder"):
         asyncio.run(_collected(version))
 
 

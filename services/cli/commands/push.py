@@ -106,12 +106,11 @@ def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any],
 
 def _importer(file: Path) -> str | None:
     """Return the name of the framework that the file is imported from; None if it is served as it is."""
-    from millstream.services.importers.base import Source
-    from millstream.services.importers.registry import find_importer
+    from millstream.services.ingest.layout import recognise
 
     try:
-        importer = find_importer(Source(file.parent, file))
-    except OSError:  # the client says why
+        importer = recognise(file).importer
+    except (Failure, OSError):  # the client says why
         return None
     return importer.name if importer is not None else None
 
@@ -186,6 +185,8 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
 
     console = results()
     name = escape(document["model"])
+    if document.get("existing"):
+        console.print(f"version {document['version']} is this file already")
     console.print(
         f"[bold]{name}[/] version {document['version']}  {state(document['state'])}  "
         f"{size(document['size_bytes'])}  [dim]sha256 {document['digest'][:12]}[/]"
@@ -195,7 +196,7 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
         show_detail(console, "  imported  ", escape(imported(document["imported"])))
     for note in document["notes"]:
         show_detail(console, "  note      ", escape(note), style="yellow")
-    if not activate:
+    if not (activate or document["active"]):
         console.print(f"not active: only requests that name version {document['version']} reach it")
     elif document["state"] not in {"ready", "standby"}:
         console.print(f"{document['state']}: `millstream describe {name}` shows whether it is ready")

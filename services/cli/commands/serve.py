@@ -16,6 +16,8 @@ from millstream.services.cli.failures import usage_of
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.extras import require
+from millstream.services.ingest.layout import NoModel, files_of, is_repository, recognise
+from millstream.services.ingest.onnx_folder import entries
 from millstream.services.process.descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ Folder = Annotated[
     Path,
     typer.Argument(
         metavar="DIR",
-        help="Triton model repository, or a folder with one ONNX file, perhaps in a folder named as its version.",
+        help="Triton model repository, or the folder of one model, as `push` takes it.",
     ),
 ]
 Called = Annotated[
@@ -36,7 +38,7 @@ Called = Annotated[
     typer.Option(
         "--name",
         metavar="NAME",
-        help="Name of the model in a folder with one ONNX file (MILLSTREAM_SAGEMAKER_MODEL); default: model.",
+        help="Name of the model in a folder of one model (MILLSTREAM_SAGEMAKER_MODEL); default: model.",
     ),
 ]
 HttpPort = Annotated[
@@ -110,17 +112,19 @@ def storage_folder(uri: str) -> Path:
 def discover(folder: Path, name: str) -> tuple[str | None, str | None]:
     """Return the models and the repositories in `folder`, in the form of the settings; None for none.
 
-    Raises Failure(INVALID) for a folder from which one of several files would have to be guessed.
+    Raises Failure(INVALID) for a folder that is neither a model nor a repository, and for several models.
     """
-    versions = {int(one.name): one for one in folder.glob("[0-9]*/") if one.name.isdecimal()}
-    holder = folder
-    if versions and all(one in versions.values() for one in folder.iterdir()):
-        holder = versions[max(versions)]  # TensorFlow Serving's layout: the newest version
-    files = sorted(holder.glob("*.onnx"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise invalid(f"{holder} holds {len(files)} ONNX files ({names}): leave one, or make it a model repository")
-    if files:
-        beside = [one for one in holder.iterdir() if one.is_file() and not one.name.startswith(".")]
-        return f"{name}={files[0] if len(beside) == 1 else holder}", None  # with its weights, if they are beside it
-    return None, str(folder) if folder.is_dir() and any(folder.iterdir()) else None
+    if not folder.is_dir() or not (found := entries(folder)):
+        return None, None
+    if is_repository(folder):
+        return None, str(folder)
+    try:
+        model = recognise(folder)
+    except NoModel as failure:
+        if all(entry.is_dir() for entry in found):  # models that are to come, or say why they are none
+            return None, str(folder)
+        raise invalid(f"{folder}: there is no model in this folder: {failure.message}") from failure
+    except Failure as failure:
+        raise invalid(f"{folder}: {failure.message}") from failure
+    alone = files_of(model) == (str(model.path.relative_to(model.root)),)
+    return f"{name}={model.path if alone else folder}", None

@@ -1,0 +1,184 @@
+"""Recognises the model in a file or folder: what it is and which files belong to it, or why it is none.
+
+file ─> an importer's? ─> known to be something else? ─> an archive, a program, or ONNX with the files of its weights
+folder, or the one folder in it ─> Triton's? ─> a format that describes itself ─> ONNX ─> a framework's folder
+`push`, `--preload`, `serve`, unpacked archives and paths in management calls all ask here. Standard library alone:
+names are read, and of contents no more than tells what they are. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from glob import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.base import FolderImporter, Importer, Source
+from millstream.services.importers.registry import find_importer
+from millstream.services.ingest.external_data import check_weight, weights_of
+from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
+from millstream.services.ingest.onnx_folder import (
+    ENTRIES_MAX,
+    OnnxFile,
+    entries,
+    find_onnx,
+    names_below,
+    shown,
+    version_folders,
+)
+
+TRITON = "config.pbtxt"
+TOKENIZER = "tokenizer.json"
+#: kept beside an ONNX file: how its author meant it to be served, and what makes token ids of texts
+_KEPT = (TRITON, TOKENIZER)
+_NAMES_LOOKED_AT = 2_000
+
+
+class NoModel(Failure):
+    """Nothing in a file or folder is a model."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.INVALID, message)
+
+
+class Found(NamedTuple):
+    """A model.
+
+    Args:
+        root: the folder that was looked at; of a file, the one that it is in.
+        path: the model's file, or the folder that its importer takes.
+        importer: of another framework; None: it is served as it is, or is an archive.
+        notes: for its owner, one sentence each.
+        kept: names of files that belong to it where they are in its folder, or in one above it below `root`.
+        alone: the file itself was named, not its folder.
+    """
+
+    root: Path
+    path: Path
+    importer: Importer | None
+    notes: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    alone: bool = False
+
+
+def recognise(path: Path) -> Found:
+    """Return the model in the file or folder at `path`.
+
+    Raises:
+        Failure: INVALID with what to do; NoModel if there is nothing of a model.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.stat().st_size:
+        raise NoModel("the file is empty: was the export or download complete?")
+    importer = find_importer(Source(path.parent, path))
+    if importer is None and (why := why_not_onnx(path)) is not None:
+        raise NoModel(why)
+    if path.is_symlink() and not all((path.parent / location).exists() for location in weights_of(path)):
+        path = path.resolve()  # its weights are beside what the link leads to
+    return Found(path.parent, path, importer, alone=True)
+
+
+def files_of(found: Found, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the files that belong to a model, relative to `found.root`, sorted: nothing else needs to be sent.
+
+    `named`: further ones, which the model's configuration names. Raises Failure(INVALID) for weights that are missing
+    or too short; OSError.
+    """
+    root, path = found.root, found.path
+    patterns = [escape(name) for name in named]
+    if path.is_dir():
+        inside = escape(f"{path.relative_to(root)}/") if path != root else ""
+        assert isinstance(found.importer, FolderImporter)
+        patterns += [f"{inside}{member}" for member in found.importer.members(path)]
+    else:
+        patterns.append(escape(str(path.relative_to(root))))
+        if found.importer is None:
+            beside = path.parent.relative_to(root)
+            for location, end in weights_of(path).items():
+                check_weight(path.parent / location, location, end)
+                patterns.append(escape(str(beside / location)))
+            patterns += [escape(str(place / name)) for place in (beside, *beside.parents) for name in found.kept]
+    return _matching(root, patterns)
+
+
+def _matching(root: Path, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the files below a folder that match, sorted, without hidden ones. Raises Failure(INVALID) for too many."""
+    names: set[str] = set()
+    for pattern in patterns:
+        for path in root.glob(pattern):
+            name = path.relative_to(root)
+            if not any(part.startswith(".") for part in name.parts) and not path.is_dir():
+                names.add(name.as_posix())
+            if len(names) > ENTRIES_MAX:
+                raise invalid(f"the model has more than {ENTRIES_MAX} files")
+    return tuple(sorted(names))
+
+
+def _in_folder(root: Path) -> Found:
+    for folder in dict.fromkeys((root, _only_entry(root))):
+        if folder.is_dir():
+            _refuse_triton(folder)
+        importer = find_importer(Source(root, folder))
+        if importer is not None:
+            return Found(root, folder, importer)
+        onnx = find_onnx(folder) if folder.is_dir() else None
+        if onnx is not None:
+            return Found(root, onnx.path, None, notes_on_others(folder, onnx), _KEPT)
+    raise NoModel(_why_none(root))
+
+
+def notes_on_others(folder: Path, onnx: OnnxFile) -> tuple[str, ...]:
+    """Return a note that names the ONNX files of a folder that are not served; none if there are no such files."""
+    if not onnx.others:
+        return ()
+    name = onnx.path.relative_to(folder).as_posix()
+    return (f"{name} is served, not {shown(onnx.others)}: push a file by itself to serve it.",)
+
+
+def _why_none(root: Path) -> str:
+    names = list(names_below(root, _NAMES_LOOKED_AT))
+    if not names:
+        return "it has no files"
+    nested = next((name for name in names if name.lower().endswith(".onnx")), None)
+    if nested is not None:
+        return f"there is none at its top; {nested} is in a folder: push that file, or its folder"
+    near = [name for name in names if name.count("/") <= 1]
+    return why_no_model(near) or f"nothing in it is known as one ({shown(near)}): push the model's own file or folder"
+
+
+def is_repository(folder: Path) -> bool:
+    """Return whether a folder has folders of models as Triton has them. Raises OSError, Failure(INVALID)."""
+    found = entries(folder)
+    if any(entry.name.lower().endswith(".onnx") for entry in found):
+        return False
+    return any(entry.is_dir() and _is_triton_model(Path(entry.path)) for entry in found)
+
+
+def _only_entry(folder: Path) -> Path:
+    """Return the one file or folder that a folder has; `folder` itself if it has none or several."""
+    found = entries(folder)
+    return Path(found[0].path) if len(found) == 1 else folder
+
+
+def _is_triton_model(folder: Path) -> bool:
+    return (folder / TRITON).is_file() or bool(version_folders(folder))
+
+
+def _refuse_triton(folder: Path) -> None:
+    """Raise Failure(INVALID) for a model's folder of a Triton repository, and for a repository of such folders."""
+    if (folder / TRITON).is_file() and version_folders(folder):
+        raise invalid(
+            f"this is a model's folder of a Triton repository ({TRITON} and numbered versions): serve it in place, "
+            "with its configuration, by `millstream up --triton-repository FOLDER`, where FOLDER is the folder above "
+            "it; or push the model file of one version"
+        )
+    models = [entry.name for entry in entries(folder) if (Path(entry.path) / TRITON).is_file()]
+    if len(models) > 1:
+        raise invalid(
+            f"this is a Triton repository of {len(models)} models ({', '.join(models)[:200]}): serve it in place by "
+            "`millstream up --triton-repository FOLDER`, which says of each model what cannot run; or push the model "
+            "file of one version"
+        )
