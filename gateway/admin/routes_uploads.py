@@ -23,6 +23,7 @@ from millstream.gateway.protocols.http.multipart import is_form
 from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import INPUTS_MAX, ImportOptions
+from millstream.services.ingest.upload import Published
 from millstream.services.model.manifest import Manifest
 from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audited
@@ -46,8 +47,10 @@ _BODY = request_body(
     },
     description="A model file, or a zip or tar with one and its other files: ONNX, or a framework's that is imported.",
 )
-_CREATED: dict[int | str, dict[str, Any]] = {
-    201: {"description": "The version, as far as it is known.", "headers": {"Location": header_ref("Location")}}
+_LOCATION = {"Location": header_ref("Location")}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": schemas.UploadedVersion, "description": "The version was there already.", "headers": _LOCATION},
+    201: {"description": "The version, as far as it is known.", "headers": _LOCATION},
 }
 
 
@@ -116,28 +119,28 @@ _OptionsOf = Annotated[_Options, Depends()]
     "/models/{name}/versions/{version}",
     status_code=201,
     summary="Upload a version under a number of your own",
-    responses=_CREATED,
+    responses=_RESPONSES,
     openapi_extra=_BODY,
 )
 async def upload_version(
     name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
-) -> schemas.Version:
-    manifest = await _receive(deps, _upload(name, version, options, request, deps), request)
-    return await _created(manifest, options, request, response, deps)
+) -> schemas.UploadedVersion:
+    published = await _receive(deps, _upload(name, version, options, request, deps), request)
+    return await _document(published, options, request, response, deps)
 
 
 @router.post(
     "/models/{name}/versions",
     status_code=201,
     summary="Upload the next version",
-    responses=_CREATED,
+    responses=_RESPONSES,
     openapi_extra=_BODY,
 )
 async def upload_next_version(
     name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
-) -> schemas.Version:
-    manifest = await _receive(deps, _upload(name, None, options, request, deps), request)
-    return await _created(manifest, options, request, response, deps)
+) -> schemas.UploadedVersion:
+    published = await _receive(deps, _upload(name, None, options, request, deps), request)
+    return await _document(published, options, request, response, deps)
 
 
 def _upload(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
@@ -168,7 +171,7 @@ def _checked(name: str, version: int | None, options: _Options, request: Request
     )
 
 
-async def _receive(deps: Deps, upload: Upload, request: Request) -> Manifest:
+async def _receive(deps: Deps, upload: Upload, request: Request) -> Published:
     """Store the body as a version. Raises Failure, which says so if `curl -d` sent the file without its line breaks."""
     received_bytes = 0
     has_line_breaks = False
@@ -189,13 +192,15 @@ async def _receive(deps: Deps, upload: Upload, request: Request) -> Manifest:
         raise
 
 
-async def _created(
-    manifest: Manifest, options: _Options, request: Request, response: Response, deps: Deps
-) -> schemas.Version:
+async def _document(
+    published: Published, options: _Options, request: Request, response: Response, deps: Deps
+) -> schemas.UploadedVersion:
+    manifest = published.manifest
     if options.wait_s:
         await _wait(deps, manifest, options.wait_s, request)
     response.headers["Location"] = f"/admin/v1/models/{manifest.model}/versions/{manifest.version}"
-    document = schemas.published(manifest, deps.catalog.snapshot)
+    response.status_code = 201 if published.new else 200
+    document = schemas.published(manifest, deps.catalog.snapshot, existing=not published.new)
     await add_standby_reasons(deps, [document])
     return document
 

@@ -199,6 +199,14 @@ class Version(BaseModel):
         )
 
 
+class UploadedVersion(Version):
+    """The version of an upload."""
+
+    existing: bool = Field(
+        False, description="It was there, with the upload's bytes and configuration: the upload made no version."
+    )
+
+
 class Model(BaseModel):
     """A model and its versions by number, uploads in progress included."""
 
@@ -219,14 +227,14 @@ class Models(BaseModel):
     models: list[Model]
 
 
-def published(manifest: Manifest, snapshot: Snapshot) -> Version:
-    """Return the document of a version that was just published, even if the snapshot does not have it yet."""
+def published(manifest: Manifest, snapshot: Snapshot, *, existing: bool) -> UploadedVersion:
+    """Return the document of the version of an upload, even if the snapshot does not have it yet."""
     model = snapshot.models.get(manifest.model)
     view = model.versions.get(manifest.version) if model else None
     if view is None or view.manifest.content_id != manifest.content_id:
         view = VersionView(manifest=manifest, state=State.PENDING, reason=None, replicas=())
-    document = Version.of(view, active=model is not None and model.active == manifest.version)
-    return document.model_copy(update={"usage": usage_of(manifest)})
+    document = UploadedVersion.of(view, active=model is not None and model.active == manifest.version)
+    return document.model_copy(update={"usage": usage_of(manifest), "existing": existing})
 
 
 def models(snapshot: Snapshot, uploads: Mapping[tuple[str, int | None], State]) -> Models:

@@ -24,7 +24,7 @@ from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest.report import CheckedModel
-from millstream.services.ingest.upload import ModelUpload
+from millstream.services.ingest.upload import ModelUpload, Published
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import unknown_key
@@ -106,33 +106,39 @@ def check_right_to_code(allowed: str, imports: ImportOptions) -> None:
         )
 
 
-async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
+async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Published:
     """Publish `body` as a version, and activate it if asked to. When this returns, the catalog has the version.
+
+    A version that has the same bytes and configuration already, and has not failed, stands for the upload.
 
     Raises Failure: FORBIDDEN, INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads),
     STORAGE; LimitReached.
     """
     require(Need.WRITE, upload.model)  # where a body named the model
     with audited("upload", upload.model):
-        manifest = await _publish(deps, upload, body)
-    audit(
-        "uploaded",
-        manifest.model,
-        version=manifest.version,
-        pools=" ".join(manifest.config.pools),
-        activated=upload.activate,
-        **{name: True for name, allowed in upload.imports if allowed},
-    )
-    return manifest
+        published = await _publish(deps, upload, body)
+    manifest = published.manifest
+    if published.new:
+        audit(
+            "uploaded",
+            manifest.model,
+            version=manifest.version,
+            pools=" ".join(manifest.config.pools),
+            activated=upload.activate,
+            **{name: True for name, allowed in upload.imports if allowed},
+        )
+    elif upload.activate:
+        audit("activated", manifest.model, version=manifest.version)
+    return published
 
 
-async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
+async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Published:
     config = upload.config or ModelConfig()
     quotas = Quotas(deps.gate, deps.catalog, deps.repository)
     # ModelUpload rejects a bad name and an existing version here, before the caller has sent a gigabyte
     async with (
         quotas.upload(upload.model, upload.size_bytes) as admit,
-        ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
+        ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config, upload.sha256) as incoming,
         deps.upload_slots.acquire(upload.model, upload.version) as show,
     ):
         await check_pools(deps, upload.model, config.pools)
@@ -143,18 +149,26 @@ async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Ma
         incoming.url = upload.url
         incoming.owner = owner_name()
         incoming.admit = admit
+        incoming.reusable = lambda manifest: not _has_failed(deps, manifest)
         incoming.options = upload.imports.model_copy(update={"formats": formats})
 
-        def accept(checked: CheckedModel) -> None:
-            check_format(deps, incoming.config.pools, checked.source_format)
+        def accept(checked: CheckedModel | None) -> None:
+            if checked is not None:
+                check_format(deps, incoming.config.pools, checked.source_format)
             if (principal := CALLER.get()) is not None:  # the check, and what it waits for, may take minutes
                 deps.gate.check_still(principal, _WRITE, upload.model)
 
-        manifest = await incoming.publish(upload.sha256, show, activate=upload.activate, accept=accept)
-        if deps.settings.versions_kept:
-            await _remove_old_versions(deps, manifest.model)
-        await deps.catalog.announce(manifest.model)
-    return manifest
+        published = await incoming.publish(show, activate=upload.activate, accept=accept)
+        if published.new and deps.settings.versions_kept:
+            await _remove_old_versions(deps, upload.model)
+        await deps.catalog.announce(upload.model)
+    return published
+
+
+def _has_failed(deps: Deps, manifest: Manifest) -> bool:
+    model = deps.catalog.snapshot.models.get(manifest.model)
+    view = model.versions.get(manifest.version) if model else None
+    return view is not None and view.state is State.FAILED
 
 
 async def _remove_old_versions(deps: Deps, model: str) -> None:

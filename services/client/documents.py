@@ -100,7 +100,10 @@ class _VersionState(TypedDict):
 
 
 class Version(_VersionState):
-    """A version of a model. `digest`: sha256 of the upload; `created`: seconds since the epoch."""
+    """A version of a model. `digest`: sha256 of the upload; `created`: seconds since the epoch.
+
+    `existing`: of an upload, the version was there already, with the same bytes and configuration.
+    """
 
     version: int
     digest: str
@@ -109,6 +112,7 @@ class Version(_VersionState):
     pools: list[str]
     batching: bool
     rows_max: int
+    existing: NotRequired[bool]
 
 
 class Race(TypedDict):

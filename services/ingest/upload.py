@@ -10,25 +10,29 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import SOURCE, ImportOptions
 from millstream.services.importers.conversion import convert
+from millstream.services.importers.declared_inputs import read_inputs
 from millstream.services.ingest.check_process import check, examine
 from millstream.services.ingest.check_slots import check_slot
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
+from millstream.services.model.signature import TensorSpec
 from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.model.warmup_check import check_warmups
 from millstream.services.process.storage_threads import to_end_in_storage_thread
+from millstream.services.repository.activation import activate_version
 from millstream.services.repository.base import Repository, Staging
 from millstream.services.repository.conflicts import retry_on_conflict
 from millstream.services.repository.disk import check_space, storage_errors, tree_bytes
@@ -45,19 +49,38 @@ _TRIED_MAX = 4  # tokenizers of one upload
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
+class Published(NamedTuple):
+    """The version of an upload. `new`: whether the upload made it; otherwise it was this upload already."""
+
+    manifest: Manifest
+    new: bool
+
+
+class _PublishedMeanwhile(Exception):
+    """Another upload has published the same version."""
+
+
 class ModelUpload:
     """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
-    `config`, `options` for its import, `url`, from which it comes, `owner` of a new model, and `admit`, which refuses a
-    version by its bytes, may be replaced until `publish`. Entering the block raises Failure: INVALID (bad model name or
-    version number), CONFLICT (the version exists).
+    `config`, `options` for its import, `url`, from which it comes, `owner` of a new model, `admit`, which refuses a
+    version by its bytes, and `reusable`, which says whether a version may stand for an upload of the same bytes, may be
+    replaced until `publish`. Entering the block raises Failure: INVALID (bad model name or version number), CONFLICT
+    (the version exists, and its digest is not the expected one).
 
     Args:
         version: the version's number; None takes the next free one.
+        digest: the expected sha256 of the upload (64 hexadecimal digits); None: it is not known.
     """
 
     def __init__(
-        self, repository: Repository, settings: Settings, model: str, version: int | None, config: ModelConfig
+        self,
+        repository: Repository,
+        settings: Settings,
+        model: str,
+        version: int | None,
+        config: ModelConfig,
+        digest: str | None = None,
     ) -> None:
         self._repository = repository
         self._settings = settings
@@ -68,6 +91,9 @@ class ModelUpload:
         self.url: str | None = None
         self.owner = ""
         self.admit: Callable[[int], None] = lambda _: None
+        self.reusable: Callable[[Manifest], bool] = lambda _: True
+        self._digest = _plain(digest)
+        self._seen: Collection[int] = ()  # versions that were looked at and are not this upload
         self._staging: Staging | None = None
         self._sink: _Sink | None = None
         self._buffer = bytearray()
@@ -100,19 +126,17 @@ class ModelUpload:
 
     async def publish(
         self,
-        digest: str | None,
         on_state: Callable[[State], Awaitable[None]] | None = None,
         *,
         activate: bool = False,
-        accept: Callable[[CheckedModel], None] = lambda _: None,
-    ) -> Manifest:
-        """Check the uploaded model and publish it as a version.
+        accept: Callable[[CheckedModel | None], None] = lambda _: None,
+    ) -> Published:
+        """Check the uploaded model and publish it as a version; a version that is this upload already stands for it.
 
         Args:
-            digest: the expected sha256 of the upload (64 hexadecimal digits); None skips the comparison.
             on_state: awaited with each state that the upload reaches.
-            activate: make the new version the active one.
-            accept: raises Failure for a checked model that is not to be published.
+            activate: make the version the active one.
+            accept: raises Failure for a checked model that is not to be published; None: a version stands for it.
 
         Raises:
             Failure: INVALID (the model is rejected, or the digest differs), CONFLICT (the version exists), STORAGE.
@@ -124,7 +148,13 @@ class ModelUpload:
             raise invalid("the upload is empty: send the model file as the body")
         await self._flush()
         actual = await to_end_in_storage_thread(self._open_sink().close)
-        _check_digest(actual, digest)
+        if self._digest not in {None, actual}:
+            raise invalid(
+                f"the upload's sha256 is {actual}, not {self._digest}: it was damaged in transit, send it again"
+            )
+        existing = await to_end_in_storage_thread(self._reuse, actual, activate, partial(accept, None))
+        if existing is not None:
+            return Published(existing, new=False)
         await report_state(State.PENDING)
         async with check_slot():
             await report_state(State.CHECKING)
@@ -132,17 +162,59 @@ class ModelUpload:
         accept(checked)
         return await to_end_in_storage_thread(self._publish, checked, actual, activate)
 
+    def _reuse(self, digest: str, activate: bool, accept: Callable[[], None]) -> Manifest | None:
+        """Return the newest version that is this upload already, which is activated if asked for; None: there is none.
+
+        Raises Failure(CONFLICT) if the upload's number belongs to another version.
+        """
+        numbers = self._numbers()
+        self._seen = frozenset(numbers)
+        for manifest in self._same_versions(digest, numbers):
+            accept()
+            try:
+                if activate:
+                    activate_version(self._repository, self._model, manifest.version)
+            except Failure as failure:
+                if failure.code is not Code.NOT_FOUND:  # else it was deleted meanwhile
+                    raise
+                continue
+            return manifest
+        self._reject_existing()
+        return None
+
+    def _numbers(self) -> list[int]:
+        """Return the versions that may stand for the upload: of an upload with a number, the version of this number."""
+        numbers = self._repository.versions(self._model)
+        return [number for number in reversed(numbers) if self._version in {None, number}]
+
+    def _same_versions(self, digest: str, numbers: Iterable[int]) -> Iterator[Manifest]:
+        """Yield those versions that have the upload's bytes, its configuration, and the inputs that it declares."""
+        declared = tuple(TensorSpec(**one._asdict()) for one in read_inputs(self.options.inputs))
+        for number in numbers:
+            try:
+                manifest = self._repository.staged.original(self._model, number)
+                manifest = manifest or self._repository.manifest(self._model, number)
+            except Failure:  # deleted, or damaged
+                continue
+            same = manifest.digest == digest and manifest.config == self.config
+            if same and (not declared or manifest.signature.inputs == declared) and self.reusable(manifest):
+                yield manifest
+
     def _open(self) -> None:
         self._reject_model_in_place()
-        if self._version is not None and self._version in self._repository.versions(self._model):
-            raise Failure(
-                Code.CONFLICT,
-                f"version {self._version} of model {self._model!r} already exists and versions are immutable: "
-                "use another number, or delete it first",
-            )
+        if self._digest is not None and not any(self._same_versions(self._digest, self._numbers())):
+            self._reject_existing()
         self._staging = self._repository.open_staging()
         self._check_space()
         self._sink = _Sink(self._staging.path / UPLOAD)
+
+    def _reject_existing(self) -> None:
+        if self._version is not None and self._version in self._repository.versions(self._model):
+            raise Failure(
+                Code.CONFLICT,
+                f"version {self._version} of model {self._model!r} already exists, is another one, and versions are "
+                "immutable: use another number, or delete it first",
+            )
 
     def _reject_model_in_place(self) -> None:
         try:
@@ -212,13 +284,13 @@ class ModelUpload:
             cpu_s_max=int(self._settings.check_s_max) + 1,
         )
 
-    def _publish(self, checked: CheckedModel, digest: str, activate: bool) -> Manifest:
+    def _publish(self, checked: CheckedModel, digest: str, activate: bool) -> Published:
         assert self._staging
         self.config = self.config.model_copy(update={"labels": checked.labels | self.config.labels})
         config_files = check_warmups(self.config, checked.signature, self._folder())
         config_files += check_labels(self.config, checked.signature, self._folder())
         with storage_errors(self._folder()):
-            self._lift(_TOKENIZER, _CONFIG)
+            self._lift((checked.sources or ("",))[0], _TOKENIZER, _CONFIG)
             config_files += self._if_present(_TOKENIZER)
             keep_only(self._folder(), {*checked.files, *checked.sources, *config_files, *self._if_present(_CONFIG)})
             files = tuple(
@@ -227,22 +299,40 @@ class ModelUpload:
         self.admit(tree_bytes(self._folder()))
         staging = self._staging
 
-        def publish() -> Manifest:
+        def check() -> None:
+            unseen = [number for number in self._numbers() if number not in self._seen]
+            if self._version is None and any(self._same_versions(digest, unseen)):
+                raise _PublishedMeanwhile
+
+        def publish() -> Published:
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)
-            self._repository.publish(staging, manifest, activate=activate, owner=self.owner)
-            return manifest
+            try:
+                self._repository.publish(staging, manifest, activate=activate, owner=self.owner, check=check)
+            except Failure as failure:
+                if failure.code is Code.CONFLICT and self._version is not None:
+                    existing = self._reuse(digest, activate, lambda: None)
+                    if existing is not None:
+                        return Published(existing, new=False)
+                raise
+            except _PublishedMeanwhile:
+                existing = self._reuse(digest, activate, lambda: None)
+                return Published(existing, new=False) if existing is not None else publish()  # it was deleted since
+            return Published(manifest, new=True)
 
         # Without a number of its own, an upload takes the next one when another upload has published this one first.
         return publish() if self._version is not None else retry_on_conflict(publish)
 
-    def _lift(self, *names: str) -> None:
-        """Move files up that are in the one folder of an archive, beside the model."""
-        for name in names:
-            path = self._folder() / name
-            nested = [*path.parent.glob(f"*/{path.name}")]
-            if not path.exists() and len(nested) == 1 and any(nested[0].parent.glob("*.onnx")):
-                nested[0].rename(path)
+    def _lift(self, model: str, *names: str) -> None:
+        """Move files up that are in the folder of the model, or in one above it, to the top of an archive."""
+        source = self._folder() / SOURCE
+        for folder in (self._folder() / model).parents:
+            if source not in folder.parents:
+                return
+            for path in (self._folder() / name for name in names):
+                beside = folder / path.name
+                if beside.is_file() and not beside.is_symlink() and not path.exists():
+                    beside.rename(path)
 
     def _if_present(self, name: str) -> list[str]:
         """Return `[name]` if the upload has a regular file of this name, else an empty list."""
@@ -317,14 +407,13 @@ class _Sink:
         return self._hash.hexdigest()
 
 
-def _check_digest(actual: str, expected: str | None) -> None:
-    if expected is None:
-        return
-    match = _SHA256.fullmatch(expected.strip().lower())
+def _plain(digest: str | None) -> str | None:
+    if digest is None:
+        return None
+    match = _SHA256.fullmatch(digest.strip().lower())
     if match is None:
-        raise invalid(f"{expected[:80]!r} is not a sha256 digest: send 64 hexadecimal digits")
-    if match[1] != actual:
-        raise invalid(f"the upload's sha256 is {actual}, not {match[1]}: it was damaged in transit, send it again")
+        raise invalid(f"{digest[:80]!r} is not a sha256 digest: send 64 hexadecimal digits")
+    return match[1]
 
 
 async def _ignore_state(_: State) -> None:

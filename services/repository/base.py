@@ -117,7 +117,15 @@ class Repository(Protocol):
     def open_staging(self) -> Staging:
         """Open a staging folder on the same storage as the versions, so that publishing is one rename."""
 
-    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False, owner: str = "") -> None:
+    def publish(
+        self,
+        staging: Staging,
+        manifest: Manifest,
+        *,
+        activate: bool = False,
+        owner: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Make the files in `staging` the version that `manifest` names, atomically and durably.
 
         A full disk leaves no part of the version.
@@ -127,6 +135,7 @@ class Repository(Protocol):
             manifest: describes the version.
             activate: make it the active version, too.
             owner: of the model, if this is its first version.
+            check: called while no other version can be published; what it raises, this raises.
 
         Raises:
             Failure: CONFLICT if the version exists: versions are immutable.

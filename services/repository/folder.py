@@ -95,7 +95,15 @@ class FolderRepository:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
         return open_staging(self._staging)
 
-    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False, owner: str = "") -> None:
+    def publish(
+        self,
+        staging: Staging,
+        manifest: Manifest,
+        *,
+        activate: bool = False,
+        owner: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Rename the staged files to the version that `manifest` names. Raises Failure(CONFLICT) if it exists."""
         target = self._version_folder(manifest.model, manifest.version)
         if (target / "manifest.json").exists():
@@ -104,6 +112,7 @@ class FolderRepository:
             (staging.path / "manifest.json").write_bytes(content_of(manifest))
             fsync_tree(staging.path)
             with self._changing(manifest.model), _kept_if_used(target.parent), ExitStack() as documents:
+                check()
                 fsync(self._models)
                 # All writes that need space come before the rename, so that a full disk leaves no part of a version.
                 documents.enter_context(self._remembering(manifest.model, manifest.version))

@@ -70,7 +70,7 @@ def refused(repository: FolderRepository, code: str, code_of: Code = Code.INVALI
         async with ModelUpload(repository, Settings(**settings), "hostile", None, ModelConfig()) as incoming:
             incoming.options = ImportOptions(allow_code=True)
             await incoming.write(content.getvalue())
-            await incoming.publish(None)
+            await incoming.publish()
 
     with pytest.raises(Failure) as caught:
         asyncio.run(upload())

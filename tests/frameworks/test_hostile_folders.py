@@ -61,7 +61,7 @@ def pushed(repository: FolderRepository, folder: Path, **options: Any) -> Manife
             with archive.open("rb") as content:
                 while piece := content.read(1 << 20):
                     await incoming.write(piece)
-            return await incoming.publish(None)
+            return (await incoming.publish()).manifest
 
     return asyncio.run(upload())
 

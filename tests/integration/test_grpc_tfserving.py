@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     folder = tmp_path_factory.mktemp("tfserving")
     with running_stack(folder, settings={"grpc": request.param, "admin_key": "k" * 20}) as stack:
         stack.push("tf-add", models.add_sub(folder / "add.onnx"))
-        stack.push("tf-add", models.add_sub(folder / "add.onnx"))
+        stack.push("tf-add", models.add_sub(folder / "add.onnx"), version=2)
         stack.push("tf-scores", models.scale(folder / "scores.onnx", columns=2))
         stack.push("tf-value", models.scale(folder / "value.onnx", columns=1))
         stack.push("tf-words", models.identities(folder / "words.onnx", datatypes=("BYTES", "FP32")))

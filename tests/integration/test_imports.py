@@ -63,7 +63,7 @@ async def _upload(repository: FolderRepository, content: bytes, options: ImportO
     async with ModelUpload(repository, settings, "iris", None, ModelConfig()) as incoming:
         incoming.options = options
         await incoming.write(content)
-        return await incoming.publish(None)
+        return (await incoming.publish()).manifest
 
 
 def uploaded(

@@ -22,9 +22,10 @@ from millstream.services.errors import Code, Failure
 from millstream.services.ingest import check_process
 from millstream.services.ingest.check_process import check_in_place
 from millstream.services.ingest.check_slots import CHECKS_MAX
-from millstream.services.ingest.upload import PIECE_BYTES, ModelUpload
+from millstream.services.ingest.upload import PIECE_BYTES, ModelUpload, Published
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.settings import Settings
 from millstream.services.wire.records import State
 from tests.kit import models
@@ -63,11 +64,11 @@ async def upload(
     settings: Settings | None = None,
     on_state: Callable[[State], Awaitable[None]] | None = None,
 ) -> Manifest:
-    incoming = ModelUpload(repository, settings or Settings(), "digits", version, config or ModelConfig())
+    incoming = ModelUpload(repository, settings or Settings(), "digits", version, config or ModelConfig(), digest)
     async with incoming:
         for start in range(0, len(content), 300_000):
             await incoming.write(content[start : start + 300_000])
-        return await incoming.publish(digest, on_state)
+        return (await incoming.publish(on_state)).manifest
 
 
 def uploaded(repository: FolderRepository, content: bytes, **options: object) -> Manifest:
@@ -205,7 +206,7 @@ def test_a_rejected_upload_leaves_no_files(repository: FolderRepository, tmp_pat
     assert "not an ONNX model" in refused(repository, random.Random(1).randbytes(5000))
     assert "was cut short" in refused(repository, whole[: len(whole) // 2])
     assert "leads out of the archive" in refused(repository, zipped({"../model.onnx": whole}))
-    assert "no .onnx file" in refused(repository, tarred({"readme": b""}))
+    assert "nothing in it is known" in refused(repository, tarred({"readme": b""}))
     assert "sha256" in refused(repository, whole, digest="0" * 64)
     assert "64 hexadecimal digits" in refused(repository, whole, digest="abc")
     assert "pool name" in refused(repository, whole, config=ModelConfig(pools=("../x",)))
@@ -357,7 +358,7 @@ def test_cancelling_publish_leaves_a_complete_version_or_none(
         async def go() -> None:
             async with incoming:
                 await incoming.write(content)
-                await incoming.publish(None)
+                await incoming.publish()
 
         running = asyncio.ensure_future(go())
         await asyncio.wait_for(publishing.wait(), 120)
@@ -376,12 +377,13 @@ def test_an_existing_version_is_rejected_before_the_upload_is_read(
     uploaded(repository, mlp(tmp_path), version=4)
 
     async def enter() -> None:
-        async with ModelUpload(repository, Settings(), "digits", 4, ModelConfig()):
+        async with ModelUpload(repository, Settings(), "digits", 4, ModelConfig(), "0" * 64):
             raise AssertionError("the upload was let in")
 
     with pytest.raises(Failure) as caught:
         asyncio.run(enter())
     assert caught.value.code is Code.CONFLICT
+    assert "already exists" in refused(repository, b"another one", Code.CONFLICT, version=4)
 
 
 def test_concurrent_uploads_get_distinct_numbers_and_one_wins_an_explicit_number(
@@ -405,7 +407,8 @@ def test_concurrent_uploads_get_distinct_numbers_and_one_wins_an_explicit_number
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("millstream.services.ingest.upload.examine", counted)
-            uploads = [upload(repository, content, version=version) for version in (None, None, None, 9, 9)]
+            asked = ((None, 1), (None, 2), (None, 3), (9, 4), (9, 5))
+            uploads = [upload(repository, content, version=at, config=ModelConfig(rows_max=n)) for at, n in asked]
             return await asyncio.gather(*uploads, return_exceptions=True)
 
     results = asyncio.run(all_at_once())
@@ -415,6 +418,57 @@ def test_concurrent_uploads_get_distinct_numbers_and_one_wins_an_explicit_number
     assert [failure.code for failure in lost] == [Code.CONFLICT]
     assert sorted(won) == list(repository.versions("digits"))
     assert most == CHECKS_MAX
+
+
+def test_the_same_upload_is_the_same_version(repository: FolderRepository, tmp_path: Path) -> None:
+    content, digest = mlp(tmp_path), hashlib.sha256(mlp(tmp_path)).hexdigest()
+    first = uploaded(repository, content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millstream.services.ingest.upload.examine", None)  # it is not checked again
+        for version, given in ((None, None), (None, digest), (1, None), (1, digest)):
+            again = uploaded(repository, content, version=version, digest=given)
+            assert again == first
+    assert uploaded(repository, content, config=ModelConfig(rows_max=7)).version == 2
+    assert uploaded(repository, content, version=5).version == 5  # a number of its own
+    assert uploaded(repository, content).version == 5  # the newest one
+    for version in (1, 5):
+        repository.delete_version("digits", version)
+    assert uploaded(repository, content).version == 6
+
+
+def test_the_same_upload_at_once_is_one_version(repository: FolderRepository, tmp_path: Path) -> None:
+    content = mlp(tmp_path)
+
+    async def all_at_once(*versions: int | None) -> list[Manifest]:
+        return await asyncio.gather(*(upload(repository, content, version=version) for version in versions))
+
+    assert {one.version for one in asyncio.run(all_at_once(None, None, None, None))} == {1}
+    assert {one.version for one in asyncio.run(all_at_once(9, 9, 9))} == {9}
+    assert list(repository.versions("digits")) == [1, 9]
+
+
+def test_a_version_that_is_deleted_while_it_is_uploaded_again_is_made_again(
+    repository: FolderRepository, tmp_path: Path
+) -> None:
+    content = mlp(tmp_path)
+    uploaded(repository, content)
+    original = FolderStagedVersions.original
+
+    def deleted(self: FolderStagedVersions, model: str, version: int) -> Manifest | None:
+        found = original(self, model, version)
+        repository.delete_version(model, version)
+        return found
+
+    async def again() -> Published:
+        async with ModelUpload(repository, Settings(), "digits", None, ModelConfig()) as incoming:
+            await incoming.write(content)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(FolderStagedVersions, "original", deleted)
+                return await incoming.publish(activate=True)
+
+    made = asyncio.run(again())
+    assert (made.manifest.version, made.new) == (2, True)
+    assert list(repository.versions("digits")) == [2]
 
 
 def test_the_uploaded_configuration_is_kept(repository: FolderRepository, tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_the_checker_process_is_confined(tmp_path: Path) -> None:
         async def upload() -> None:
             async with ModelUpload(repository, Settings(), "endless", None, ModelConfig()) as incoming:
                 await incoming.write(endless)
-                await incoming.publish(None)
+                await incoming.publish()
 
         running = asyncio.ensure_future(upload())
         while not (found := confined_checkers(tmp_path)):

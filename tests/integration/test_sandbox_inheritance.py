@@ -91,7 +91,7 @@ def upload(folder: Path, content: bytes) -> None:
         async with ModelUpload(repository, Settings(), "m", None, ModelConfig()) as incoming:
             incoming.options = ImportOptions(allow_pickle=True)
             await incoming.write(content)
-            await incoming.publish(None)
+            await incoming.publish()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(Failure):
         runner.run(run())

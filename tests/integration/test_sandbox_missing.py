@@ -41,7 +41,7 @@ async def main():
     async with ModelUpload(FolderRepository(Path(folder) / "repository"), settings, "m", None, ModelConfig()) as upload:
         upload.options = ImportOptions(allow_pickle=True)
         await upload.write((Path(folder) / "model.pkl").read_bytes())
-        return (await upload.publish(None)).source_format
+        return (await upload.publish()).manifest.source_format
 
 try:
     print(json.dumps([200, asyncio.run(main())]))

@@ -189,7 +189,7 @@ async def _load(deps: Deps, url: str, name: str | None, *, wait: bool) -> dict[s
 async def _register(deps: Deps, url: str, name: str | None) -> Manifest:
     path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
     upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None, url=url)
-    return await receive(deps, upload, content(path))
+    return (await receive(deps, upload, content(path))).manifest
 
 
 def _registered(deps: Deps, manifest: Manifest) -> dict[str, str]:
