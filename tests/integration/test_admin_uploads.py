@@ -70,21 +70,31 @@ async def test_put_publishes_and_activates(application: Application, client: htt
         State.CHECKING,
         None,
     ]
+    assert version.pop("existing") is False
     assert (await client.get(reply.headers["location"])).json() == version
+    again = await client.put(f"{M}/7", content=onnx)
+    assert (again.status_code, again.json()) == (200, {**version, "existing": True})
+    assert again.headers["location"] == f"{M}/7"
 
 
 async def test_old_versions_are_deleted_where_that_is_set(tmp_path: Path, onnx: bytes) -> None:
     """Never the active or the previous one, whatever their numbers."""
     application = Application(tmp_path, versions_kept=2)
+    rows = itertools.count(1)
+
+    async def push(**params: str) -> None:
+        config = f'{{"rows_max": {next(rows)}}}'
+        assert (await client.post(M, params={"config": config, **params}, content=onnx)).status_code == 201
+
     async with application.client() as client:
         client.timeout = httpx2.Timeout(120)
         for _ in range(2):  # 1 was active before 2
-            assert (await client.post(M, content=onnx)).status_code == 201
+            await push()
         for _ in range(4):
-            assert (await client.post(M, params={"activate": "false"}, content=onnx)).status_code == 201
+            await push(activate="false")
         assert application.repository.versions("m") == [1, 2, 5, 6]
         assert application.repository.endpoint("m").active == 2
-        assert (await client.post(M, content=onnx)).status_code == 201  # 7 is active, 2 the previous one
+        await push()  # 7 is active, 2 the previous one
         assert application.repository.versions("m") == [2, 6, 7]
 
 
@@ -220,7 +230,7 @@ async def test_a_wrong_digest_changes_nothing(
 async def test_a_version_that_is_there_is_refused_before_its_body_is_read(application: Application) -> None:
     before = publish(application.repository, "m", 1)
     # nothing is fed: an application that waits for the body never ends
-    assert await Exchange(application.app, "PUT", f"{M}/1").status() == 409
+    assert await Exchange(application.app, "PUT", f"{M}/1", headers={"x-content-sha256": "0" * 64}).status() == 409
     assert application.repository.manifest("m", 1) == before
 
 
@@ -352,5 +362,6 @@ async def test_an_upload_over_a_real_connection(application: Application, onnx: 
 
     async with application.served() as url, httpx2.AsyncClient(base_url=url, timeout=120, headers=OPERATOR) as client:
         assert (await client.post(M, content=chunks())).json()["version"] == 1
-        assert (await client.post(M, files={"model": ("m.onnx", onnx)})).json()["version"] == 2
-        assert (await client.put(f"{M}/2", content=onnx)).status_code == 409
+        assert (await client.post(M, files={"model": ("m.onnx", onnx)})).json()["existing"] is True
+        assert (await client.put(f"{M}/2", content=onnx)).status_code == 201
+        assert (await client.put(f"{M}/2", content=onnx, params={"config": '{"rows_max": 2}'})).status_code == 409
