@@ -82,19 +82,19 @@ async def test_old_versions_are_deleted_where_that_is_set(tmp_path: Path, onnx: 
     application = Application(tmp_path, versions_kept=2)
     rows = itertools.count(1)
 
-    async def push(**params: str) -> None:
+    async def push(client: httpx2.AsyncClient, **params: str) -> None:
         config = f'{{"rows_max": {next(rows)}}}'
         assert (await client.post(M, params={"config": config, **params}, content=onnx)).status_code == 201
 
     async with application.client() as client:
         client.timeout = httpx2.Timeout(120)
         for _ in range(2):  # 1 was active before 2
-            await push()
+            await push(client)
         for _ in range(4):
-            await push(activate="false")
+            await push(client, activate="false")
         assert application.repository.versions("m") == [1, 2, 5, 6]
         assert application.repository.endpoint("m").active == 2
-        await push()  # 7 is active, 2 the previous one
+        await push(client)  # 7 is active, 2 the previous one
         assert application.repository.versions("m") == [2, 6, 7]
 
 
