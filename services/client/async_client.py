@@ -15,7 +15,7 @@ from typing import Any, Self, Unpack, overload
 
 from millstream.services.client import inference, keys, models, races
 from millstream.services.client.address import ServerAddress
-from millstream.services.client.call import Call, Reply, Steps, T, send
+from millstream.services.client.call import Call, Reply, Steps, T, listed, send
 from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike
 from millstream.services.client.documents import (
     EndpointSettings,
@@ -116,7 +116,7 @@ class AsyncClient:
         progress: Progress | None = None,
     ) -> Version:
         files = await asyncio.to_thread(ModelFiles.open, Path(path), config)
-        options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(inputs))
+        options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(listed(inputs)))
         steps = push(model, files, options, progress, time.monotonic)
         return await self._transport.run(steps, Budget(None, time.monotonic))
 

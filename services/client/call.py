@@ -6,9 +6,12 @@ thrown into it. So one procedure serves transports that block and transports tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from millstream.services.errors import invalid
 
 T = TypeVar("T")
 
@@ -75,6 +78,34 @@ class Pause(NamedTuple):
 
 Steps = Generator[Call | Pause, Reply, T]
 NO_REPLY = Reply(0, {}, bytearray(), "")
+
+
+def json_call(
+    method: str, path: str, document: Any, *, query: Mapping[str, str] | None = None, repeatable: bool = False
+) -> Call:
+    """Return a call with a JSON body. Raises Failure(INVALID) if the document has no JSON form."""
+    content = json_of(document, "an argument is")
+    headers = {"Content-Type": "application/json"}
+    return Call(method, path, query=query or {}, headers=headers, content=content, repeatable=repeatable)
+
+
+def json_of(document: Any, what: str) -> bytes:
+    """Return a document as JSON, with numpy's arrays as lists. Raises Failure(INVALID), which begins with `what`."""
+    try:
+        return json.dumps(document, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise invalid(f"{what} not JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array or a number of numpy
+        return value.tolist()
+    raise TypeError(f"it has no form for a value of type {type(value).__name__}")
+
+
+def listed(values: str | Sequence[str]) -> list[str]:
+    """Return texts as a list; a single one may stand for a list of it."""
+    return [values] if isinstance(values, str) else list(values)
 
 
 def send(call: Call) -> Steps[Reply]:

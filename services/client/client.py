@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack, overload
 
 from millstream.services.client import inference, keys, models, races
 from millstream.services.client.address import ServerAddress
-from millstream.services.client.call import Call, Reply, Steps, T, send
+from millstream.services.client.call import Call, Reply, Steps, T, listed, send
 from millstream.services.client.documents import (
     EndpointSettings,
     ListedVersion,
@@ -174,7 +174,7 @@ class Client:
             VersionFailed: it cannot be loaded.
         """
         files = ModelFiles.open(Path(path), config)
-        options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(inputs))
+        options = UploadOptions(version, config, activate, wait_s, allow_pickle, allow_code, tuple(listed(inputs)))
         steps = push(model, files, options, progress, time.monotonic)
         return self._transport.run(steps, Budget(None, time.monotonic))
 

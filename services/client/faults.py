@@ -30,6 +30,8 @@ def failure_from(error: Exception, url: str, call: Call) -> Failure:
     if isinstance(error, httpx2.RemoteProtocolError | httpx2.NetworkError):
         return _broken(error, url)
     reason = str(error) or type(error).__name__
+    if isinstance(error, UnicodeError):
+        return Failure(Code.INVALID, f"the request to {url} cannot be sent: a header has characters beyond ASCII")
     if isinstance(error, httpx2.InvalidURL | httpx2.LocalProtocolError):
         return Failure(Code.INVALID, f"the request to {url} cannot be sent: {reason}")
     return ConnectionFailed(Cause.UNREACHABLE, f"the connection to {url} failed: {reason}")

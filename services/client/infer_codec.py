@@ -6,18 +6,18 @@ Source: Open Inference Protocol v2, inference and binary tensor data extension.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from millstream.services.client.call import json_of
 from millstream.services.client.documents import Metadata
 from millstream.services.client.inputs import Given, about_input
 from millstream.services.client.replies import parse_json
 from millstream.services.client.tensors import Array, decode, encode, from_data, random_input
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,6 @@ def encode_request(
     document["parameters"] = {"binary_data_output": binary_outputs, **(parameters or {})}
     header = json_of(document, "the request's parameters are")
     return EncodedRequest(b"".join([header, *raws]), len(header))
-
-
-def json_of(document: Any, what: str) -> bytes:
-    """Return a document as JSON; numpy's arrays and numbers as lists and numbers. Raises Failure(INVALID)."""
-    try:
-        return json.dumps(document, default=_plain).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise invalid(f"{what} not JSON: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__} has no form in it")
 
 
 def random_request(metadata: Metadata, rows: int, random: np.random.Generator) -> EncodedRequest:

@@ -12,15 +12,16 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from millstream.services.client.call import Call, Pause, Reply, Steps, send
+from millstream.services.client.call import Call, Pause, Reply, Steps, json_of, listed, send
 from millstream.services.client.documents import Metadata
-from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request, json_of
+from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
 from millstream.services.client.inputs import given_inputs, is_records, is_table
 from millstream.services.client.models import load_s, metadata, v2_path
 from millstream.services.client.replies import REQUEST_ID, document_of
 from millstream.services.client.retry import Budget
 from millstream.services.client.tensors import Array
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.names import check_name
 
 SIGNATURES_MAX = 1024
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -80,7 +81,7 @@ def predict(name: str, inputs: Any, options: Options, signatures: Signatures, bu
 
     Raises Failure(INVALID) if they do not fit the model's inputs.
     """
-    key = (name, options.version)
+    key = (check_name(name), options.version)
     kept = signatures.get(key)
     signature = kept or (yield from _learn(key, signatures))
     if kept is None and options.announce:
@@ -152,16 +153,16 @@ def decode(reply: Reply) -> DecodedReply:
 
 
 def _encode(signature: Metadata, inputs: Any, options: Options, budget: Budget) -> EncodedRequest:
-    if options.request_id is not None and not all("!" <= character <= "~" for character in options.request_id):
-        raise invalid(f"the request id {options.request_id[:40]!r} may have visible ASCII characters only")
-    outputs = [options.outputs] if isinstance(options.outputs, str) else options.outputs
+    request_id = options.request_id or ""
+    if not isinstance(request_id, str) or not all("!" <= character <= "~" for character in request_id):
+        raise invalid(f"the request id {str(request_id)[:40]!r} is a text of visible ASCII characters only")
     # The server drops requests whose caller has given up.
     parameters: dict[str, Scalar] = {"timeout": int(budget.left_s() * 1e6)} if budget.timeout_s is not None else {}
     return encode_request(
         given_inputs(signature, inputs),
-        outputs=outputs,
+        outputs=None if options.outputs is None else listed(options.outputs),
         parameters=parameters | dict(options.parameters or {}),
-        request_id=options.request_id or "",
+        request_id=request_id,
     )
 
 

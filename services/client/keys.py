@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
-from millstream.services.client.call import Call, Steps, send
+from millstream.services.client.call import Call, Steps, json_call, send
 from millstream.services.client.replies import document_of
+from millstream.services.errors import invalid
 
 _PATH = "/admin/v1/keys"
-_JSON = {"Content-Type": "application/json"}
 
 
 def manage(action: str, name: str | None, document: Mapping[str, Any], *, forget: bool) -> Steps[dict[str, Any]]:
     """Create, list, edit, rotate or revoke keys; return the key, or all keys."""
     one = f"{_PATH}/{quote(name or '', safe='')}"
-    content = json.dumps(document).encode()
     calls = {
-        "create": Call("POST", _PATH, headers=_JSON, content=content),
+        "create": json_call("POST", _PATH, document),
         "list": Call("GET", _PATH, repeatable=True),
-        "edit": Call("PATCH", one, headers=_JSON, content=content),
-        "rotate": Call("POST", f"{one}/rotate", headers=_JSON, content=content),
+        "edit": json_call("PATCH", one, document),
+        "rotate": json_call("POST", f"{one}/rotate", document),
         "revoke": Call("DELETE", one, query={"forget": "true"} if forget else {}, repeatable=True),
     }
+    if action not in calls:
+        raise invalid(f"{action!r} is no action on keys: use {', '.join(calls)}")
     return document_of((yield from send(calls[action])), "keys" if action == "list" else "id")
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from millstream.services.client.call import Call, Pause, Steps, send
+from millstream.services.client.call import Call, Pause, Steps, json_call, json_of, listed, send
 from millstream.services.client.documents import (
     EndpointSettings,
     ListedVersion,
@@ -30,7 +29,6 @@ WAIT_PAUSE_S_MAX = 1.0
 #: states of a version that answers requests
 AVAILABLE = frozenset({"ready", "standby"})
 PLACEMENT_MODELS_MAX = 1000  # of one page
-_JSON = {"Content-Type": "application/json"}
 #: statuses of "not ready"
 _NOT_READY = {400, 503}
 
@@ -140,16 +138,15 @@ def load(name: str, config: str | dict[str, Any] | None, *, retry: bool) -> Step
 
     Returns the versions that serve; none, where an older release does not tell.
     """
-    text = config if config is None or isinstance(config, str) else json.dumps(config)
-    body = json.dumps({} if text is None else {"parameters": {"config": text}}).encode()
+    text = config if config is None or isinstance(config, str) else json_of(config, "the configuration is").decode()
+    body = {} if text is None else {"parameters": {"config": text}}
     query = {} if retry else {"retry": "false"}
-    call = Call("POST", _repository_path(name) + "/load", query=query, headers=_JSON, content=body)
-    reply = yield from send(call)
+    reply = yield from send(json_call("POST", _repository_path(name) + "/load", body, query=query))
     return [int(version) for version in document_of(reply).get("versions", [])]
 
 
 def unload(name: str) -> Steps[None]:
-    yield from send(Call("POST", _repository_path(name) + "/unload", headers=_JSON, content=b"{}"))
+    yield from send(json_call("POST", _repository_path(name) + "/unload", {}))
 
 
 def _repository_path(name: str) -> str:
@@ -239,9 +236,8 @@ def settings(name: str) -> Steps[EndpointSettings]:
 def configure(name: str, changes: SettingsChanges) -> Steps[EndpointSettings]:
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     if "pools" in given:
-        given["pools"] = list(given["pools"])
-    content = json.dumps(given).encode()
-    reply = yield from send(Call("PATCH", admin_path(name), headers=_JSON, content=content, repeatable=True))
+        given["pools"] = listed(given["pools"])
+    reply = yield from send(json_call("PATCH", admin_path(name), given, repeatable=True))
     return cast("EndpointSettings", document_of(reply, "settings", "warnings"))
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from millstream.services.client.call import Call, Pause, Steps, send
+from millstream.services.client.call import Call, Pause, Steps, json_call, listed, send
 from millstream.services.client.documents import Race
 from millstream.services.client.models import admin_path
 from millstream.services.client.replies import document_of
 
 WAIT_PAUSE_S = 0.5  # between two looks at a race
-_JSON = {"Content-Type": "application/json"}
 _BINARY = {"Content-Type": "application/octet-stream"}
 RUNNING = frozenset({"waiting", "queued", "running"})
 
@@ -35,10 +33,10 @@ def begin(
     *,
     accept_random_samples: bool,
 ) -> Steps[Race]:
-    document = {"seconds": seconds, "targets": list(targets), "pool": pool, "gate": dict(gate or {})}
+    document = {"seconds": seconds, "targets": listed(targets), "pool": pool, "gate": dict(gate or {})}
     given = {name: value for name, value in document.items() if value}
     given |= {"accept_random_samples": True} if accept_random_samples else {}
-    call = Call("POST", _path(model, version), headers=_JSON, content=json.dumps(given).encode(), repeatable=True)
+    call = json_call("POST", _path(model, version), given, repeatable=True)
     return cast("Race", document_of((yield from send(call)), "state", "rows"))
 
 

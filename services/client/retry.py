@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from millstream.services.client.call import NO_REPLY, Call, Pause, Reply, Steps, T, Timeouts
 from millstream.services.client.errors import Cause, ConnectionFailed, ServerError, Timeout
 from millstream.services.client.replies import failure_of
-from millstream.services.errors import Failure
+from millstream.services.errors import Failure, invalid
 from millstream.services.process.backoff import backoff_s
 
 PAUSE_S_MIN = 0.1
@@ -22,6 +22,7 @@ PAUSE_S_MAX = 5.0
 JITTER = 0.25  # share of Retry-After that is added at most, so that refused clients do not return all at once
 CONNECT_S_MAX = 10.0
 STALL_S_MAX = 60.0
+TIMEOUT_S_MAX = 1e8  # three years: a longer timeout is none
 _REFUSED = {429, 503}
 
 
@@ -29,9 +30,15 @@ class Budget:
     """The time that an operation with all its calls may take. `timeout_s` None: no limit."""
 
     def __init__(self, timeout_s: float | None, clock: Callable[[], float]) -> None:
-        self.timeout_s = timeout_s
+        try:
+            limit_s = math.inf if timeout_s is None else float(timeout_s)
+        except (TypeError, ValueError):
+            limit_s = math.nan
+        if not limit_s >= 0:
+            raise invalid(f"a timeout is a number of seconds, not {timeout_s!r}")
+        self.timeout_s = limit_s if limit_s <= TIMEOUT_S_MAX else None
         self._clock = clock
-        self._deadline = math.inf if timeout_s is None else clock() + timeout_s
+        self._deadline = math.inf if self.timeout_s is None else clock() + self.timeout_s
 
     def left_s(self) -> float:
         """Return the seconds that are left; infinity without a limit."""

@@ -27,7 +27,7 @@ from millstream.services.client.errors import Timeout
 from millstream.services.client.faults import failure_from
 from millstream.services.client.retry import Budget, Retries, with_retries
 from millstream.services.client.trust import SYSTEM_TRUST, Trust
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.client")
@@ -126,6 +126,7 @@ class BlockingTransport:
             return result
 
     def _send(self, call: Call) -> Reply:
+        _check_open(self._http)
         started = time.monotonic()
         content = call.content.chunks() if isinstance(call.content, Body) else call.content
         try:
@@ -135,7 +136,7 @@ class BlockingTransport:
                 received = _Received(reply, call, started)
                 for chunk in reply.iter_bytes():
                     received.add(chunk)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise failure_from(error, self._connection.url, call) from error
         return received.reply()
 
@@ -172,6 +173,7 @@ class AwaitingTransport:
             return result
 
     async def _send(self, call: Call) -> Reply:
+        _check_open(self._http)
         started = time.monotonic()
         content = _awaiting(call.content.chunks()) if isinstance(call.content, Body) else call.content
         try:
@@ -184,7 +186,7 @@ class AwaitingTransport:
                         received.add(chunk)
         except TimeoutError as error:
             raise _late(self._connection.url, call) from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise await asyncio.to_thread(failure_from, error, self._connection.url, call) from error
         return received.reply()
 
@@ -208,6 +210,11 @@ class _Received:
     def reply(self) -> Reply:
         headers = {name.lower(): value for name, value in self._reply.headers.items()}
         return Reply(self._reply.status_code, headers, self._content, str(self._reply.url))
+
+
+def _check_open(http: httpx2.Client | httpx2.AsyncClient) -> None:
+    if http.is_closed:
+        raise invalid("the client is closed: make another one, or call it within its `with` block")
 
 
 def _limits(call: Call) -> Timeouts:

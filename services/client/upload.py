@@ -6,14 +6,13 @@ file or folder ─> the model in it, and what belongs to it ─> its bytes, or a
 from __future__ import annotations
 
 import hashlib
-import json
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from millstream.services.client.call import Body, Call, Steps, send
+from millstream.services.client.call import Body, Call, Steps, json_of, send
 from millstream.services.client.documents import Version
 from millstream.services.client.errors import Timeout, VersionFailed, WrongFile
 from millstream.services.client.models import admin_path, version, wait
@@ -131,7 +130,7 @@ def push(
     if options.inputs:
         query["input"] = list(options.inputs)
     if options.config:
-        query["config"] = json.dumps(options.config)
+        query["config"] = json_of(options.config, "the configuration is").decode()
     call = Call(
         "POST" if options.version is None else "PUT",
         f"{admin_path(name)}/versions" + ("" if options.version is None else f"/{options.version}"),

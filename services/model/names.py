@@ -20,6 +20,8 @@ def check_name(name: str, what: str = "model name") -> str:
 
     A valid name is one path component that is safe on every file system and object store.
     """
+    if not isinstance(name, str):
+        raise invalid(f"a {what} is text, not a value of type {type(name).__name__}")
     if len(name) > NAME_CHARACTERS_MAX or not _NAME.match(name) or name.endswith("."):
         raise invalid(f"{what} {name[:80]!r} is not allowed: {NAME_RULE}")
     return name

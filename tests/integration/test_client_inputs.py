@@ -7,7 +7,7 @@ import io
 import json
 import subprocess
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,6 +145,48 @@ def test_what_does_not_fit_is_one_clear_line(stack: Stack, model: str, inputs: A
         client.predict(model, inputs)
     assert (failure.value.code, isinstance(failure.value, ServerError)) == (Code.INVALID, False)
     assert "\n" not in failure.value.message
+
+
+ODD: list[tuple[Callable[[Any], object], str]] = [
+    (lambda client: client.predict(5, [1]), "a model name is text, not a value of type int"),
+    (lambda client: client.predict("ci-column", [1], request_id=5), "the request id '5' is a text"),
+    (
+        lambda client: client.predict("ci-column", [1], timeout=float("nan")),
+        "a number of seconds, not nan",
+    ),
+    (
+        lambda client: client.predict("ci-column", [1], parameters={"x": object()}),
+        "it has no form for a value",
+    ),
+    (lambda client: client.predict_json("ci-column", {"inputs": {1}}), "the request is not JSON"),
+    (lambda client: client.configure("ci-column", labels={"a": object()}), "an argument is not JSON"),
+    (lambda client: client.load("ci-column", config={"a": object()}), "the configuration is not JSON"),
+    (lambda client: client.keys("make"), "'make' is no action on keys: use create, list, edit, rotate, revoke"),
+    (lambda client: client.request("GET", "/v2", headers={"a": "é"}), "a header has characters beyond ASCII"),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), ODD)
+def test_an_odd_argument_is_one_clear_line(stack: Stack, call: Callable[[Any], object], says: str) -> None:
+    with Client(stack.url, key=stack.key) as client, pytest.raises(Failure, match=says) as failure:
+        call(client)
+    assert (failure.value.code, "\n" in failure.value.message) == (Code.INVALID, False)
+
+
+def test_arguments_of_numpy_and_single_names_are_taken(client: Any) -> None:
+    assert client.predict("ci-table", {"x0": "a", "x1": 1, "x2": 2}, outputs="y2", timeout=np.float32(50)).keys() == {
+        "y2"
+    }
+    request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": np.array([2, 1]), "data": np.ones((2, 1))}]}
+    assert client.predict_json("ci-column", request)["outputs"][0]["data"] == [2, 2]
+    assert client.predict("ci-column", [1], timeout=float("inf")).array.tolist() == [[2]]
+    assert client.configure("ci-column", pools="cpu", idle_s=np.float64(0))["settings"]["pools"] == ["cpu"]
+
+
+def test_a_closed_client_says_so(client: Any) -> None:
+    client.close()
+    with pytest.raises(Failure, match="the client is closed"):
+        client.predict("ci-column", [1])
 
 
 def test_an_answer_that_is_no_table_says_so(stack: Stack, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_programs_of_the_pages_run(stack: Stack, number: int) -> None:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", PROGRAMS[number]],
             cwd=ROOT,
-            env=child_environment({"MILLSTREAM_ENDPOINT": stack.url}),
+            env=child_environment({"MILLSTREAM_ENDPOINT": stack.url, "MILLSTREAM_ADMIN_KEY": stack.key}),
             capture_output=True,
             text=True,
             timeout=CALL_S_MAX,
