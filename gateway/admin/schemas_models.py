@@ -18,6 +18,7 @@ from millstream.services.model.signature import TensorSpec
 from millstream.services.model.usage import Usage, usage_of
 from millstream.services.repository.races import Race
 from millstream.services.repository.variants import Report
+from millstream.services.repository.verdicts import why_unmerged
 from millstream.services.wire.records import State
 
 
@@ -152,8 +153,10 @@ class Version(BaseModel):
     pools: list[str] = Field([], description="Pools that may serve it, the preferred one first.")
     active: bool = Field(False, description="The activated version; `serving` of the model is the one that answers.")
     batching: bool | None = None
-    batching_decided: Literal["proven", "requested", "off"] | None = Field(
-        None, description="Whether independent rows are proven, batching was asked for without a proof, or is off."
+    batching_decided: Literal["proven", "requested", "unmerged", "off"] | None = Field(
+        None,
+        description="Whether independent rows are proven, batching was asked for without a proof, requests with rows "
+        "run alone, or batching is off.",
     )
     batching_reason: str | None = Field(None, description="Why it is off, or not proven.")
     rows_max: int | None = None
@@ -183,7 +186,7 @@ class Version(BaseModel):
             created=manifest.created,
             pools=list(view.pools),
             active=active,
-            batching=manifest.signature.batching and not off,
+            batching=manifest.signature.batching and not why_unmerged(manifest, view.verdict),
             batching_decided="off" if off else manifest.batching.decided,
             batching_reason=off or manifest.batching.reason or None,
             rows_max=manifest.config.rows_max,

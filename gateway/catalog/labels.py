@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.version_files import read_label_names
+from millstream.services.model.version_files import overwritten, read_label_names
 
 Labels = dict[str, tuple[str, ...]]
 
@@ -16,5 +17,8 @@ def read_labels(folder: Path, manifest: Manifest) -> Labels:
     Raises:
         Failure: INVALID for a file that is not in the version's list, cannot be read, or was changed.
     """
-    names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
+    try:
+        names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
+    except Failure as failure:
+        raise invalid(failure.message + overwritten(manifest)) from None
     return {output: names[path] for output, path in manifest.config.labels.items()}

@@ -37,6 +37,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
+from millstream.services.repository.verdicts import why_unmerged
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.settings import Settings
 from millstream.services.wire.batch import BATCH_FORMATS, agreed_format
@@ -330,7 +331,7 @@ class Router:
             same_host=same_host,
             failed=failed,
             batch_format=batch_format,
-            batching_off=bool(view.verdict.batching_off),
+            batching_off=bool(why_unmerged(view.manifest, view.verdict)),
         )
 
     def find(self, model: str, version: str | None) -> ModelRoute:

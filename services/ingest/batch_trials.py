@@ -32,6 +32,10 @@ class Contradiction(Exception):
     """A trial shows that requests must not share runs. The message is the reason, worded to follow "…: "."""
 
 
+class Influence(Contradiction):
+    """A trial shows that a row's outputs depend on other rows, or on chance; each row has its outputs all the same."""
+
+
 class Expected(NamedTuple):
     """Trial rows, and the outputs of the original for each row alone.
 
@@ -163,7 +167,7 @@ def _compare(session: TrialSession, outputs: Sequence[ModelTensor], trial: Expec
         for chosen, pool in ((~extreme, alone[: trial.ordinary]), (extreme, alone[trial.ordinary :])):
             scale = column_scale(tensor.datatype, pool)
             if chosen.any() and disagreeing_rows(tensor.datatype, actual[chosen], alone[order[chosen]], scale=scale):
-                raise Contradiction(_difference(tensor, rows))
+                raise Influence(_difference(tensor, rows))
     return True
 
 

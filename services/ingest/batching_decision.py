@@ -3,7 +3,9 @@
 first dimensions ─ all variable ────> keep the file    ┐
                  ─ some fixed at 1 ─> rewrite the file ┴> proven by the graph? ─> trials agree? ─> requests share runs
                  ─ anything else ───> no
-Without a proof requests run one at a time, unless the configuration requests batching: then agreeing trials suffice.
+Without a proof requests run one at a time, unless the configuration requests batching: then agreeing trials suffice. A
+model in place, whose max_batch_size says that requests have rows, need not share runs: as Triton without
+dynamic_batching does, each request runs alone with all its rows where trials disagree.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from millstream.services.ingest.batch_rewrite import LEADING, with_variable_rows
 from millstream.services.ingest.batch_trials import (
     Contradiction,
     Expected,
+    Influence,
     check_batches,
     constant_outputs,
     run_rows_alone,
@@ -84,6 +87,10 @@ class ModelUnderCheck(NamedTuple):
         return prove(rewritten or self.model, self.names)
 
     @property
+    def in_place(self) -> bool:
+        return self.model is not None and self.compiled is None
+
+    @property
     def names(self) -> list[str]:
         """Names of the inputs."""
         return [tensor.name for tensor in self.inputs]
@@ -105,6 +112,7 @@ class BatchingDecision(NamedTuple):
 
     @property
     def batching(self) -> bool:
+        """Whether requests have rows."""
         return self.outcome.decided != "off"
 
 
@@ -134,9 +142,13 @@ def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDe
         del session  # frees the original before the rewrite is loaded: a large model fits into memory once
         return _decide_rewritten(subject, leading_values, expected, observed)
     except (_Unbatchable, Contradiction) as reason:
+        why = str(reason)
+        if requested and subject.in_place and isinstance(reason, Influence):
+            note = f"Each request runs alone, as in Triton without dynamic_batching: {why}."
+            outcome = Batching(decided="unmerged", reason=why)
+            return BatchingDecision(subject.path, observed, outcome, (note,)), subject.open()
         if requested:
             raise invalid(f"batching is not possible: {reason}") from reason
-        why = str(reason)
     alone = BatchingDecision(
         subject.path, observed, Batching(decided="off", reason=why), (f"Requests run one at a time: {why}.",)
     )
@@ -154,6 +166,8 @@ def servable_defaults(
     if not decision.batching:
         return list(defaults)
     offered = [tensor for tensor in defaults if tensor.has_rows]
+    if decision.outcome.decided == "unmerged":
+        return offered
     if not offered or decision.served != subject.path:
         return []
     whole = subject._replace(inputs=[*subject.inputs, *offered])

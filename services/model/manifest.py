@@ -157,13 +157,14 @@ class Batching(BaseModel):
 
     Args:
         decided: proven (an analysis of the graph shows that rows are independent, and trial runs agree), requested (by
-            the configuration, without a proof) or off (each request runs alone).
+            the configuration, without a proof), unmerged (requests have rows, but each runs alone) or off (each request
+            runs alone, without rows).
         reason: why batching is not proven, or off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    decided: Literal["proven", "requested", "off"] = "off"
+    decided: Literal["proven", "requested", "unmerged", "off"] = "off"
     reason: str = ""
 
 

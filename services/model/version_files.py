@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.manifest import ModelConfig, SourceFile
+from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.paths import plain_path
 from millstream.services.model.signature import Signature
 
@@ -74,6 +74,14 @@ def describe_file(folder: Path, path: str) -> SourceFile:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         size_bytes = content.tell()
     return SourceFile(path=path, size_bytes=size_bytes, sha256=digest)
+
+
+def overwritten(manifest: Manifest) -> str:
+    """Return what a caller can do about a changed file of a version in place, to end a message; "" for uploads."""
+    if manifest.origin is None:
+        return ""
+    load = f"`millstream load {manifest.model}`, or POST /v2/repository/models/{manifest.model}/load"
+    return f"; it was overwritten in {manifest.origin}: {load} serves the files as they are now"
 
 
 def _is_link(error: OSError) -> bool:

@@ -206,6 +206,11 @@ class FolderVerdicts:
         return self._models / check_name(model) / "verdicts"
 
 
+def why_unmerged(manifest: Manifest, verdict: Verdict) -> str:
+    """Return why requests of a version share no runs although they have rows; empty: they share runs."""
+    return verdict.batching_off or (manifest.batching.reason if manifest.batching.decided == "unmerged" else "")
+
+
 def content_digest(manifest: Manifest) -> str:
     """Return a digest of what a version is and how it is served.
 

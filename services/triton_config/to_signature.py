@@ -105,9 +105,10 @@ def _named(
         if tensor.name in specs:
             raise invalid(f"{what} {tensor.name!r} is listed twice")
         try:
-            specs[tensor.name] = _spec(
-                tensor, known[tensor.name], batching, optional=what == "input" and tensor.optional
-            )
+            optional = what == "input" and tensor.optional
+            if optional and not known[tensor.name].optional:
+                raise invalid("optional is true, but the model needs it: the file has no value for it")
+            specs[tensor.name] = _spec(tensor, known[tensor.name], batching, optional=optional)
         except Failure as failure:
             raise invalid(f"{what} {tensor.name!r}: {failure.message}") from None
     return tuple(specs.values())

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
@@ -296,6 +297,45 @@ def write(folder: Path, model: onnx.ModelProto, configuration: str) -> None:
     (folder / "config.pbtxt").write_text(configuration)
 
 
+def test_an_input_that_the_model_needs_cannot_be_optional(client: Any, repository: Path, tmp_path: Path) -> None:
+    model = onnx.load_model(models.add_sub(tmp_path / "m.onnx"))
+    inputs = 'input [{name: "a" data_type: TYPE_FP32 dims: [4]}, {name: "b" data_type: TYPE_FP32 dims: [4] %s}]'
+    write(repository / "lacking", model, "max_batch_size: 4 " + inputs % "optional: true")
+    said = refusal(client.load_model, "lacking")
+    assert "input 'b': optional is true, but the model needs it: the file has no value for it" in said
+    (repository / "lacking" / "config.pbtxt").write_text("max_batch_size: 4 " + inputs % "")
+    client.load_model("lacking")
+
+
+@pytest.mark.parametrize("dynamic", ["", "dynamic_batching { }"])
+def test_rows_that_influence_each_other_run_unmerged(
+    stack: Stack, client: Any, repository: Path, tmp_path: Path, dynamic: str
+) -> None:
+    """As Triton runs them without dynamic_batching: each request alone, with all its rows."""
+    name = f"mixing-{len(dynamic)}"
+    model = onnx.load_model(models.row_mixing(tmp_path / "m.onnx", "N"))
+    io = 'input {name: "x" data_type: TYPE_FP32 dims: [4]} output {name: "y" data_type: TYPE_FP32 dims: [4]}'
+    write(repository / name, model, f"max_batch_size: 4 {dynamic} {io}")
+    client.load_model(name)
+    document = stack.http.get(f"/admin/v1/models/{name}/versions/1").json()
+    assert (document["batching"], document["batching_decided"]) == (False, "unmerged")
+    assert document["notes"][0].startswith("Each request runs alone, as in Triton without dynamic_batching: output 'y'")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+
+    def ask(rows: int) -> None:
+        x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
+        given = triton.InferInput("x", list(x.shape), "FP32")
+        given.set_data_from_numpy(x)
+        with connected(stack) as one:
+            np.testing.assert_array_equal(one.infer(name, [given]).as_numpy("y"), session.run(None, {"x": x})[0])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, [1, 2, 3, 4] * 8))
+    given = triton.InferInput("x", [5, 4], "FP32")
+    given.set_data_from_numpy(np.ones((5, 4), np.float32))
+    assert "batch-size must be <= 4" in refusal(client.infer, name, [given])
+
+
 def test_labels_warm_up_and_reshape_act(client: Any, repository: Path) -> None:
     given = triton.InferInput("x", [1, 2], "FP32")
     given.set_data_from_numpy(np.array([[1, 2]], np.float32))
@@ -471,7 +511,11 @@ def test_damage_is_found_and_mended_by_a_load(stack: Stack, client: Any, reposit
 
     def found() -> bool:  # in one answer: meanwhile the other worker starts, and the model is loading again
         state, reason = index(client)["hurt", "1"]
-        return state == "UNAVAILABLE" and "damaged: 1/model.onnx is not the file" in reason
+        return (
+            state == "UNAVAILABLE"
+            and "damaged: 1/model.onnx is not the file" in reason
+            and f"it was overwritten in {repository / 'hurt'}: `millstream load hurt`, or POST /v2/rep" in reason
+        )
 
     wait_until(found, what="the damage is found")
     client.load_model("hurt")

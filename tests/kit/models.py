@@ -353,13 +353,13 @@ def convolution(rows: Dim = 1) -> onnx.ModelProto:
 
 
 @_builder
-def row_mixing() -> onnx.ModelProto:
-    """The batch must stay fixed at 1: "x" FP32 [1, 4] is divided by the sum over *all* rows -> "y" FP32 [1, 4]."""
+def row_mixing(rows: Dim = 1) -> onnx.ModelProto:
+    """Requests must share no run: "x" FP32 [rows, 4] is divided by the sum over *all* rows -> "y" of that shape."""
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["total"], keepdims=1),
         helper.make_node("Div", ["x", "total"], ["y"]),
     ]
-    return _model(nodes, [_value("x", "FP32", [1, 4])], [_value("y", "FP32", [1, 4])])
+    return _model(nodes, [_value("x", "FP32", [rows, 4])], [_value("y", "FP32", [rows, 4])])
 
 
 @_builder

@@ -153,13 +153,18 @@ def test_ignored_fields_become_notes():
 
 
 def test_listed_tensors_are_narrowed_reordered_and_optional():
+    x, n = SIGNATURE.inputs
+    found = SIGNATURE.model_copy(update={"inputs": (x, n.model_copy(update={"optional": True}))})
+    with pytest.raises(Failure, match="input 'x': optional is true, but the model needs it"):
+        fit(f"max_batch_size: 4 {X[:-1]} optional: true }}", found)
     seen = fit(
         f"""
         max_batch_size: 4
         input {{ name: "n" data_type: TYPE_INT64 dims: [ 5 ] optional: true }}
         {X}
         output {{ name: "t" data_type: TYPE_STRING dims: [ 1 ] label_filename: "labels.txt" }}
-        """
+        """,
+        found,
     )
     assert [(spec.name, spec.shape, spec.optional) for spec in seen.inputs] == [
         ("n", (-1, 5), True),

@@ -21,7 +21,7 @@ from millstream.services.environment import child_environment
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
-from millstream.services.model.version_files import describe_file
+from millstream.services.model.version_files import describe_file, overwritten
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.low_priority import at_low_priority, lower_priority
 from millstream.services.repository.variants import Variants
@@ -263,4 +263,8 @@ def verify(folder: Path, manifest: Manifest, without: str = "") -> None:
                 Code.MODEL, f"damaged: {file.path} cannot be read: {error.strerror or type(error).__name__}"
             ) from error
         if found.sha256 != file.sha256:
-            raise Failure(Code.MODEL, f"damaged: {file.path} is not the file that was uploaded (sha256 differs)")
+            what = "uploaded" if manifest.origin is None else "checked"
+            raise Failure(
+                Code.MODEL,
+                f"damaged: {file.path} is not the file that was {what} (sha256 differs){overwritten(manifest)}",
+            )

@@ -18,7 +18,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.logs import about
 from millstream.services.repository.base import Repository
-from millstream.services.repository.verdicts import Verdict
+from millstream.services.repository.verdicts import Verdict, why_unmerged
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.heartbeat import YIELD_S
@@ -241,7 +241,7 @@ class VersionLoads:
             state=State.READY,
             instance=loaded.instance,
             measured=measured,
-            alone=self._repository.verdicts.of(manifest).batching_off,
+            alone=why_unmerged(manifest, self._repository.verdicts.of(manifest)),
             exploration=Exploration(measured, model.rows_max),
             rows_efficient=profile.rows_worth_running(model.rows_max),
             loaded_at=time.monotonic(),
