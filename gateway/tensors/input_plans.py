@@ -121,8 +121,10 @@ class InputPlans:
         A version that batches learns the number of rows from its inputs, so at least one has to be given.
 
         Raises:
-            Failure: INVALID: a required input is missing.
+            Failure: INVALID: a required input is missing, or a text is no category of its column.
         """
+        if self.columns is not None and self.columns.closed:
+            self.columns.check_texts(tensors)
         inputs = [tensor for tensor in tensors if tensor is not None]
         if len(inputs) == len(tensors):
             return inputs

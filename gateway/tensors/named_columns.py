@@ -8,12 +8,13 @@ A request is read with the version's own inputs first, and as columns only if th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from millstream.gateway.tensors.column_categories import Categories, Values, listed
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -27,17 +28,13 @@ from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY
-from millstream.services.model.manifest import Manifest
+from millstream.services.model.manifest import ColumnCategories, Manifest
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.nearest_names import did_you_mean
-
-#: the values of a column: numbers and booleans as an array, or text, in which None is a missing value
-Values = np.ndarray[Any, Any] | list[bytes | None]
 
 _NUMBERS = {int, float, bool, type(None)}
 #: what pandas calls the index of a DataFrame where it is written as a column
 _INDEX_NAMES = frozenset({"", "index", "Unnamed: 0", "__index_level_0__"})
-_SHOWN_MAX = 40  # names of columns in a message
 
 
 class NamedColumns:
@@ -47,14 +44,24 @@ class NamedColumns:
         plans: of the version's inputs.
         names: of the columns, in the model's order.
         without_null: names of those in which no value may be missing.
+        categories: of the columns that have them, by name.
     """
 
-    def __init__(self, plans: InputPlans, names: Sequence[str], without_null: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        plans: InputPlans,
+        names: Sequence[str],
+        without_null: Collection[str] = (),
+        categories: Mapping[str, ColumnCategories] = MappingProxyType({}),
+    ) -> None:
         self.names = tuple(names)
         self._known = frozenset(names)
         self._plans = plans
         self._one = None if set(names) == set(plans.by_name) else next(iter(plans))
         self._without_null = frozenset(without_null)
+        self._categories = {name: Categories(name, one) for name, one in categories.items()}
+        #: whether some columns take the texts of their categories alone
+        self.closed = any(one.closed for one in self._categories.values())
         self._needed = [name for name in names if self._one is not None or not plans.named(name).optional]
 
     @classmethod
@@ -70,20 +77,24 @@ class NamedColumns:
             names = imported.columns
         else:
             names = ()
-        return cls(plans, names, imported.columns_without_null) if names else None
+        return cls(plans, names, imported.columns_without_null, imported.categories) if names else None
 
     def any_of(self, names: Collection[Any]) -> bool:
         """Whether one of the names is a column's."""
-        return any(type(name) is str and name in self._known for name in names)
+        return any(type(name) is str and self._own_name(name) in self._known for name in names)
+
+    def _own_name(self, name: str) -> str:
+        """Return the name as the model has it, perhaps with underscores for blanks, as LightGBM writes them."""
+        return name if name in self._known else name.replace(" ", "_")
 
     def text_of_names(self) -> str:
         """Return the names of the columns for a message."""
-        more = f" and {len(self.names) - _SHOWN_MAX} more" if len(self.names) > _SHOWN_MAX else ""
-        return excerpt(", ".join(islice(self.names, _SHOWN_MAX))) + more
+        return listed(self.names)
 
     def check_names(self, names: Collection[str]) -> None:
         """Raise Failure(INVALID) for a column that is unknown or missing."""
-        unknown = next((name for name in names if name not in self._known), None)
+        own = {name: self._own_name(name) for name in names}
+        unknown = next((name for name in names if own[name] not in self._known), None)
         if unknown is not None:
             index = " (the index of a DataFrame is no column: leave it out)" if unknown in _INDEX_NAMES else ""
             question = did_you_mean(unknown, self.names)
@@ -91,7 +102,10 @@ class NamedColumns:
                 f"column '{excerpt(unknown)}' is unknown{index}{question}: the model's columns are "
                 f"{self.text_of_names()}"
             )
-        given = set(names)
+        given = set(own.values())
+        if len(given) < len(own):
+            (twice, _), *_ = Counter(own.values()).most_common(1)
+            raise invalid(f"column '{excerpt(twice)}' is there twice")
         missing = next((name for name in self._needed if name not in given), None)
         if missing is not None:
             raise invalid(f"column '{excerpt(missing)}' is missing: the model's columns are {self.text_of_names()}")
@@ -99,7 +113,7 @@ class NamedColumns:
     def are_header(self, cells: Sequence[str]) -> bool:
         """Whether the first line of a CSV has names of columns rather than values."""
         words = [cell for cell in cells if not _is_number(cell)]
-        named = sum(cell in self._known for cell in words)
+        named = sum(self._own_name(cell) in self._known for cell in words)
         return 2 * named >= len(cells) or (len(words) == len(cells) and not any(map(self._takes_text, self.names)))
 
     def of_texts(self, header: Sequence[str], *lines: Sequence[str]) -> Inputs:
@@ -113,7 +127,7 @@ class NamedColumns:
 
     def _of_texts(self, name: str, texts: Sequence[str]) -> Values:
         """Return the values of a column of a CSV; an empty field is a missing value, as for pandas."""
-        if self._takes_text(name):
+        if self._takes_text(self._own_name(name)):
             return values_of(name, [text or None for text in texts])
         try:
             return values_of(name, [_number(text) for text in texts])
@@ -124,11 +138,21 @@ class NamedColumns:
             ) from None
 
     def _takes_text(self, name: str) -> bool:
+        categories = self._categories.get(name)
+        if categories is not None and categories.coded:
+            return categories.text
         return (self._one or self._plans.named(name)).datatype == BYTES
 
-    def inputs(self, columns: Mapping[str, Values]) -> Inputs:
-        """Return the inputs of the version. Raises Failure(INVALID), with the name of the column at fault."""
+    def inputs(self, columns: Mapping[str, Values], *, named: bool = True) -> Inputs:
+        """Return the inputs of the version. Raises Failure(INVALID), with the name of the column at fault.
+
+        Args:
+            columns: values by name.
+            named: whether the caller named them; numbers in columns without names are the codes of categories.
+        """
         self.check_names(columns)
+        columns = {self._own_name(name): values for name, values in columns.items()}
+        columns = {name: self._coded(name, values, named) for name, values in columns.items()}
         first = next(iter(columns))
         rows = len(columns[first])
         other = next((name for name, values in columns.items() if len(values) != rows), None)
@@ -141,6 +165,24 @@ class NamedColumns:
             return join(plans, {name: self._input(plans.named(name), values) for name, values in columns.items()})
         ordered = [columns[name] for name in self.names]
         return join(self._plans, {self._one.name: self._table(self._one, ordered, rows)})
+
+    def _coded(self, name: str, values: Values, named: bool) -> Values:
+        """Return the codes of the values of a column of categories, else the values."""
+        categories = self._categories.get(name)
+        if categories is None or not categories.coded or not (named or isinstance(values, list)):
+            return values
+        return categories.codes(values)
+
+    def check_texts(self, tensors: Sequence[InputTensor | None]) -> None:
+        """Raise Failure(INVALID) for a text that is none of the categories of its column, where these are all."""
+        for plan, tensor in zip(self._plans, tensors, strict=True):
+            if plan.datatype != BYTES or tensor is None:
+                continue
+            names = self.names if self._one is not None else (plan.name,)
+            texts = decode_elements(bytes(tensor.data))
+            for at, name in enumerate(names):
+                if (categories := self._categories.get(name)) is not None and categories.closed:
+                    categories.check(texts[at :: len(names)])
 
     def _input(self, plan: InputPlan, values: Values) -> CheckedInput:
         shape = (len(values), *plan.shape[1:])
@@ -167,6 +209,9 @@ class NamedColumns:
             if values.dtype.kind == "f" and np.isnan(values).all():
                 raise invalid(f"column '{excerpt(name)}' has null in row 0, where text is expected")
             raise invalid(f"column '{excerpt(name)}' takes text, and has {_kind(values)}")
+        categories = self._categories.get(name)
+        if categories is not None and categories.empty_is_missing:
+            return [value or b"" for value in values]
         if None in values:
             raise invalid(f"column '{excerpt(name)}' has null in row {values.index(None)}, where text is expected")
         return [value for value in values if value is not None]
@@ -239,7 +284,7 @@ def plans_of_columns(plans: InputPlans, columns: NamedColumns, given: Sequence[t
         name: TensorSpec(
             name=name,
             datatype=datatype if type(datatype) is str and datatype in DATATYPES else "FP32",
-            shape=(-1, 1) if shape is not None and len(shape) > 1 else (-1,),
+            shape=(-1, 1) if isinstance(shape, Sized) and len(shape) > 1 else (-1,),
         )
         for name, datatype, shape in given
     }

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+
+from millstream.services.model.manifest import ColumnCategories
 
 Array = np.ndarray[Any, Any]
 
@@ -74,8 +77,10 @@ class Imported(NamedTuple):
         files: further files that a worker reads, such as weights, below `source.folder`.
         rtol: largest relative difference between outputs.
         atol: largest absolute difference between outputs, added to the relative one.
-        columns: names of the columns of the one input, in its order; empty: they have none.
+        columns: names of the columns of the table that the model takes: of the one input, in its order, or each an
+            input; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null.
+        categories: by name, of the columns that have them.
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
     """
 
@@ -89,6 +94,7 @@ class Imported(NamedTuple):
     atol: float = ATOL
     columns: Sequence[str] = ()
     columns_without_null: Sequence[str] = ()
+    categories: Mapping[str, ColumnCategories] = MappingProxyType({})
     embeddings: Sequence[str] = ()
 
 

@@ -15,6 +15,12 @@ import numpy as np
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, Imported, Sample
+from millstream.services.importers.boosted_columns import (
+    Columns,
+    catboost_columns,
+    lightgbm_columns,
+    xgboost_columns,
+)
 from millstream.services.model.paths import FILE
 
 Array = np.ndarray[Any, Any]
@@ -31,13 +37,13 @@ class _Converted(NamedTuple):
 
     Args:
         graph: the ONNX model.
-        columns: how many it takes.
+        columns: what it takes.
         classes: the labels, in the order of the probabilities; None for a regression.
         versions: of the library and the converter.
     """
 
     graph: Any
-    columns: int
+    columns: Columns
     classes: Array | None
     versions: str
 
@@ -52,7 +58,8 @@ def convert_boosted(kind: str, model: Any, folder: Path) -> Imported:
     path = folder / IMPORTED / FILE
     path.write_bytes(converted.graph.SerializeToString())
     sample = _sample(kind, model, converted)
-    return Imported(path, "onnx", [sample], converted.versions)
+    columns = converted.columns
+    return Imported(path, "onnx", [sample], converted.versions, columns=columns.names, categories=columns.categories)
 
 
 def _xgboost(model: Any) -> _Converted:
@@ -67,15 +74,15 @@ def _xgboost(model: Any) -> _Converted:
         raise invalid(
             f"onnxmltools converts XGBoost's trees (booster gbtree), and this is a {kind}: train one of trees"
         )
-    columns = _checked_columns(booster.num_features())
-    if any(feature == "c" for feature in booster.feature_types or ()):
-        raise invalid("the XGBoost model has categorical columns, which ONNX has not: encode them as numbers")
+    columns = _checked(xgboost_columns(booster))
     classes = max(int(learner["learner_model_param"]["num_class"]), 2)
     copied = booster.copy()
     copied.feature_names = None
+    if booster.feature_types:  # the dump that onnxmltools reads leaves out thresholds of booleans ("i")
+        copied.feature_types = [kind if kind == "c" else "float" for kind in booster.feature_types]
     if objective.startswith("rank:"):  # its answer is the sum of its trees
         copied.set_param({"objective": "reg:squarederror"})
-    graph = onnxmltools.convert_xgboost(copied, initial_types=[(_INPUT, FloatTensorType([None, columns]))])
+    graph = onnxmltools.convert_xgboost(copied, initial_types=[(_INPUT, FloatTensorType([None, columns.width]))])
     labels = np.arange(classes) if objective.startswith(("binary:", "multi:")) else None
     return _Converted(graph, columns, labels, f"XGBoost {xgboost.__version__}, onnxmltools {onnxmltools.__version__}")
 
@@ -86,8 +93,8 @@ def _lightgbm(model: Any) -> _Converted:
     from onnxmltools.convert.common.data_types import FloatTensorType
 
     booster = getattr(model, "booster_", model)
-    columns = _checked_columns(booster.num_feature())
-    types = [(_INPUT, FloatTensorType([None, columns]))]
+    columns = _checked(lightgbm_columns(booster))
+    types = [(_INPUT, FloatTensorType([None, columns.width]))]
     graph = onnxmltools.convert_lightgbm(model, initial_types=types)
     labels = getattr(model, "classes_", None)
     if labels is None and len(graph.graph.output) > 1:
@@ -103,7 +110,7 @@ def _catboost(model: Any, path: Path) -> _Converted:
     categorical = model.get_cat_feature_indices()
     if len(categorical) or len(model.get_text_feature_indices()):
         raise invalid("the CatBoost model has categorical or text columns, which ONNX has not: encode them as numbers")
-    columns = _checked_columns(len(model.feature_names_ or []))
+    columns = _checked(catboost_columns(model))
     try:
         model.save_model(str(path), format="onnx")
     except catboost.CatBoostError as error:
@@ -119,10 +126,10 @@ def _booster(model: Any) -> Any:
     return model.get_booster() if hasattr(model, "get_booster") else model
 
 
-def _checked_columns(count: int) -> int:
-    if not 1 <= count <= _COLUMNS_MAX:
-        raise invalid(f"the model takes {count} columns: from 1 to {_COLUMNS_MAX} can be served")
-    return count
+def _checked(columns: Columns) -> Columns:
+    if not 1 <= columns.width <= _COLUMNS_MAX:
+        raise invalid(f"the model takes {columns.width} columns: from 1 to {_COLUMNS_MAX} can be served")
+    return columns
 
 
 def _mend_shapes(model: Any) -> None:
@@ -181,9 +188,13 @@ def _xgboost_scores(booster: Any, rows: Array, classes: Array | None) -> Array:
     return np.asarray(copied.predict(xgboost.DMatrix(rows)))
 
 
-def _draw(model: Any, columns: int) -> Array:
-    """Return rows (ROWS, columns), FP32, on both sides of the thresholds of the trees; a few values are NaN."""
+def _draw(model: Any, given: Columns) -> Array:
+    """Return rows (ROWS, columns), FP32, on both sides of the thresholds of the trees; a few values are NaN.
+
+    Columns of categories have codes, of which one more than the trees know.
+    """
     random = np.random.default_rng(_SEED)
+    columns = given.width
     low, high = np.full(columns, np.inf), np.full(columns, -np.inf)
     for node in model.graph.node:
         found = {attribute.name: attribute for attribute in node.attribute}
@@ -198,5 +209,7 @@ def _draw(model: Any, columns: int) -> Array:
     low, high = np.where(unused, -1.0, low), np.where(unused, 1.0, high)
     margin = np.where(high > low, (high - low) / 2, np.maximum(np.abs(high), 1.0))
     rows = random.uniform(low - margin, high + margin, size=(ROWS, columns)).astype(np.float32)
+    for at in given.coded:
+        rows[:, at] = random.integers(0, max(int(high[at]), 0) + 2, size=ROWS)
     rows[-4:][random.random((4, columns)) < 0.3] = np.nan
     return rows

@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
@@ -24,13 +25,14 @@ from millstream.services.importers.registry import importer_named, may_execute
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.importers.samples import write_samples
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection, one_line
-from millstream.services.model.manifest import COLUMNS_MAX
+from millstream.services.model.manifest import CATEGORIES_MAX, COLUMNS_MAX, ColumnCategories
 from millstream.services.process.low_priority import NICE
 from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import is_full, storage_failure
 from millstream.services.sandbox.confine import Layers, Limits, begin, confine, serve_task
 
 _CAUSE_CHARACTERS_MAX = 400
+_NAME_CHARACTERS_MAX = 512  # of a column or a category, as in a manifest
 #: what the sandbox answers to calls that it forbids
 _SANDBOX = frozenset({errno.EACCES, errno.EPERM})
 #: errors of the disk; all others are the model's
@@ -134,15 +136,35 @@ def _converted(folder: Path, importer: Importer, imported: Imported) -> Converte
         notes=tuple(one_line(note) for note in imported.notes),
         rtol=imported.rtol,
         atol=imported.atol,
-        columns=_bounded(imported.columns),
-        columns_without_null=_bounded(imported.columns_without_null),
+        columns=_checked_names(imported.columns),
+        columns_without_null=tuple(imported.columns_without_null),
+        categories=_kept_categories(imported.categories),
         embeddings=tuple(imported.embeddings),
     )
 
 
-def _bounded(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of columns; none if a manifest could not hold them."""
-    return tuple(names) if len(names) <= COLUMNS_MAX else ()
+def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns. Raises Failure(INVALID) for those that a manifest does not hold, or one twice."""
+    if len(names) > COLUMNS_MAX:
+        raise invalid(f"the model has {len(names)} columns with names: at most {COLUMNS_MAX}; fit it without names")
+    if any(len(name) > _NAME_CHARACTERS_MAX for name in names):
+        raise invalid(f"a column of the model has a name of more than {_NAME_CHARACTERS_MAX} characters")
+    if len(set(names)) < len(names):
+        (twice, _), *_ = Counter(names).most_common(1)
+        raise invalid(f"the model has two columns of the name {twice[:80]!a}: fit it with a name for each")
+    return tuple(names)
+
+
+def _kept_categories(categories: Mapping[str, ColumnCategories]) -> dict[str, ColumnCategories]:
+    """Return the categories of columns; without values where a manifest does not hold them all."""
+    fits = sum(len(one.values) for one in categories.values()) <= CATEGORIES_MAX
+    fits &= all(
+        len(value) <= _NAME_CHARACTERS_MAX
+        for one in categories.values()
+        for value in one.values
+        if isinstance(value, str)
+    )
+    return {name: one if fits else one.model_copy(update={"values": ()}) for name, one in categories.items()}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import IMPORTED, Imported, Importer, ImportOptions, Sample, Source
+from millstream.services.model.manifest import ColumnCategories
 
 DOCUMENT = "MLmodel"
 _DOCUMENT_BYTES_MAX = 4 << 20
@@ -78,7 +79,8 @@ class MlflowImporter:
         made = f"MLflow {str(document.get('mlflow_version', ''))[:20]} ({flavour})"
         return imported._replace(
             producer=f"{made}, {imported.producer}",
-            columns=imported.columns or columns,
+            columns=columns or imported.columns,
+            categories=_renamed(imported, columns),
             columns_without_null=[str(spec["name"]) for spec in specs if columns and spec.get("type") in _WITHOUT_NULL],
         )
 
@@ -197,7 +199,7 @@ def _check_columns(imported: Imported, columns: Sequence[str]) -> None:
     if not columns:
         return
     inputs = imported.samples[0].inputs
-    if imported.columns and tuple(imported.columns) != tuple(columns):
+    if imported.columns and not _same_names(imported.columns, columns):
         raise invalid(f"the signature of the MLflow model has other columns than its model: {_shown(imported.columns)}")
     if len(inputs) > 1 and set(inputs) != set(columns):
         raise invalid(f"the signature of the MLflow model has other columns than its model: {_shown(list(inputs))}")
@@ -206,6 +208,19 @@ def _check_columns(imported: Imported, columns: Sequence[str]) -> None:
         raise invalid(
             f"the signature of the MLflow model has {len(columns)} columns, and its model takes {only.shape[1]}"
         )
+
+
+def _same_names(own: Sequence[str], columns: Sequence[str]) -> bool:
+    """Return whether a model has these names. LightGBM writes an underscore for a blank."""
+    return len(own) == len(columns) and all(
+        name in {column, column.replace(" ", "_")} for name, column in zip(own, columns, strict=True)
+    )
+
+
+def _renamed(imported: Imported, columns: Sequence[str]) -> Mapping[str, ColumnCategories]:
+    """Return the categories by the names of the signature, if it has any."""
+    names = dict(zip(imported.columns, columns, strict=True)) if columns and imported.columns else {}
+    return {names.get(name, name): one for name, one in imported.categories.items()}
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -66,6 +66,7 @@ def compare_samples(
         atol=converted.atol,
         columns=converted.columns,
         columns_without_null=converted.columns_without_null,
+        categories=converted.categories,
         embeddings=converted.embeddings,
         samples=kept if (task.folder / kept).stat().st_size <= KEPT_BYTES_MAX else None,
     )

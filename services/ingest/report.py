@@ -16,6 +16,7 @@ from millstream.services.model.manifest import (
     COLUMNS_MAX,
     ROWS_MAX_DEFAULT,
     Batching,
+    ColumnCategories,
     ColumnName,
     ImportRecord,
     TrialInputs,
@@ -72,6 +73,7 @@ class Converted(BaseModel):
         atol: largest absolute difference, added to the relative one.
         columns: names of the columns of the one input, in its order; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null.
+        categories: by name of a column.
         embeddings: outputs whose rows are directions.
     """
 
@@ -88,6 +90,7 @@ class Converted(BaseModel):
     atol: float = Field(ge=0)
     columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
     embeddings: tuple[str, ...] = Field((), max_length=64)
 
 

@@ -20,7 +20,8 @@ ROWS_MAX = 65536  # of one run, whatever a configuration says
 LEVELS_MAX = 1024  # priority levels of a version
 SIZES_MAX = 64  # preferred batch sizes of a version
 WARMUPS_MAX = 64  # warm-up requests of a version
-COLUMNS_MAX = 10_000  # names of the columns of a table that a version takes as one input
+COLUMNS_MAX = 65_536  # names of the columns of a table that a version takes
+CATEGORIES_MAX = 100_000  # of all columns of a version
 ColumnName = Annotated[str, Field(max_length=512)]
 POOLS_MAX = 16  # pools that a version or an endpoint names
 LABELS_MAX = 16  # labels of an endpoint
@@ -182,6 +183,25 @@ class TrialInputs(BaseModel):
     fill: Literal[0, 1]
 
 
+class ColumnCategories(BaseModel):
+    """The categories that a column had when the model was fitted.
+
+    Args:
+        values: in the order of their codes; empty: they are not known, and the column cannot be given by name.
+        coded: the model takes their codes, numbers from 0 on, in their place; NaN for a missing one.
+        unseen: what the framework does with another value: refuses it, or takes it for a missing one; or the converted
+            model does what the framework does.
+        empty_is_missing: an empty text is a missing value.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    values: tuple[ColumnName | bool | int | float, ...] = Field((), max_length=CATEGORIES_MAX)
+    coded: bool = False
+    unseen: Literal["refused", "missing", "model"] = "model"
+    empty_is_missing: bool = False
+
+
 class ImportRecord(BaseModel):
     """How a version was made from a model of another framework, and how well their outputs agree.
 
@@ -193,8 +213,10 @@ class ImportRecord(BaseModel):
         difference: its largest absolute difference.
         rtol: the relative tolerance.
         atol: the absolute tolerance, added to the relative one.
-        columns: names of the columns of the one input, in its order; empty: they have none.
+        columns: names of the columns of the table that the version takes: of the one input, in its order, or each an
+            input; empty: they have none.
         columns_without_null: those in which a DataFrame may have no null: integers in MLflow's signature.
+        categories: by name, of the columns that have them.
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
         samples: path below the version's folder of the inputs and the framework's outputs (.npz); None: too large.
     """
@@ -211,6 +233,7 @@ class ImportRecord(BaseModel):
     samples: str | None = Field(None, max_length=1000)
     columns: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
+    categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
     embeddings: tuple[str, ...] = Field((), max_length=64)
 
 

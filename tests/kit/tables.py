@@ -9,16 +9,17 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import grpc
 import numpy as np
 import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from millstream.gateway.protocols.grpc.tfserving import schema
+from millstream.services.model.bytes_tensor import encode_elements
 from tests.kit.stack import CALL_S_MAX, Stack
 
 Table = Mapping[str, Sequence[Any]]
@@ -41,7 +42,7 @@ def _posted(stack: Stack, path: str, body: Any, output: str, **headers: str) -> 
     if "outputs" not in found:
         return np.array(found[output])
     outputs = found["outputs"]
-    if isinstance(outputs, list):  # v2
+    if isinstance(outputs, list) and isinstance(outputs[0], dict):  # v2
         one = next(one for one in outputs if one["name"] == output)
         return np.array(one["data"]).reshape(one["shape"])
     return np.array(outputs[output] if isinstance(outputs, dict) else outputs)
@@ -95,24 +96,41 @@ def _decoded(found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array([one.decode() for one in found.ravel()]).reshape(found.shape) if text else found
 
 
-def _triton(library: Any, address: Callable[[Stack], str]) -> Way:
-    def send(stack: Stack, model: str, table: Table, output: str) -> Any:
-        inputs = []
-        for name, values in table.items():
-            array = _array(values).reshape(-1, 1)
-            inputs.append(library.InferInput(name, list(array.shape), _datatype(array)))
-            inputs[-1].set_data_from_numpy(array)
-        headers = {name.lower(): value for name, value in stack.headers.items()}
-        with library.InferenceServerClient(address(stack)) as client:
-            try:
-                found = client.infer(model, inputs, headers=headers).as_numpy(output)
-            except InferenceServerException as error:
-                return f"400 {error.message()}"
-        return (
-            np.array([one.decode() for one in found.ravel()]).reshape(found.shape) if found.dtype == object else found
-        )
+def _v2_binary(stack: Stack, model: str, table: Table, output: str) -> Any:
+    inputs, raws = [], []
+    for name, values in table.items():
+        array = _array(values)
+        raws.append(array.tobytes() if array.dtype != object else encode_elements(one.encode() for one in array))
+        size = {"binary_data_size": len(raws[-1])}
+        inputs.append({"name": name, "shape": [len(array), 1], "datatype": _datatype(array), "parameters": size})
+    text = json.dumps({"inputs": inputs}).encode()
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(text))}
+    return _posted(stack, f"/v2/models/{model}/infer", text + b"".join(raws), output, **headers)
 
-    return send
+
+def _triton_http(stack: Stack, model: str, table: Table, output: str) -> Any:
+    from tritonclient import http  # not in every environment of the tests
+
+    return _by_triton(http, stack.url.removeprefix("http://"), stack, model, table, output)
+
+
+def _triton_grpc(stack: Stack, model: str, table: Table, output: str) -> Any:
+    return _by_triton(triton_grpc, stack.grpc, stack, model, table, output)
+
+
+def _by_triton(library: Any, address: str, stack: Stack, model: str, table: Table, output: str) -> Any:
+    inputs = []
+    for name, values in table.items():
+        array = _array(values).reshape(-1, 1)
+        inputs.append(library.InferInput(name, list(array.shape), _datatype(array)))
+        inputs[-1].set_data_from_numpy(array)
+    headers = {name.lower(): value for name, value in stack.headers.items()}
+    with library.InferenceServerClient(address) as client:
+        try:
+            found = client.infer(model, inputs, headers=headers).as_numpy(output)
+        except InferenceServerException as error:
+            return f"400 {error.message()}"
+    return _decoded(found)
 
 
 def _typed_grpc(stack: Stack, model: str, table: Table, output: str) -> Any:
@@ -178,9 +196,11 @@ WAYS: dict[str, Way] = {
     "instances": _to_v1(lambda table: {"instances": _records(table)}),
     "columnar inputs": _to_v1(lambda table: {"inputs": {name: list(values) for name, values in table.items()}}),
     "v2": _v2_json,
-    "tritonclient.http": _triton(triton_http, lambda stack: stack.url.removeprefix("http://")),
-    "tritonclient.grpc": _triton(triton_grpc, lambda stack: stack.grpc),
+    "v2 binary": _v2_binary,
+    "tritonclient.grpc": _triton_grpc,
     "typed gRPC": _typed_grpc,
     "TensorFlow's gRPC": _tensorflow,
     "TorchServe": _torchserve,
 }
+if find_spec("geventhttpclient") is not None:
+    WAYS["tritonclient.http"] = _triton_http

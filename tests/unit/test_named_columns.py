@@ -17,16 +17,24 @@ from millstream.gateway.tensors.named_columns import NamedColumns
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Failure
 from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.manifest import ColumnCategories
 from millstream.services.model.signature import Signature, TensorSpec
 
 ROWS_MAX = 8
 
 
-def plans(names: list[str], datatype: str = "FP32", *, own: str = "input", without_null: tuple[str, ...] = ()) -> Any:
+def plans(
+    names: list[str],
+    datatype: str = "FP32",
+    *,
+    own: str = "input",
+    without_null: tuple[str, ...] = (),
+    **categories: ColumnCategories,
+) -> Any:
     """Plans of a version whose one input is a table."""
     specs = (TensorSpec(name=own, datatype=datatype, shape=(-1, len(names))),)
     made = InputPlans("m", Signature(inputs=specs, outputs=(), batching=True), ROWS_MAX)
-    made.columns = NamedColumns(made, names, without_null)
+    made.columns = NamedColumns(made, names, without_null, categories)
     return made
 
 
@@ -218,3 +226,40 @@ def test_torchserve_takes_one_row_and_many() -> None:
     assert (table_of(one.inputs.tensors), one.single) == ([[1, 2]], True)
     many = predictions.read(plans_of_each(a="FP32", b="FP32"), forms.JSON, b'{"b": [2, 4], "a": [1, 3]}')
     assert (table_of(many.inputs.tensors, 1), many.single) == ([[2], [4]], False)
+
+
+def coded(*values: Any, unseen: Any = "missing") -> ColumnCategories:
+    return ColumnCategories(values=values, coded=True, unseen=unseen)
+
+
+def test_categories_become_codes() -> None:
+    big = 2**60
+    made = plans(["a", "b"], "FP64", a=coded("x", "1", "é"), b=coded(big, big + 1, True))
+    found = split(made, ["b", "a"], [big + 1, "é"], [big, "x"], [True, "1"], [3, "y"])
+    rows = table_of(found.tensors, dtype=np.float64)
+    np.testing.assert_equal(rows, [[2, 1], [0, 0], [1, 2], [np.nan, np.nan]])
+    csv = forms.reader(forms.CSV)(made, b"a,b\n1,true\n,\n").inputs
+    np.testing.assert_equal(table_of(csv.tensors, dtype=np.float64), [[1, 2], [np.nan, np.nan]])
+    assert "send them as integers" in refused(lambda: split(made, ["a", "b"], ["x", big + 1], ["x", None]))
+    assert "takes its categories x, 1, é, and has numbers" in refused(lambda: split(made, ["a", "b"], [1, big]))
+    assert "and has text" in refused(lambda: split(made, ["a", "b"], ["x", "y"]))
+    strict = plans(["a", "b"], a=coded("x", unseen="refused"))
+    assert "column 'a' has 'y' in row 1, a category" in refused(lambda: split(strict, ["a", "b"], ["x", 0], ["y", 0]))
+    assert table_of(split(strict, [0, 1], [0, 7]).tensors) == [[0, 7]]  # rows without names hold codes
+    unknown = plans(["a", "b"], a=coded(unseen="refused"))
+    assert "does not say the categories" in refused(lambda: split(unknown, ["a", "b"], ["x", 0]))
+
+
+def test_the_texts_of_a_closed_column_are_its_categories_in_every_form() -> None:
+    """Also where a request gives the version's own inputs."""
+    closed = ColumnCategories(values=("f", "m"), unseen="refused", empty_is_missing=True)
+    each = plans_of_each(sex="BYTES", age="FP32")
+    each.columns = NamedColumns(each, ["sex", "age"], (), {"sex": closed})
+    age = item("age", [1, 2], shape=[2, 1])
+    assert v2(each, item("sex", ["m", ""], "BYTES", [2, 1]), age)[0].size_bytes == 9
+    says = "column 'sex' has 'x' in row 1"
+    assert says in refused(lambda: v2(each, item("sex", ["", "x"], "BYTES", [2, 1]), age))
+    assert says in refused(lambda: v2(each, item("sex", ["m", "x"], "BYTES"), age))
+    assert says in refused(lambda: split(each, ["age", "sex"], [1, None], [2, "x"]))
+    table = plans(["a", "b"], "BYTES", b=closed)
+    assert says.replace("sex", "b") in refused(lambda: v2(table, item("input", ["q", "f", "q", "x"], "BYTES", [2, 2])))

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from millstream.gateway.tensors.column_categories import Values
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.tensors.named_columns import Values, values_of
+from millstream.gateway.tensors.named_columns import values_of
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
@@ -49,8 +50,9 @@ def read_dataframe(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     expect_no_text(plans, columns)
     known = plans.columns
     if known is not None and not all(name in plans.by_name and not known.any_of([name]) for name in columns):
-        numbered = columns == [str(at) for at in range(len(known.names))]
-        return known.inputs(_values(list(known.names) if numbered else columns, lines))
+        if columns != [str(at) for at in range(len(known.names))] or "0" in known.names:
+            return known.inputs(_values(columns, lines))
+        return known.inputs(_values(known.names, lines), named=False)
     if all(name in plans.by_name for name in columns):
         return _by_column(plans, columns, lines)
     if len(plans) == 1:
