@@ -1,97 +1,182 @@
 """Rewrites a model whose batch size is fixed at 1 to accept any number of rows.
 
-The rewrite is a guess: the caller runs the original and the rewrite and compares their outputs.
-Imported by the checker process only. Source: ONNX operator Reshape: 0 copies the input's dimension, -1 is inferred.
+Exporters write the size of their example's batch into the graph. The analysis of rows follows them until an operator
+has such a size, and goes on behind its replacement:
+
+Reshape to a constant shape            ─> -1 on the axis that then holds the rows
+Concat and states of LSTM, GRU and RNN ─> operands without rows repeated for each row
+Resize to constant sizes               ─> the number of rows in their place
+The caller proves the rewrite, and compares its outputs with the original's. Imported by the checker process only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from millstream.services.ingest.graph import fixed_inputs
+from millstream.services.ingest.independence import changed_nodes
+from millstream.services.ingest.independence.expression import ONE, ROWS, Expression, number, product
+from millstream.services.ingest.independence.node import dims_of
+from millstream.services.ingest.independence.rules.layout import arranged
+from millstream.services.ingest.independence.value import AnyValue, Dependent, Mixed, Rows, Value
 
-#: values that may replace a leading 1 in the target shape of a Reshape, most likely first
-LEADING = (0, -1)
-
-#: operators whose output describes a tensor and does not contain its rows
-_DESCRIBING = frozenset({"Shape", "Size"})
+_RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+_RESIZED = 3
+_PREFIX = "millstream_rows"
 
 
-def with_variable_rows(model: onnx.ModelProto, leading: int) -> onnx.ModelProto:
-    """Return a copy of `model` with a variable first dimension in every input and output.
-
-    Where a Reshape of data from an input has a constant target shape that begins with 1, `leading` replaces the 1.
-    """
+def with_variable_rows(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of `model` with a variable first dimension in every input and output."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
     stored = fixed_inputs(graph)
     symbol = _unused_symbol(graph)
-    for value in (*graph.input, *graph.output):
-        if value.name not in stored and value.type.tensor_type.shape.dim:
+    inputs = [value for value in graph.input if value.name not in stored]
+    for value in (*inputs, *graph.output):
+        if value.type.tensor_type.shape.dim:
             value.type.tensor_type.shape.dim[0].dim_param = symbol
     del graph.value_info[:]  # shapes of inner values, inferred for a batch of 1
-    _reshape_rows(graph, leading)
+    names = [value.name for value in inputs]
+    if names:
+        nodes = [_copied(node) for node in changed_nodes(copy, names, _Changes(names[0]))]
+        del graph.node[:]
+        graph.node.extend(nodes)
     return copy
 
 
-def _reshape_rows(graph: onnx.GraphProto, leading: int) -> None:
-    shapes = _constants(graph)
-    dependent = _dependent(graph)
-    rewritten: list[onnx.NodeProto] = []
-    for position, node in enumerate(graph.node):
-        if node.op_type == "Reshape" and len(node.input) == 2 and node.input[0] in dependent:
-            target = _target(shapes.get(node.input[1]), node, leading)
-            if target is not None:
-                name = f"millstream_rows_shape_{position}"
-                tensor = helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target)
-                # A Constant node, since before IR 4 an initializer would also have to be listed as an input.
-                rewritten.append(helper.make_node("Constant", [], [name], value=tensor))
-                node.input[1] = name
-        rewritten.append(node)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in rewritten]
-    del graph.node[:]
-    graph.node.extend(nodes)
+class _Changes:
+    """Makes the replacements of nodes. Names begin with _PREFIX.
+
+    Args:
+        counted: an input, whose first dimension is the number of rows.
+    """
+
+    def __init__(self, counted: str) -> None:
+        self._counted = counted
+        self._made = 0
+
+    def __call__(self, node: onnx.NodeProto, operands: Sequence[AnyValue | None]) -> list[onnx.NodeProto]:
+        values = [None if isinstance(value, Mixed) else value for value in operands]
+        with suppress(Dependent):
+            if node.op_type == "Reshape" and len(values) == 2:
+                return self._reshape(node, values[0], values[1])
+            rows = next((value.rows for value in values if value is not None and value.rows is not None), None)
+            if rows is None or (rows.outer, rows.inner) != (ONE, ONE):
+                return []
+            if node.op_type == "Concat":
+                return self._repeat(node, dict.fromkeys(range(len(values)), rows.axis), values)
+            if node.op_type in _RECURRENT:
+                return self._repeat(node, dict.fromkeys(_RECURRENT[node.op_type], rows.axis), values)
+            if node.op_type == "Resize" and len(values) > _RESIZED:
+                return self._resize(node, values, rows.axis)
+        return []
+
+    def _reshape(self, node: onnx.NodeProto, value: Value | None, target: Value | None) -> list[onnx.NodeProto]:
+        sizes = _constants(target)
+        zero_is_empty = any(attribute.name == "allowzero" and attribute.i for attribute in node.attribute)
+        if sizes is None or (zero_is_empty and 0 in sizes):
+            return []
+        shape = _guess(sizes) if value is None or value.rows is None else _with_rows(value, sizes)
+        if shape is None:
+            return []
+        constant = self._constant(shape)
+        kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
+        changed = helper.make_node("Reshape", [node.input[0], constant.output[0]], node.output, name=node.name)
+        changed.attribute.extend(kept)
+        return [constant, changed]
+
+    def _repeat(
+        self, node: onnx.NodeProto, axes: dict[int, int], values: Sequence[Value | None]
+    ) -> list[onnx.NodeProto]:
+        """Repeat each operand of `axes` that has no rows, and size 1 on its axis, for each row along this axis."""
+        made: list[onnx.NodeProto] = []
+        changed = _copied(node)
+        for at, axis in axes.items():
+            value = values[at] if at < len(values) else None
+            if value is not None and value.rows is None and dims_of(value)[axis] == ONE:
+                made += self._sizes([1] * axis, [1] * (len(dims_of(value)) - axis - 1))
+                name = self._name()
+                made.append(helper.make_node("Expand", [node.input[at], made[-1].output[0]], [name]))
+                changed.input[at] = name
+        return [*made, changed] if made else []
+
+    def _resize(self, node: onnx.NodeProto, values: Sequence[Value | None], axis: int) -> list[onnx.NodeProto]:
+        sizes = _constants(values[_RESIZED])
+        if sizes is None or len(sizes) != len(dims_of(values[0] or Value(None))) or sizes[axis] != 1:
+            return []
+        made = self._sizes(sizes[:axis], sizes[axis + 1 :])
+        changed = _copied(node)
+        changed.input[_RESIZED] = made[-1].output[0]
+        return [*made, changed]
+
+    def _sizes(self, before: list[int], after: list[int]) -> list[onnx.NodeProto]:
+        """Return nodes, the last of which computes a shape with the number of rows between constants."""
+        parts = [self._constant(before), self._constant(after)]
+        zero = self._constant([0])
+        shape = helper.make_node("Shape", [self._counted], [self._name()])
+        rows = helper.make_node("Gather", [shape.output[0], zero.output[0]], [self._name()], axis=0)
+        names = [parts[0].output[0], rows.output[0], parts[1].output[0]]
+        return [*parts, zero, shape, rows, helper.make_node("Concat", names, [self._name()], axis=0)]
+
+    def _constant(self, integers: Sequence[int]) -> onnx.NodeProto:
+        """Return a Constant node: before IR 4 an initializer would also have to be listed as an input."""
+        tensor = helper.make_tensor("", onnx.TensorProto.INT64, [len(integers)], integers)
+        return helper.make_node("Constant", [], [self._name()], value=tensor)
+
+    def _name(self) -> str:
+        self._made += 1
+        return f"{_PREFIX}_{self._made}"
 
 
-def _target(shape: onnx.TensorProto | None, node: onnx.NodeProto, leading: int) -> list[int] | None:
-    if shape is None:
+def _constants(value: Value | None) -> list[int] | None:
+    if value is None or value.content is None or value.rank != 1:
         return None
-    dims = [int(dim) for dim in numpy_helper.to_array(shape).ravel()]
-    if not dims or dims[0] != 1:
-        return None
-    zero_is_empty = any(attribute.name == "allowzero" and attribute.i for attribute in node.attribute)
-    inferred = -1 in dims
-    if inferred and zero_is_empty:
-        return None
-    first = -1 if zero_is_empty or (leading == -1 and not inferred) else 0
-    return [first, *dims[1:]]
+    elements = [element.constant if isinstance(element, Expression) else None for element in value.content]
+    sizes = [size for size in elements if size is not None]
+    return sizes if len(sizes) == len(elements) else None
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Return the INT64 vectors stored in the graph's initializers and Constant nodes, by name."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            constants.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return {name: tensor for name, tensor in constants.items() if _is_shape(tensor)}
+def _guess(sizes: list[int]) -> list[int] | None:
+    """Return the shape for a value of which it is not known where its rows are: on the first axis, if that is 1."""
+    return [0 if -1 in sizes else -1, *sizes[1:]] if sizes and sizes[0] == 1 else None
 
 
-def _is_shape(tensor: onnx.TensorProto) -> bool:
-    stored_here = tensor.data_location != onnx.TensorProto.EXTERNAL
-    return stored_here and tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1
+def _with_rows(value: Value, sizes: list[int]) -> list[int] | None:
+    """Return `sizes`, which hold one row, with 0 (as in the input) or -1 on the axis that then holds all rows, or None.
+
+    Several axes may fit. Features stay on the last axis; then the rows stay apart from what is before them, from what
+    is behind them, and on their axis.
+    """
+    dims, rows = dims_of(value), value.rows
+    assert rows is not None
+    whole = [dims[at] if size == 0 else number(size) for at, size in enumerate(sizes)]
+    one_row = product(dims).over(ROWS)
+    if -1 in sizes and one_row is not None:
+        at = sizes.index(-1)
+        rest = one_row.over(product(size for place, size in enumerate(whole) if place != at))
+        if rest is not None and rest.constant is not None:
+            whole[at], sizes = rest, [*sizes[:at], rest.constant, *sizes[at + 1 :]]
+    found: list[tuple[tuple[bool, bool, bool, bool, int], list[int]]] = []
+    for axis, size in enumerate(sizes):
+        kept = axis == rows.axis and size == 1 and rows == Rows(axis)
+        if size < 1 or (-1 in sizes and not kept):
+            continue
+        with suppress(Dependent):
+            placed = arranged(value, [*whole[:axis], number(size) * ROWS, *whole[axis + 1 :]]).rows or rows
+            order = (axis == len(sizes) - 1, placed.outer != ONE, placed.inner != ONE, axis != rows.axis, axis)
+            found.append((order, [*sizes[:axis], 0 if kept else -1, *sizes[axis + 1 :]]))
+    return min(found)[1] if found else None
 
 
-def _dependent(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the inputs and of all values computed from them. Nodes are in topological order."""
-    dependent = {value.name for value in graph.input} - fixed_inputs(graph)
-    for node in graph.node:
-        if node.op_type not in _DESCRIBING and dependent.intersection(node.input):
-            dependent.update(node.output)
-    return dependent
+def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
 
 
 def _unused_symbol(graph: onnx.GraphProto) -> str:

@@ -11,14 +11,14 @@ dynamic_batching does, each request runs alone with all its rows where trials di
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import onnx
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.ingest.batch_rewrite import LEADING, with_variable_rows
+from millstream.services.ingest.batch_rewrite import with_variable_rows
 from millstream.services.ingest.batch_trials import (
     Contradiction,
     Expected,
@@ -137,10 +137,10 @@ def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDe
     try:
         if _first_dimensions(subject, requested):
             return _decide_unchanged(subject, session, probe, failure, bool(requested)), session
-        leading_values = _leading_values(subject, probe, failure, bool(requested))
+        rewritten, proof = _rewritten(subject, probe, failure, bool(requested))
         expected = _expected(session, subject, probe)
         del session  # frees the original before the rewrite is loaded: a large model fits into memory once
-        return _decide_rewritten(subject, leading_values, expected, observed)
+        return _decide_rewritten(subject, rewritten, proof, expected, observed)
     except (_Unbatchable, Contradiction) as reason:
         why = str(reason)
         if requested and subject.in_place and isinstance(reason, Influence):
@@ -250,47 +250,40 @@ def _decide_unchanged(
     )
 
 
-def _leading_values(subject: ModelUnderCheck, probe: Probe | None, failure: str, requested: bool) -> list[int]:
-    """Return the values of LEADING to try as the first dimension of Reshape targets. Raises _Unbatchable if none is.
-
-    Proven values come first; the others follow only if batching is `requested`.
-    """
+def _rewritten(
+    subject: ModelUnderCheck, probe: Probe | None, failure: str, requested: bool
+) -> tuple[onnx.ModelProto, Proof]:
+    """Return the model with a variable batch, and its proof. Raises _Unbatchable if it is needed and not proven."""
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
     assert subject.model is not None  # a program has no folder for a rewrite
-    proofs = {leading: subject.prove(with_variable_rows(subject.model, leading)) for leading in LEADING}
-    leading_values = [leading for leading, proof in proofs.items() if proof.proven]
-    if leading_values or requested:
-        return leading_values + [leading for leading in LEADING if requested and leading not in leading_values]
-    raise _Unbatchable(f"the fixed batch of 1 stays, as {_unproven_reason(proofs[LEADING[0]])}")
+    model = with_variable_rows(subject.model)
+    proof = subject.prove(model)
+    if proof.proven or requested:
+        return model, proof
+    raise _Unbatchable(f"the fixed batch of 1 stays, as {_unproven_reason(proof)}")
 
 
 def _decide_rewritten(
     subject: ModelUnderCheck,
-    leading_values: Collection[int],
+    model: onnx.ModelProto,
+    proof: Proof,
     expected: Sequence[Expected],
     observed: list[Array] | None,
 ) -> tuple[BatchingDecision, TrialSession]:
-    """Decide for the first rewrite whose outputs agree with the original's. Raises _Unbatchable if none does."""
+    """Decide for the rewritten model if its outputs agree with the original's. Raises _Unbatchable otherwise."""
     assert subject.compiled is not None
-    assert subject.model is not None
-    reason = _Unbatchable("no rewrite was tried")
-    for leading in leading_values:
-        try:
-            model = with_variable_rows(subject.model, leading)
-            proof = subject.prove(model)
-            served = save_model(model, subject.files, subject.path.parent, subject.compiled)
-            session = Session(served, subject.inputs, subject.outputs)
-            check_batches(session, subject.outputs, expected, subject.rows_max)
-        except (Failure, Contradiction) as failure:
-            shutil.rmtree(subject.compiled)
-            reason = _Unbatchable(f"the fixed batch of 1 could not be made variable: {failure}")
-            continue
-        proven = "as the graph proves" if proof.proven else "in all trials"
-        note = f"The fixed batch of 1 was made variable; {proven}, each row's outputs equal the original's."
-        notes = (note, *_requested_note(proof), *_constant_note(subject, expected))
-        return BatchingDecision(served, observed, _outcome(proof), notes), session
-    raise reason
+    try:
+        served = save_model(model, subject.files, subject.path.parent, subject.compiled)
+        session = Session(served, subject.inputs, subject.outputs)
+        check_batches(session, subject.outputs, expected, subject.rows_max)
+    except (Failure, Contradiction) as failure:
+        shutil.rmtree(subject.compiled)
+        raise _Unbatchable(f"the fixed batch of 1 could not be made variable: {failure}") from failure
+    proven = "as the graph proves" if proof.proven else "in all trials"
+    note = f"The fixed batch of 1 was made variable; {proven}, each row's outputs equal the original's."
+    notes = (note, *_requested_note(proof), *_constant_note(subject, expected))
+    return BatchingDecision(served, observed, _outcome(proof), notes), session
 
 
 def _expected(session: TrialSession, subject: ModelUnderCheck, probe: Probe | None) -> list[Expected]:

@@ -55,6 +55,19 @@ def declare_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) 
                     dim.dim_value = size
 
 
+def declare_channels(graph: onnx.GraphProto) -> None:
+    """Give inputs of convolutions the number of channels that the weights have, where it is declared as variable."""
+    inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    weights = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Conv" or len(node.input) < 2:
+            continue
+        dims, kernel = inputs.get(node.input[0], ()), weights.get(node.input[1], ())
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        if len(dims) == len(kernel) > 2 and dims[1].WhichOneof("value") != "dim_value" and kernel[1] * groups > 0:
+            dims[1].dim_value = kernel[1] * groups
+
+
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node that may run: of the graph, of the functions, and of all graphs in their attributes."""
     yield from model.graph.node

@@ -16,7 +16,7 @@ import onnx
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import check_weights, weight_files
-from millstream.services.ingest.graph import declare_shapes, read_model, save_model, stored_outside
+from millstream.services.ingest.graph import declare_channels, declare_shapes, read_model, save_model, stored_outside
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.index_ranges import index_ranges
 from millstream.services.ingest.mending import UNMENDED, mend
@@ -45,6 +45,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
     """Check the model at `path` and return how it is served. Raises Failure(INVALID)."""
     model = read_model(path)
     declare_shapes(model.graph, task.declared.shapes)
+    declare_channels(model.graph)
     check_opsets(model)
     try:
         return _inspect(task, path, model)

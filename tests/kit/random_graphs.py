@@ -425,17 +425,17 @@ STEPS = [
 
 
 @st.composite
-def graphs(draw: Draw, steps_max: int = 8) -> Graph:
-    """Draw a graph of up to `steps_max` steps; its outputs are some of its values."""
+def graphs(draw: Draw, steps_max: int = 8, rows: int = ROWS) -> Graph:
+    """Draw a graph of up to `steps_max` steps, which runs for `rows` rows; its outputs are some of its values."""
     builder = _Builder(draw)
     for index in range(draw(st.integers(1, 2))):
         tail = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
         builder.inputs[f"x{index}"] = tail
-        builder.values[f"x{index}"] = np.linspace(-2, 2, ROWS * int(np.prod(tail)), dtype=np.float32).reshape(
-            ROWS, *tail
+        builder.values[f"x{index}"] = np.linspace(-2, 2, rows * int(np.prod(tail)), dtype=np.float32).reshape(
+            rows, *tail
         )
     builder.inputs["k"] = (2,)
-    builder.values["k"] = np.arange(ROWS * 2, dtype=np.int64).reshape(ROWS, 2)
+    builder.values["k"] = np.arange(rows * 2, dtype=np.int64).reshape(rows, 2)
     for _ in range(draw(st.integers(1, steps_max))):
         step = draw(st.sampled_from(STEPS))
         try:

@@ -162,6 +162,15 @@ def test_a_model_that_is_served_in_place_is_not_changed_and_not_proven_where_it_
     assert not (folder / "compiled").exists()
 
 
+def test_variable_channels_are_those_that_a_convolution_takes(folder: Path) -> None:
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "channels", "height", "width"])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2, "height", "width"])
+    weights = numpy_helper.from_array(np.ones((2, 3, 1, 1), np.float32), "w")
+    found = checked(folder, model_of([helper.make_node("Conv", ["x", "w"], ["y"])], [result], [weights], [image]))
+    assert found.signature.inputs[0].shape == (-1, 3, -1, -1)
+    assert found.batching.decided == "proven"
+
+
 @pytest.mark.parametrize(
     ("names", "decided"),
     [(("unk__11", "unk__12"), "proven"), (("DynamicDimension.0", "DynamicDimension.1"), "proven"), (("n", "m"), "off")],

@@ -6,7 +6,7 @@ prove ─> _Interpreter.graph(graph, scope) ─> for each node: functions, contr
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -73,6 +73,10 @@ class Proof(NamedTuple):
     reason: str
 
 
+Change = Callable[[onnx.NodeProto, Sequence[AnyValue | None]], list[onnx.NodeProto]]
+"""Returns what takes the place of a node, given its operands; an empty list if it stays."""
+
+
 class _Exhausted(Exception):
     """The graph is too large or too deeply nested to be analysed."""
 
@@ -94,14 +98,30 @@ def prove(model: onnx.ModelProto, rows: Collection[str]) -> Proof:
         return Proof(False, "the graph", "it is nested too deeply to be analysed")
 
 
-class _Interpreter:
-    """One analysis. Implements `control.ControlHost` and `functions.FunctionHost`."""
+def changed_nodes(model: onnx.ModelProto, rows: Collection[str], change: Change) -> list[onnx.NodeProto]:
+    """Return the nodes of the graph, each after `change`. One that ends the proof is not made."""
+    interpreter = _Interpreter(model, change)
+    try:
+        interpreter.prove(rows)
+    except (*_MALFORMED, _Exhausted, RecursionError):
+        return list(model.graph.node)
+    return interpreter.nodes
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+
+class _Interpreter:
+    """One analysis. Implements `control.ControlHost` and `functions.FunctionHost`.
+
+    Args:
+        change: changes nodes of the outermost graph.
+    """
+
+    def __init__(self, model: onnx.ModelProto, change: Change | None = None) -> None:
         self.symbols = Symbols()
         self._model = model
         self._nodes = 0
         self._depth = 0
+        self._change = change
+        self.nodes: list[onnx.NodeProto] = []
         self._functions = {(_domain(item), item.name, item.overload): item for item in model.functions}
 
     def prove(self, rows: Collection[str]) -> Proof:
@@ -154,11 +174,33 @@ class _Interpreter:
         if self._depth > DEPTH_MAX:
             raise _Exhausted("it is nested too deeply to be analysed")
         for node in nodes:
-            self._spend(1 + (len(node.input) + len(node.output)) // _OPERANDS_PER_NODE)
-            for name, value in zip(node.output, self._node(node, scope, versions, references), strict=False):
-                if name:
-                    scope[name] = value
+            outputs = self._node(node, scope, versions, references)
+            if self._change is not None and self._depth == 1:
+                outputs = self._changed(self._change, node, outputs, scope, versions)
+            scope.update((name, value) for name, value in zip(node.output, outputs, strict=False) if name)
         self._depth -= 1
+
+    def _changed(
+        self,
+        change: Change,
+        node: onnx.NodeProto,
+        outputs: Sequence[AnyValue],
+        scope: Scope,
+        versions: Mapping[str, int],
+    ) -> Sequence[AnyValue]:
+        """Note the node, or what takes its place. Returns its outputs."""
+        operands = [_lookup(scope, name) if name else None for name in node.input]
+        replacement = change(node, operands)
+        changed: Sequence[AnyValue] = outputs
+        for other in replacement:
+            changed = self._node(other, scope, versions, None)
+            scope.update(zip(other.output, changed, strict=False))
+        if any(isinstance(value, Mixed) for value in changed) and not any(
+            isinstance(value, Mixed) for value in operands
+        ):
+            replacement, changed = [], outputs
+        self.nodes += replacement or [node]
+        return changed
 
     def _numbers_in(self, attributes: Attributes) -> int:
         """Return how many numbers the attributes contain, if they may be read repeatedly; else 0."""
@@ -176,6 +218,7 @@ class _Interpreter:
     ) -> Sequence[AnyValue]:
         """Return the outputs of one node, as many as it names."""
         count = len(node.output)
+        self._spend(1 + (len(node.input) + count) // _OPERANDS_PER_NODE)
         inputs = [None if not name else _lookup(scope, name) for name in node.input]
         for value in inputs:
             if isinstance(value, Mixed):

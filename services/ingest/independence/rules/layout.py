@@ -156,7 +156,7 @@ def split(call: Call) -> list[Value]:
     axis = call.axis(len(dims), 0)
     check_axis(value, axis)
     parts = []
-    lengths = _lengths(call)
+    lengths = _lengths(call, dims[axis].constant)
     for index in range(call.outputs):
         shape = list(dims)
         shape[axis] = lengths[index] if index < len(lengths) else call.symbols.fresh()
@@ -164,10 +164,14 @@ def split(call: Call) -> list[Value]:
     return parts
 
 
-def _lengths(call: Call) -> list[Expression]:
+def _lengths(call: Call, whole: int | None) -> list[Expression]:
     lengths = call.optional(1)
     if lengths is not None and lengths.content is not None:
         return [size if isinstance(size, Expression) else call.symbols.fresh() for size in lengths.content.flat]
+    equal = int(call.attribute("num_outputs", 0))  # opset 18: the last part may be smaller
+    if whole is not None and equal > 0 and lengths is None:
+        part = -(-whole // equal)
+        return [number(min(part, whole - at * part)) for at in range(equal) if at * part < whole]
     return [number(int(size)) for size in call.attribute("split", [])]
 
 
