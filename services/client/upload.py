@@ -55,9 +55,8 @@ class ModelFiles:
         Raises Failure(INVALID) if it is missing, empty, cannot be read, or is no model: nothing is sent then.
         """
         try:
-            mode = path.stat().st_mode
-            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                raise invalid("this is neither a file nor a folder")
+            if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+                raise ValueError("this is neither a file nor a folder")
             found = recognise(path)
             parts = parts_of(found, _named_files(config or {}))
             digest = hashlib.sha256()

@@ -100,8 +100,12 @@ def test_push_describe_predict_and_rm(millstream):
     assert "pixels FP32 [-1, 64]" in pushed
     second = millstream.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 8}', "--version", 7)
     assert (second["version"], second["state"], second["rows_max"]) == (7, "ready", 8)
-    third = millstream.json("push", "mine", DIGITS / "digits.onnx", "--no-activate")
-    assert (third["version"], third["active"]) == (8, False)
+    third = millstream.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 9}', "--no-activate")
+    assert (third["version"], third["active"], third["existing"]) == (8, False, False)
+    same = millstream.ok("push", "mine", DIGITS / "digits.onnx", "--no-activate")
+    assert same.startswith("version 1 is this file already\nmine version 1  ready")
+    again = millstream.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 8}', "--version", 7)
+    assert (again["version"], again["active"], again["existing"]) == (7, True, True)
 
     described = millstream.ok("describe", "mine")
     assert "version 7 is serving" in described
@@ -130,8 +134,8 @@ def test_checks_may_use_all_cores_of_the_installation(running):
 
 
 def test_activate_and_rm_force(millstream):
-    for _ in range(2):
-        millstream.ok("push", "both", DIGITS / "digits.onnx")
+    for version in (1, 2):
+        millstream.ok("push", "both", DIGITS / "digits.onnx", "--version", version)
     assert millstream.json("describe", "both")["serving"] == 2
     assert millstream.ok("activate", "both", 1) == "both version 1 is serving\n"
     assert millstream.json("activate", "both", 2)["serving"] == 2
