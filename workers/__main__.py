@@ -47,6 +47,7 @@ from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.races import environment
 from millstream.services.segments.segment import Segments, host_token
@@ -69,7 +70,7 @@ from millstream.workers.batches.watchdog import GRACE_S, Watchdog
 from millstream.workers.batching_off import BatchingOff
 from millstream.workers.departure import Departure
 from millstream.workers.drain import DrainThread
-from millstream.workers.heartbeat import Heartbeat
+from millstream.workers.heartbeat import LIFE_LEASES, Heartbeat
 from millstream.workers.instances.load_version import LoadEnvironment
 from millstream.workers.instances.profiler import KnownProfiles
 from millstream.workers.loads.loader import Limits
@@ -219,6 +220,9 @@ class WorkerProcess:
             identity.worker, identity.pool, identity.number, self._models, self._loads, unloads, self._clock
         )
         self._residency.refusals.on_change = self._heartbeat.beat_now
+        self._residency.quotas.soon = self._heartbeat.beat_soon
+        if settings.keys == "enforce":
+            self._residency.quotas.keys = AccessKeys(settings.repository_dir)
         versions = WantedVersions(repository, identity.pool, self._environment.backend.formats)
         self._reconciler = Reconciler(
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
@@ -295,6 +299,12 @@ class WorkerProcess:
         self._models.on_progress = heartbeat.beat_soon
         return heartbeat
 
+    def _look_up(self, replies: ReplySender, consumer: Consumer) -> None:
+        """Exchange with Redis what a beat does not: addresses of gateways, and what models of keys with quotas take."""
+        replies.look_up(consumer)
+        taken = self._residency.quotas.exchange(consumer, LIFE_LEASES * self._settings.queue_lease_s)
+        self.metrics.taken_of_quotas(taken)
+
     def _new_loads(self, repository: FolderRepository, run_dir: Path) -> VersionLoads:
         limits = Limits(self._settings.worker_load_s_max, self._settings.worker_warm_up_s_max)
         guard = LoadGuard(LoadMarks(run_dir, self._identity.worker), limits, self._replace)
@@ -338,7 +348,7 @@ class WorkerProcess:
         )
         links, remote = ReplyLinks(settings.shm_dir, self._keys), RemoteLinks[Lease](self._keys.pool)
         replies = ReplySender(writer, links, remote, lease_valid, direct)
-        self._heartbeat.look_up = replies.look_up
+        self._heartbeat.look_up = partial(self._look_up, replies)
         loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
         loop.forwards = isinstance(self._environment.backend, Triton)
         return loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from millstream.services.metrics import catalogue
@@ -35,6 +36,7 @@ class WorkerMetrics:
         self._refused = registry.counter(catalogue.REPLIES_REFUSED, "redis")
         self._redis_up = registry.gauge(catalogue.REDIS_UP, registry.process)
         self._redis_reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
+        self._quotas: frozenset[str] = frozenset()  # keys with a memory quota
         self._redis_answered: bool | None = None  # the last heartbeat; None: Redis was never reached
         registry.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
@@ -82,6 +84,14 @@ class WorkerMetrics:
         """Set the memory of this worker's accelerator, as `memory` does that of its process."""
         self._registry.gauge(catalogue.WORKER_DEVICE_MEMORY_BUDGET_BYTES, self._pool, self._worker).set(budget_bytes)
         self._registry.gauge(catalogue.WORKER_DEVICE_MEMORY_USED_BYTES, self._pool, self._worker).set(used_bytes)
+
+    def taken_of_quotas(self, taken: Mapping[str, int]) -> None:
+        """Set the bytes that models of keys with a memory quota take in this worker."""
+        for key in self._quotas - taken.keys():
+            self._registry.remove(catalogue.KEY_MEMORY_BYTES, key)
+        self._quotas = frozenset(taken)
+        for key, size_bytes in taken.items():
+            self._registry.gauge(catalogue.KEY_MEMORY_BYTES, key).set(size_bytes)
 
     def batch_checked(self, manifest: Manifest, outcome: str) -> None:
         """Count a live batch that was compared with runs of one row."""

@@ -83,11 +83,13 @@ class OrderThread:
             self._current = None
         began = time.monotonic()
         residency.turns.advance(consumer)
+        residency.quotas.settle_wants()
         looked_s = time.monotonic() - began
         while residency.ended:
             consumer.end_demand(residency.ended[0])
             residency.ended.popleft()
         residency.evictions.repay(consumer)
+        residency.evictions.keep_quotas(consumer)
         residency.evictions.recall(consumer)
         residency.evictions.unload_idle(consumer)
         residency.evictions.unload_ahead(consumer)

@@ -81,6 +81,7 @@ class Reconciler:
                     busy_until = time.monotonic() + BUSY_S
                     self.sync(seen)
                     token = seen
+                self._residency.quotas.read()
                 self._residency.reconsider()
                 unload_lost(self._models, self._unloads, self._loads)
                 if began >= self._series_due:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.admin import schemas_keys as schemas
+from millstream.gateway.catalog.quotas import memory_taken
 from millstream.gateway.protocols.http.body import read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -56,20 +57,21 @@ async def create_key(request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
     await in_storage_thread(deps.keys.stored.add, document, now)
     audit("key created", key=f"{key_id} ({asked.name})", scopes=" ".join(asked.scopes))
     await deps.keys.announce()
-    return _shown_once(document, secret, now)
+    return _shown_once(deps, document, secret, now)
 
 
 @router.get("/keys", summary="All API keys, without secrets", responses=documented(500))
 async def list_keys(deps: DepsOf) -> schemas.Keys:
     stored, now = await asyncio.to_thread(deps.keys.stored.read), _now()
-    keys = [schemas.Key.model_validate(schemas.key_of(document, now)) for document in stored.documents]
+    taken = memory_taken(deps.catalog.snapshot)
+    keys = [schemas.Key.model_validate(schemas.key_of(document, taken, now)) for document in stored.documents]
     return schemas.Keys(keys=keys, damaged=list(stored.damaged))
 
 
 @router.get("/keys/{key}", summary="An API key by id or name, without secrets", responses=documented(404))
 async def get_key(key: str, deps: DepsOf) -> schemas.Key:
     document = await asyncio.to_thread(deps.keys.stored.find, key)
-    return schemas.Key.model_validate(schemas.key_of(document, _now()))
+    return _shown(deps, document, _now())
 
 
 @router.post(
@@ -92,7 +94,7 @@ async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWit
     changed = ", ".join(sorted(asked.model_fields_set - {"grace_s"}))
     audit("key rotated", key=f"{document.id} ({document.name})", grace_s=asked.grace_s, changed=changed)
     await deps.keys.announce()
-    return _shown_once(document, secret, now)
+    return _shown_once(deps, document, secret, now)
 
 
 @router.patch(
@@ -109,7 +111,7 @@ async def edit_key(key: str, request: Request, deps: DepsOf) -> schemas.Key:
     )
     audit("key changed", key=f"{document.id} ({document.name})", changed=", ".join(sorted(asked.model_fields_set)))
     await deps.keys.announce()
-    return schemas.Key.model_validate(schemas.key_of(document, now))
+    return _shown(deps, document, now)
 
 
 @router.delete(
@@ -141,7 +143,7 @@ async def revoke_key(
         document = await in_storage_thread(deps.keys.stored.change, key, lambda document: document.revoked(now))
     audit("key forgotten" if forget else "key revoked", key=f"{document.id} ({document.name})")
     await deps.keys.announce()
-    return schemas.Key.model_validate(schemas.key_of(document, now))
+    return _shown(deps, document, now)
 
 
 @router.get(
@@ -179,10 +181,14 @@ async def _new_secret(deps: Deps, key_id: str, now: float) -> tuple[str, StoredS
     return secret, StoredSecret(sha256=hash_secret(secret), salt=salt, created_at=now)
 
 
-def _shown_once(document: KeyDocument, secret: str, now: float) -> schemas.KeyWithSecret:
+def _shown(deps: Deps, document: KeyDocument, now: float) -> schemas.Key:
+    return schemas.Key.model_validate(schemas.key_of(document, memory_taken(deps.catalog.snapshot), now))
+
+
+def _shown_once(deps: Deps, document: KeyDocument, secret: str, now: float) -> schemas.KeyWithSecret:
     return schemas.KeyWithSecret.model_validate(
         {
-            **schemas.key_of(document, now),
+            **schemas.key_of(document, memory_taken(deps.catalog.snapshot), now),
             "key": format_key(document.id, secret),
             "aws_access_key_id": f"{PREFIX}{document.id}",
             "aws_secret_access_key": secret,

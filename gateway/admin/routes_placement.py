@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request
 from millstream.gateway.access.principal import require
 from millstream.gateway.admin import schemas_placement as schemas
 from millstream.gateway.admin.known_pools import known_pools
+from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.protocols.http.context import DepsOf
@@ -78,7 +79,7 @@ async def get_settings(name: str, deps: DepsOf) -> schemas.EndpointSettings:
     description="Fields that the document leaves out keep their values; null restores a default. Of `labels`, those "
     "that are named change; null removes one. `owner` needs the scope `admin`. The settings hold for the model's "
     "endpoint, and take effect at once.",
-    responses=documented(400, 404, 409, 413, 503, 507),
+    responses=documented(400, 403, 404, 409, 413, 503, 507),
     openapi_extra=json_body(EndpointPlacement, example={"instances_min": 1, "pin": True}),
 )
 async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.EndpointSettings:
@@ -88,7 +89,15 @@ async def configure_model(name: str, request: Request, deps: DepsOf) -> schemas.
         require(Need.ADMIN, name)
     with audited("configure", name):
         known = await known_pools(deps, name)
-        endpoint = await in_storage_thread(endpoint_settings.configure, deps.repository, name, changes, known)
+        quotas = Quotas(deps.gate, deps.catalog, deps.repository)
+        endpoint = await in_storage_thread(
+            endpoint_settings.configure,
+            deps.repository,
+            name,
+            changes,
+            known,
+            lambda settings: quotas.check_settings(name, settings, deps.footprint),
+        )
     audit("configured", name, **{field: changes[field] for field in sorted(changes)})
     await deps.catalog.announce(name)
     return await _settings(deps, name, endpoint.generation, endpoint.placement)

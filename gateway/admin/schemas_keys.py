@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -105,6 +106,7 @@ class Key(BaseModel):
     expires_at: float | None
     revoked_at: float | None
     state: str = Field(description="live, expired or revoked")
+    memory_taken_bytes: int = Field(description="Memory that the models that it owns take in all workers, as measured.")
     secrets: list[SecretState]
 
 
@@ -137,11 +139,12 @@ class AuditEntries(BaseModel):
     entries: list[dict[str, Any]]
 
 
-def key_of(document: KeyDocument, now: float) -> dict[str, Any]:
-    """Return the fields of Key."""
+def key_of(document: KeyDocument, taken: Mapping[str, int], now: float) -> dict[str, Any]:
+    """Return the fields of Key. `taken`: by name of the key, what its models take."""
     return {
-        **document.model_dump(include=set(Key.model_fields) - {"state", "secrets"}),
+        **document.model_dump(include=set(Key.model_fields) - {"state", "memory_taken_bytes", "secrets"}),
         "state": document.ended(now) or "live",
+        "memory_taken_bytes": taken.get(document.name, 0),
         "secrets": [
             {"created_at": stored.created_at, "expires_at": stored.expires_at}
             for stored in document.secrets

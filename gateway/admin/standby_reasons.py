@@ -1,15 +1,17 @@
 """standby_reasons: why no worker has loaded a version that is on standby, for those who pushed or look at it.
 
-version on standby, workers' records ─> a worker's refusal; else the memory that is short; else nothing: none was asked
+version on standby, workers' records ─> a worker's refusal; else the quota of its owner that is used; else the memory
+that is short; else nothing: none was asked
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from millstream.gateway.admin.schemas_models import Version
+from millstream.gateway.catalog.quotas import FootprintOf, Quotas
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Failure
@@ -17,8 +19,6 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.sizes import sizes
 from millstream.services.wire.records import State, WorkerRecord
-
-FootprintOf = Callable[[Manifest, WorkerRecord], Footprint]
 
 
 async def add_standby_reasons(deps: Deps, documents: Iterable[Version]) -> None:
@@ -30,16 +30,16 @@ async def add_standby_reasons(deps: Deps, documents: Iterable[Version]) -> None:
         now = await deps.cluster_state.now()
     except Failure:  # without Redis, by this machine's clock
         now = time.time()  # noqa: TID251 - for people
-    snapshot = deps.catalog.snapshot
+    snapshot, quotas = deps.catalog.snapshot, Quotas(deps.gate, deps.catalog, deps.repository)
     for document in waiting:
-        document.reason = await asyncio.to_thread(_reason, document, snapshot, deps.footprint, now)
+        document.reason = await asyncio.to_thread(_reason, document, snapshot, deps.footprint, quotas, now)
 
 
-def _reason(document: Version, snapshot: Snapshot, footprint_of: FootprintOf, now: float) -> str | None:
+def _reason(document: Version, snapshot: Snapshot, footprint_of: FootprintOf, quotas: Quotas, now: float) -> str | None:
     """Return the reason. Blocking: reads files."""
     model = snapshot.models.get(document.model)
     view = None if model is None or document.version is None else model.versions.get(document.version)
-    if view is None:
+    if model is None or view is None:
         return None
     workers = [worker for worker in snapshot.workers if worker.pool in view.pools and not worker.draining]
     refused = (
@@ -48,7 +48,9 @@ def _reason(document: Version, snapshot: Snapshot, footprint_of: FootprintOf, no
         for one in worker.refusals
         if one.content_id == view.manifest.content_id and one.until > now
     )
-    return next(refused, None) or _short_of_memory(view.manifest, workers, footprint_of)
+    needs = (footprint_of(view.manifest, worker) for worker in workers)
+    over_quota = (quotas.lacking(model.placement.owner, need) for need in needs)
+    return next(refused, None) or next(over_quota, None) or _short_of_memory(view.manifest, workers, footprint_of)
 
 
 def _short_of_memory(manifest: Manifest, workers: Sequence[WorkerRecord], footprint_of: FootprintOf) -> str | None:

@@ -1,25 +1,34 @@
-"""quotas: what a key may keep, and how many uploads it may send at once.
+"""quotas: what a key may keep, on disk and always in memory, and how many uploads it may send at once.
 
 upload begins ─> in flight? models? bytes? ─> received, checked ─> models? bytes? ─> published
+settings change ─> pinned, always loaded ─> memory? ─> stored
 
 Models and bytes count for the key that owns the model, whoever uploads. Uploads in flight at the same time do not see
-each other: together they may exceed a quota by what they bring.
+each other: together they may exceed a quota by what they bring. What is loaded, workers decide (placement.quota).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import CALLER, LIMITED, owner_name
 from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.services.access.limits import LimitReached
 from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.placement.quota import counted
+from millstream.services.placement.views import Footprint
 from millstream.services.repository.base import Repository
 from millstream.services.sizes import sizes
+from millstream.services.wire.records import WorkerRecord
+
+FootprintOf = Callable[[Manifest, WorkerRecord], Footprint]
 
 
 class Quotas:
@@ -88,3 +97,66 @@ class Quotas:
                 f"the models of key '{owner}' would take {needed} of the disk, and its limit is {there}: "
                 "delete versions",
             )
+
+    def check_settings(self, model: str, settings: EndpointPlacement, footprint_of: FootprintOf) -> None:
+        """Raise Failure(FORBIDDEN) if a key's models would always take more memory than it may. Blocking: reads files.
+
+        Args:
+            model: whose settings change.
+            settings: the new ones.
+            footprint_of: returns what a version takes in a worker.
+        """
+        limits = self._gate.limits_of(settings.owner)
+        if limits is None or limits.memory_bytes is None or not _always(settings):
+            return
+        snapshot, size_bytes = self._catalog.snapshot, 0
+        for name, view in snapshot.models.items():
+            now = settings if name == model else view.placement
+            if now.owner == settings.owner and _always(now):
+                size_bytes += _always(now) * _instance_bytes(view, snapshot, footprint_of)
+        if size_bytes > limits.memory_bytes:
+            takes, limit = sizes(size_bytes, limits.memory_bytes)
+            raise Failure(
+                Code.FORBIDDEN,
+                f"the models of key '{settings.owner}' that are pinned or always loaded would take {takes} of memory, "
+                f"and its limit is {limit}",
+            )
+
+    def lacking(self, owner: str, need: Footprint) -> str | None:
+        """Return why a version is not loaded: the memory quota of its owner; None: there is none, or it has room."""
+        limits = self._gate.limits_of(owner)
+        if limits is None or limits.memory_bytes is None:
+            return None
+        taken = memory_taken(self._catalog.snapshot).get(owner, 0)
+        if taken + counted(need) <= limits.memory_bytes:
+            return None
+        needs, takes, limit = sizes(counted(need), taken, limits.memory_bytes)
+        about = "" if need.measured else "about "
+        return f"it takes {about}{needs}, and the models of key '{owner}' take {takes} of the {limit} that they may"
+
+
+def memory_taken(snapshot: Snapshot) -> Mapping[str, int]:
+    """Return what the models of each owner take in the memory of all workers, as far as it was measured."""
+    taken = Counter[str]()
+    for worker in snapshot.workers:
+        for one in worker.instances:
+            model = snapshot.models.get(one.model)
+            if model is not None:
+                host, device = one.resident_bytes + one.peak_bytes, one.device_resident_bytes + one.device_peak_bytes
+                taken[model.placement.owner] += host + device
+    return taken
+
+
+def _always(settings: EndpointPlacement) -> int:
+    """Return how many instances of a model stay loaded; each worker that has it keeps one that is pinned."""
+    return max(settings.instances_min, int(settings.pin))
+
+
+def _instance_bytes(model: ModelView, snapshot: Snapshot, footprint_of: FootprintOf) -> int:
+    """Return what an instance of the version that serves takes; 0: none serves, or no worker is there to tell."""
+    version = None if model.serving is None else model.versions.get(model.serving)
+    if version is None:
+        return 0
+    workers = (worker for pool in version.pools for worker in snapshot.workers if worker.pool == pool)
+    worker = next(workers, None)
+    return 0 if worker is None else counted(footprint_of(version.manifest, worker))

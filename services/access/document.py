@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -34,6 +34,12 @@ class Limits(BaseModel):
     models: int | None = Field(None, gt=0, le=1_000_000, description="Models that it owns.")
     disk_bytes: int | None = Field(None, gt=0, le=1 << 50, description="Bytes of all files of the models that it owns.")
     uploads: int | None = Field(None, gt=0, le=1000, description="Uploads, with their imports, at the same time.")
+    memory_bytes: int | None = Field(
+        None,
+        gt=0,
+        le=1 << 50,
+        description="Bytes of memory that instances of the models that it owns may take in all workers together.",
+    )
 
     @property
     def any(self) -> bool:
@@ -126,3 +132,12 @@ class KeyDocument(BaseModel):
 
     def _changed(self, **fields: Any) -> KeyDocument:
         return self.model_copy(update={"generation": self.generation + 1, **fields})
+
+
+def memory_quotas(documents: Iterable[KeyDocument]) -> dict[str, int]:
+    """Return the names of keys with a memory quota, and its bytes: of a name, the newest key that was not revoked.
+
+    `documents`: ordered by creation.
+    """
+    newest = {one.name: one.limits.memory_bytes for one in documents if one.revoked_at is None}
+    return {name: size_bytes for name, size_bytes in newest.items() if size_bytes is not None}

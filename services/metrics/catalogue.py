@@ -140,6 +140,12 @@ KEY_RUN_SECONDS = Metric(
     "Seconds of runs by API key, of which a request has its rows' share of its batch's run.",
     ("key",),
 )
+KEY_MEMORY_BYTES = Metric(
+    "millstream_key_memory_bytes",
+    Kind.GAUGE_SUM,
+    "Memory that the models of a key with a memory quota take in all workers.",
+    ("key",),
+)
 KEY_EXPIRY = Metric(
     "millstream_key_expiry_timestamp_seconds",
     Kind.GAUGE_MAX,

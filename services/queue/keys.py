@@ -45,6 +45,7 @@ Keys of the installation, ms:3:{millstream}:...
   leader              string: the controller that leads, and its fencing token (expires)
   leader_token        string: the last fencing token that was given out
   use                 hash: what API keys with limits used through each gateway, each with the time of writing
+  memory_taken        hash: what models of keys with a memory quota take in each worker, with the time when that expires
   keys_read           hash: the number of the last change of API keys, under ""; and the last that each gateway read
   log_levels          hash: the log level of each kind of process that has one (expires)
   changes             channel: "model:<name> <gateway>", "worker:<pool>", "died:<worker> <what it ran>",
@@ -74,6 +75,7 @@ class InstallationKeys:
         "leader_token",
         "loads",
         "log_levels",
+        "memory_taken",
         "pools",
         "scale",
         "uploads",
@@ -86,6 +88,7 @@ class InstallationKeys:
         self.pools = prefix + b"pools"
         self.uploads = prefix + b"uploads"
         self.use = prefix + b"use"
+        self.memory_taken = prefix + b"memory_taken"
         self.keys_read = prefix + b"keys_read"
         self.gateways = prefix + b"gateways"
         self.loads = prefix + b"loads"

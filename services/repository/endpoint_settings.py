@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +16,13 @@ from millstream.services.repository.base import Repository
 from millstream.services.repository.conflicts import retry_on_conflict
 
 
-def configure(repository: Repository, model: str, changes: Mapping[str, Any], pools: Collection[str]) -> Endpoint:
+def configure(
+    repository: Repository,
+    model: str,
+    changes: Mapping[str, Any],
+    pools: Collection[str],
+    check: Callable[[EndpointPlacement], None] = lambda _: None,
+) -> Endpoint:
     """Change the settings of a model's endpoint.
 
     Args:
@@ -24,9 +30,10 @@ def configure(repository: Repository, model: str, changes: Mapping[str, Any], po
         model: its name.
         changes: field -> value; None restores the default. Of `labels`, those that are named: None removes one.
         pools: the pools there are.
+        check: called with the new settings before they are stored.
 
     Raises Failure: INVALID (an unknown field or pool, contradicting limits), NOT_FOUND, CONFLICT (other processes keep
-    changing the endpoint).
+    changing the endpoint); what `check` raises.
     """
 
     def change() -> Endpoint:
@@ -34,6 +41,7 @@ def configure(repository: Repository, model: str, changes: Mapping[str, Any], po
         settings = changed(endpoint.placement, changes, pools)
         if settings == endpoint.placement:
             return endpoint
+        check(settings)
         return repository.replace_endpoint(endpoint.model_copy(update={"placement": settings}))
 
     return retry_on_conflict(change)

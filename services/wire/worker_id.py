@@ -40,7 +40,12 @@ def worker_id(name: str, start: str) -> str:
     return f"{name}-{start}"
 
 
+def name_of(worker: str) -> str:
+    """Return the name of a worker by its id."""
+    return worker.rpartition("-")[0]
+
+
 def pool_of(worker: str) -> str:
     """Return the pool of a worker by its id. Names of pools and of hosts may have hyphens."""
-    name = worker.rpartition("-")[0].partition("@")[0]
+    name = name_of(worker).partition("@")[0]
     return name.rpartition("-")[0]

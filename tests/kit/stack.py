@@ -367,7 +367,7 @@ def assert_nothing_left(stack: Stack) -> None:
 _LASTING = {
     *("idle", "lanes", "workers", "record", "instances", "pools", "epoch", "gateways", "blamed", "counted"),
     *("called", "called_long", "long"),  # expire
-    *("leader", "leader_token", "fence", "loads", "scale", "keys_read", "log_levels"),
+    *("leader", "leader_token", "fence", "loads", "scale", "keys_read", "log_levels", "memory_taken"),
 }
 
 

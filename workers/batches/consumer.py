@@ -387,6 +387,24 @@ class Consumer:
         value: bytes | None = self._link.call("GET", self._keys.reply_address(gateway))
         return value
 
+    def exchange_held(self, worker: str, held: bytes) -> dict[str, bytes]:
+        """Store what models of keys with a quota take in a worker (b"": nothing), and return that of all workers.
+
+        `worker`: its name, which stays the same when it is started again.
+        """
+        key = self._keys.of_installation.memory_taken
+        told = ("HSET", key, worker, held) if held else ("HDEL", key, worker)
+        self._link.send_both(told, ("HGETALL", key))
+        self._link.receive()
+        stored = iter(self._link.receive())
+        self._link.call("EXPIRE", key, POOLS_LIFE_S)
+        return {name.decode(): data for name, data in zip(stored, stored, strict=True)}
+
+    def forget_held(self, workers: Sequence[str]) -> None:
+        """Remove what workers stored with `exchange_held` that tell it no longer."""
+        if workers:
+            self._link.call("HDEL", self._keys.of_installation.memory_taken, *workers)
+
     def announce(self) -> None:
         """Publish that this worker's record changed."""
         self.publish(f"worker:{self._keys.pool}")

@@ -38,6 +38,7 @@ class EvictionReason(StrEnum):
     ROOM = "room"  # another version needs its memory
     BUDGET = "budget"  # what is loaded took more memory than was predicted
     IDLE = "idle"  # it was not called for its `idle_s`
+    QUOTA = "quota"  # the models of its key take more than its memory quota, or another of them waits for it
     MOVED = "moved"  # the controller wants fewer instances, or has them elsewhere
 
 

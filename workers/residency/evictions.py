@@ -21,6 +21,7 @@ from millstream.workers.loads.unloads import EvictionReason, Unloads
 from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.residency.own_view import OwnView
+from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.state import ResidencyState
 
 log = logging.getLogger("millstream.residency")
@@ -36,13 +37,20 @@ class Evictions:
     """The evictions of one worker. Safe for several threads."""
 
     def __init__(
-        self, state: ResidencyState, view: OwnView, models: LoadedModels, loads: VersionLoads, unloads: Unloads
+        self,
+        state: ResidencyState,
+        view: OwnView,
+        models: LoadedModels,
+        loads: VersionLoads,
+        unloads: Unloads,
+        quotas: OwnerQuotas,
     ) -> None:
         self._state = state
         self._view = view
         self._models = models
         self._loads = loads
         self._unloads = unloads
+        self._quotas = quotas
         self._budget = loads.memory.budget
         self.ordered = OrderedLoads()
         self._measured = False  # whether a load ended since it was last checked that the budget holds
@@ -121,6 +129,22 @@ class Evictions:
             for victim in victims:
                 why = "the worker uses more than its memory budget"
                 self.unload(victim, EvictionReason.BUDGET, why, consumer)
+
+    def keep_quotas(self, consumer: Consumer) -> None:
+        """Unload models of keys that take more than their quota, or wait for it in another worker.
+
+        Raises Failure(UNAVAILABLE) without Redis.
+        """
+        over = [quota for quota in self._quotas.all() if quota.to_free()]
+        if not over or self._unloads.closing:
+            return
+        with self._state.changed:
+            view, protected = self._view.with_use(consumer)
+            for quota in over:
+                owned, leaving = self._quotas.view(quota.key, view)
+                for victim in quota.over(owned, leaving, self._view.now(), protected):
+                    why = f"the models of key '{quota.key}' take more than its memory quota, or another of them waits"
+                    self.unload(victim, EvictionReason.QUOTA, why, consumer, stop=view.instances[victim].in_use)
 
     def unload_ahead(self, consumer: Consumer) -> None:
         """Unload what is hardly called, after a load that a call waited for, so that the next one finds memory free.

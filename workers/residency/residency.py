@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.planned import OrderReason
+from millstream.services.placement.quota import counted
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
@@ -23,6 +24,7 @@ from millstream.services.queue.clock import RedisClock
 from millstream.services.sizes import sizes
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
+from millstream.services.wire.worker_id import name_of
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.loads.loader import LoadRequest
@@ -35,6 +37,7 @@ from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
 from millstream.workers.residency.own_view import OwnView, is_held
+from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.room_making import RoomMaking
 from millstream.workers.residency.state import ResidencyState
 from millstream.workers.residency.turns import Turns
@@ -73,8 +76,10 @@ class Residency:
         self._clock = clock
         self._state = ResidencyState()
         self._own = OwnView(worker, pool, self._state, models, loads, clock)
-        self.evictions = Evictions(self._state, self._own, models, loads, unloads)
-        self._room = RoomMaking(self._state, self._own, self.evictions, loads, unloads)
+        self.quotas = OwnerQuotas(name_of(worker), self._state, self._own, models, loads)
+        self.quotas.on_change = self._on_quotas
+        self.evictions = Evictions(self._state, self._own, models, loads, unloads, self.quotas)
+        self._room = RoomMaking(self._state, self._own, self.evictions, loads, unloads, self.quotas)
         self.refusals = Refusals(self._own.monotonic, self._own.on_redis_clock)
         self._batching = BatchingVerdicts(models)
         self.again = self._state.again
@@ -118,6 +123,10 @@ class Residency:
             self._room.give_back(content_id)  # it was ordered, and its load had not begun
             self.ended.append(content_id)
 
+    def _on_quotas(self) -> None:
+        """Choose preloads again: quotas, or what other workers hold of them, have changed."""
+        self._learnt = True
+
     def reconsider(self) -> None:
         """Choose preloads again after loads have ended, when their memory is known."""
         if self._learnt and not self._loads.pending:
@@ -132,6 +141,7 @@ class Residency:
         fitting: list[Wanted] = []
         candidates: list[Candidate] = []
         too_large: list[str] = []
+        free = {quota.key: quota.free_bytes for quota in self.quotas.all()}
         for content_id, one in self._state.wanted.items():
             model = models.get(content_id)
             held = is_held(model, content_id in active)
@@ -140,6 +150,8 @@ class Residency:
             need = self._needs.get(content_id)
             if need is None:
                 need = self._needs[content_id] = self._own.need(one.manifest)
+            if not held and not _take(free, one, need):
+                continue  # its first call loads it, in place of others of its key
             if not self._budget.too_large(need):
                 fitting.append(one)
                 candidates.append(self._candidate(one, need))
@@ -221,6 +233,10 @@ class Residency:
         if self._budget.too_large(need):
             return True  # its load fails with the numbers
         wanted = self._state.wanted.get(content_id)
+        quota = None if wanted is None else self.quotas.of(wanted)
+        if quota is not None and not quota.allows(need):
+            self._learnt = True  # `reconsider` leaves it out, until its quota is free
+            return False
         limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
         if self._room.reserve(content_id, need, limit):
             return True
@@ -394,3 +410,14 @@ class Residency:
         self.refusals.add(content_id, refusal)  # first: a version that is on standby from now on has a reason
         self._stand_by(request.manifest, refusal.kind)
         return True
+
+
+def _take(free: dict[str, int], one: Wanted, need: Footprint) -> bool:
+    """Take what a version needs of what is free of its key's quota; False: it is not enough, and no load is staged."""
+    owner = one.placement.owner
+    if owner not in free:
+        return True
+    if counted(need) > free[owner] and not one.staged:
+        return False
+    free[owner] -= counted(need)
+    return True

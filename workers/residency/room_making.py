@@ -11,8 +11,9 @@ from enum import Enum
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.line import Wait, stopped, turn
+from millstream.services.placement.quota import Quota
 from millstream.services.placement.room import Room
-from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind
+from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from millstream.services.wire.orders import Order
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.unloads import Unloads
@@ -20,6 +21,7 @@ from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.own_view import OwnView
+from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.state import ResidencyState
 
 TOO_LARGE_RETRY_S = 30.0
@@ -31,19 +33,27 @@ class Answer(Enum):
     RESERVED = "reserved"
     LEAVING = "leaving"  # there is room once what was unloaded is closed: what fits beside it may be loaded before
     WAITS = "waits"  # for loads, residences of others, or work in the background to end
+    OVER_QUOTA = "over quota"  # it waits for models of its own key alone: those behind it do not wait for it
 
 
 class RoomMaking:
     """Makes room in one worker. Called with `state.changed` locked."""
 
     def __init__(
-        self, state: ResidencyState, view: OwnView, evictions: Evictions, loads: VersionLoads, unloads: Unloads
+        self,
+        state: ResidencyState,
+        view: OwnView,
+        evictions: Evictions,
+        loads: VersionLoads,
+        unloads: Unloads,
+        quotas: OwnerQuotas,
     ) -> None:
         self._state = state
         self._view = view
         self._evictions = evictions
         self._loads = loads
         self._unloads = unloads
+        self._quotas = quotas
         self._memory = loads.memory
         self._budget = loads.memory.budget
         unloads.on_closed = self._on_closed
@@ -74,6 +84,11 @@ class RoomMaking:
         need = self._view.need(one.manifest)
         if self._budget.too_large(need):
             return self.too_large(need)
+        quota = self._quotas.of(one)
+        if quota is not None and not quota.allows(need):
+            over = self._within_quota(quota, one, need, order, consumer, called=called, check=check)
+            if over is not None:
+                return over
         if before:
             fits = self._fits_beside(need, before) and self.reserve(content_id, need, 1.0)
             return Answer.RESERVED if fits else Answer.LEAVING
@@ -83,6 +98,39 @@ class RoomMaking:
             return Answer.WAITS
         found = self._victims(one.manifest, need, order, consumer, called=called, check=check)
         return found if isinstance(found, Answer | Refusal) else self._unload(content_id, *found, consumer)
+
+    def _within_quota(
+        self,
+        quota: Quota,
+        one: Wanted,
+        need: Footprint,
+        order: Order,
+        consumer: Consumer | None,
+        *,
+        called: bool,
+        check: bool,
+    ) -> Refusal | Answer | None:
+        """Unload what goes of the models of a version's key, or have other workers do so; None: it may be loaded now.
+
+        Arguments as of `make`.
+        """
+        if consumer is None:
+            return Answer.OVER_QUOTA
+        view, protected = self._seen(consumer, check=check)
+        owned, leaving = self._quotas.view(quota.key, view)
+        found, wanted = quota.make_way(owned, leaving, need, self._view.now(), protected, called=called)
+        if isinstance(found, Refusal):
+            return found
+        if wanted:
+            self._quotas.want(quota.key, wanted)
+        if isinstance(found, Wait) or not found:
+            return Answer.OVER_QUOTA
+        if not order.evict:
+            return Refusal(RefusalKind.BUSY, f"key '{quota.key}' is at its quota, and nothing was to be unloaded", 1.0)
+        self._evictions.unload_for(one.content_id, [view.instances[victim] for victim in found], consumer)
+        self._evictions.closed(found)
+        now = self._quotas.of(one)
+        return None if now is None or now.allows(need) else Answer.OVER_QUOTA
 
     def _unload(
         self, content_id: str, need: Footprint, victims: Sequence[PlacedInstance], consumer: Consumer
@@ -128,9 +176,7 @@ class RoomMaking:
         If instances that stay are in the way of a version that was never measured, it is tried with the memory that
         they leave.
         """
-        view, protected = self._view.with_use(consumer)
-        if check:
-            protected |= {content_id for content_id, held in view.instances.items() if held.last_used}
+        view, protected = self._seen(consumer, check=check)
         now = self._view.now()
         victims = turn(view, need, now, protected, called=called)
         tried = not need.measured and not check  # a check is to tell whether all memory is enough
@@ -145,6 +191,13 @@ class RoomMaking:
         if victims and not order.evict:
             return Refusal(RefusalKind.BUSY, "there is no free memory, and nothing was to be unloaded", 1.0)
         return need, [view.instances[victim] for victim in victims]
+
+    def _seen(self, consumer: Consumer, *, check: bool) -> tuple[WorkerView, frozenset[str]]:
+        """Return what the worker holds, and what must stay; for a check also what any client has called."""
+        view, protected = self._view.with_use(consumer)
+        if check:
+            protected |= {content_id for content_id, held in view.instances.items() if held.last_used}
+        return view, protected
 
     def _on_closed(self) -> None:
         """Let an order go on that waits for the memory of an instance that was closed now, in its thread."""

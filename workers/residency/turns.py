@@ -124,6 +124,8 @@ class Turns:
                     return
                 one = self._state.wanted[order.content_id]
                 answer = self._make_room(one, order, consumer, before, called=called)
+                if answer is Answer.OVER_QUOTA:
+                    continue
                 if answer is Answer.WAITS:
                     return
                 if answer is Answer.LEAVING:

@@ -52,6 +52,10 @@ def keys(
     disk: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Most disk of the models that it owns, as 20GiB or 500MiB.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most memory of the models that it owns, in all workers together."),
+    ] = None,
     uploads: Annotated[int | None, typer.Option(metavar="N", help="Most uploads at the same time.")] = None,
     priority: Annotated[
         int | None, typer.Option(metavar="N", help="Highest priority of its requests; 1 is the highest.")
@@ -79,6 +83,7 @@ def keys(
         raise wrong_usage(f"keys {action}: name the key")
     limits = {"requests_per_s": rate, "rows_per_s": rows, "concurrency": concurrency, "compute_s_per_minute": compute}
     limits |= {"models": models, "disk_bytes": None if disk is None else _bytes(disk), "uploads": uploads}
+    limits |= {"memory_bytes": None if memory is None else _bytes(memory)}
     document = _asked(action, scope, limits, priority, expires)
     _check_options(action, document, grace=grace, forget=forget)
     if action is KeyAction.CREATE:
@@ -182,7 +187,7 @@ def _show_all(found: Mapping[str, Any]) -> None:
             one["id"],
             one["state"],
             escape(" ".join(one["scopes"])),
-            escape(", ".join(_limit(limit, value) for limit, value in one["limits"].items() if value is not None)),
+            escape(", ".join(_limit(one, limit, value) for limit, value in one["limits"].items() if value is not None)),
             "-" if one["expires_at"] is None else _time(one["expires_at"]),
         )
         for one in found["keys"]
@@ -195,7 +200,9 @@ def _show_all(found: Mapping[str, Any]) -> None:
         )
 
 
-def _limit(name: str, value: float) -> str:
+def _limit(key: Mapping[str, Any], name: str, value: float) -> str:
+    if name == "memory_bytes":
+        return f"{name} {size(key.get('memory_taken_bytes', 0))} of {size(value)}"
     return f"{name} {size(value) if name == 'disk_bytes' else f'{value:g}'}"
 
 
