@@ -267,7 +267,11 @@ class Settings(BaseSettings):
         ge=1024,
         description="Bytes of the requests that one gateway is receiving, and of those that it has admitted.",
     )
-    queue_rows_max: int = Field(8192, ge=1, description="Rows that may wait in one lane of one gateway.")
+    queue_rows_max: int = Field(
+        8192,
+        ge=1,
+        description="Rows that may wait in one lane of one gateway; of a request that runs in parts, the next parts.",
+    )
     queue_direct: bool = Field(
         True,
         description="Send short batches to idle workers on the gateway's host directly, without a trip through Redis.",

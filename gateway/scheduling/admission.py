@@ -122,15 +122,16 @@ class LaneAdmission:
         ):
             self._check_time(request)
 
-    def check_split(self, request: Request, rows_outside: int, batches_in_flight: int) -> None:
-        """Raise LaneRefusal, as `check` does, for a request that enters the lane in parts.
+    def check_split(self, request: Request, rows_ahead: int, batches_in_flight: int) -> None:
+        """Raise LaneRefusal, as `check` does, for a request of which one part after another enters the lane.
 
-        `rows_outside`: rows of such requests that did not enter it yet.
+        `rows_ahead`: rows outside of the lane, its own included, that run before its last part.
         """
-        if rows_outside and rows_outside + request.rows > self._rows_waiting_max:
-            raise self._full(rows_outside)
-        if rows_outside or self._batcher.rows or batches_in_flight:
-            self._check_time(request, rows_outside + request.rows)
+        rows_waiting = self._batcher.rows
+        if rows_waiting and rows_waiting + self._policy.batch_rows > self._rows_waiting_max:
+            raise self._full(rows_waiting)
+        if rows_waiting or batches_in_flight:
+            self._check_time(request, rows_ahead)
 
     def _full(self, rows_waiting: int) -> LaneRefusal:
         return LaneRefusal(

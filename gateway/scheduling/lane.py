@@ -344,7 +344,7 @@ class Lane:
         """Raise Failure if this lane refuses the request, as `add` does; a version that is not loaded is loaded."""
         if request.rows > self._rows_max:
             self.splits.check(request)
-            self._admission.check_split(request, self.splits.rows, self._in_flight.count)
+            self._admission.check_split(request, self.splits.rows_ahead(request), self._in_flight.count)
         else:
             self._admission.check(request, self._batcher.rows, self._in_flight.count)
         self._check_refused(request)

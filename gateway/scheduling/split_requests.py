@@ -192,6 +192,13 @@ class Splits:
         waiting = [(split.rows_left, sum([not part.taken for part in split.parts])) for split in self.open]
         return sum([bool(rows or parts) for rows, parts in waiting]), sum([parts for _, parts in waiting])
 
+    def rows_ahead(self, request: Request) -> int:
+        """Return the rows outside of the lane that run before a new request is answered, its own included.
+
+        Of each other request as many as it has, since all take turns.
+        """
+        return request.rows + sum([min(split.rows_left, request.rows) for split in self.open])
+
     def check(self, request: Request) -> None:
         """Raise Failure if a request cannot run in parts: INVALID, TOO_LARGE."""
         if self.batching_off:

@@ -71,6 +71,7 @@ class LaneBench:
         config: ModelConfig | None = None,
         early: bool = False,
         direct: DirectDispatch | None = None,
+        reply_bytes_max: int = 256 << 20,
     ) -> None:
         self.now = 0.0
         self.staffed = True  # whether the pool has a worker
@@ -95,6 +96,7 @@ class LaneBench:
             lambda seconds, call, number: self.timers.append((self.now + seconds, call, number)),
             lambda: self.now,
             batch_bytes_max=BYTES_MAX // 2,
+            reply_bytes_max=reply_bytes_max,
             staffed=lambda: self.staffed,
             reads_newest=lambda: early,
             direct=direct,
@@ -150,19 +152,21 @@ class LaneBench:
     def put(self) -> list[int]:
         return [sum(decode_batch(entry)[0].rows) for entry, _ in self.link.waiting]
 
-    def answer(self, at: int = 0, failures: dict[int, list[str]] | None = None, attempt: int = 1) -> None:
+    def answer(
+        self, at: int = 0, failures: dict[int, list[str]] | None = None, attempt: int = 1, columns: int = 2
+    ) -> None:
         """Answer the batch at position `at` of those that were put, by default the first.
 
-        `failures` are codes and messages by the position of the request in the batch.
+        `failures` are codes and messages by the position of the request in the batch, `columns` those of the output.
         """
         failures = failures or {}
         entry, _ = self.link.waiting.pop(at)
         header, _ = decode_batch(entry)
         rows = sum(rows for i, rows in enumerate(header.rows) if i not in failures)
-        output = ReplyOutput((2,), rows * 8, None, None)
+        output = ReplyOutput((columns,), rows * 4 * columns, None, None)
         outputs, runs = ([output], [rows]) if rows else ([], [])
         reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
         batch = self.pending.get(header.name)
         if batch is not None:  # otherwise it was put again, or no caller waits for it
-            batch.lane.completion.resolve(batch, reply, memoryview(bytes(rows * 8)))
+            batch.lane.completion.resolve(batch, reply, memoryview(bytes(rows * 4 * columns)))
         self.turn()

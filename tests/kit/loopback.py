@@ -84,10 +84,11 @@ class LoopbackLink(ProducerLink):
         """Run all batches that were kept."""
         waiting, self.waiting = self.waiting, []
         for entry, blob in waiting:
-            self._on_reply(_run(entry, blob))
+            self._on_reply(run_batch(entry, blob))
 
 
-def _run(entry: bytes, blob: bytes) -> bytes:
+def run_batch(entry: bytes, blob: bytes) -> bytes:
+    """Return the reply to a batch as it was put."""
     header, inline = decode_batch(entry)
     return doubled(header.name, blob or inline)
 
