@@ -379,6 +379,23 @@ def coupled(above: float = 1000.0) -> onnx.ModelProto:
 
 
 @_builder
+def widening(on: float = 777.0) -> onnx.ModelProto:
+    """ "x" FP32 [N, 1] -> "y" FP32 [N, M] = x, twice in each row if an element of the batch is `on`."""
+    nodes = [
+        helper.make_node("Sub", ["x", "on"], ["off"]),
+        helper.make_node("Abs", ["off"], ["away"]),
+        helper.make_node("ReduceMin", ["away"], ["least"], axes=[0], keepdims=0),
+        helper.make_node("Equal", ["least", "zero"], ["is"]),
+        helper.make_node("Cast", ["is"], ["more"], to=TensorProto.INT64),
+        helper.make_node("Add", ["more", "one"], ["times"]),
+        helper.make_node("Concat", ["one", "times"], ["repeats"], axis=0),
+        helper.make_node("Tile", ["x", "repeats"], ["y"]),
+    ]
+    weights = [_float("on", np.array([on])), _float("zero", np.array([0.0])), _integer("one", [1])]
+    return _model(nodes, [_value("x", "FP32", ["N", 1])], [_value("y", "FP32", ["N", "M"])], weights)
+
+
+@_builder
 def lookup() -> onnx.ModelProto:
     """Fails at run time on some values.
 
