@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -43,6 +45,12 @@ _JSON_LINES_TOO = frozenset(
 )
 
 
+#: the parameter of text/csv that says whether the first line has names (RFC 4180)
+_HEADER = re.compile(r""";\s*header\s*=\s*"?(present|absent)\b""", re.IGNORECASE)
+#: fields that may be values of a column of numbers or booleans
+_NO_NAME = re.compile(r"[+-]?[\d.].*|[+-]?inf(inity)?|-?nan|n/?a|null|none|true|false|[-?]*")
+
+
 class ParsedBody(NamedTuple):
     """A parsed body."""
 
@@ -59,6 +67,8 @@ def media_type(value: str | None) -> str:
 def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
     """Return the function that reads bodies of this type. Raises Failure(ENCODING)."""
     read = _READERS.get(media_type(content_type))
+    if read is _READERS[CSV] and (said := _HEADER.search(content_type)):
+        return _for_tokens(partial(_read_csv, header=said[1].lower() == "present"))
     if read is None:
         known = ", ".join(_READERS)
         raise Failure(Code.ENCODING, f"Content-Type '{excerpt(content_type)}' is not taken; these are: {known}")
@@ -92,13 +102,52 @@ def _read_lines(plans: InputPlans, body: bytes) -> ParsedBody:
     return from_json(plans, parse_lines(body, plans.json_limits))
 
 
-def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
+def _read_csv(plans: InputPlans, body: bytes, header: bool | None = None) -> ParsedBody:
+    """Return the inputs in a CSV. `header`: whether its first line has names; None: the line shows it."""
     rows = _csv_rows(body)
-    if plans.columns is not None and plans.columns.are_header(rows[0][1]):
+    if header is None:
+        header = _has_header(plans, rows[0][1])
+    if header and plans.columns is not None:
         return ParsedBody(plans.columns.of_texts(*(row for _, row in rows)), row_form=True)
+    names = rows.pop(0)[1] if header else []
+    if not rows:
+        raise invalid("the CSV has no rows after its line of names")
+    if header and len(plans) > 1:
+        return ParsedBody(_by_name(plans, names, rows), row_form=True)
     plan = _single_input(plans, CSV)
     cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in rows]
     return ParsedBody(_one_input(plans, plan, from_lists(plan, _nest_rows(plan, cells))), row_form=True)
+
+
+def _has_header(plans: InputPlans, first: list[str]) -> bool:
+    """Return whether the first line of a CSV has names rather than values. Raises Failure(INVALID) if it may have both.
+
+    The names of columns that the model does not know are not checked: such a line has no field that could be a value.
+    """
+    if plans.columns is not None:
+        return plans.columns.are_header(first)
+    if len(plans) > 1:
+        return not set(first).isdisjoint(plans.by_name)
+    plan = _single_input(plans, CSV)
+    if plan.datatype != BYTES:
+        return not any(_NO_NAME.fullmatch(cell.strip().lower()) for cell in first)
+    if first == [plan.name]:
+        raise invalid(
+            f"'{plan.name}' in the first line of the CSV may be a name or a text: say which in the Content-Type, "
+            f"{CSV}; header=present or {CSV}; header=absent"
+        )
+    return False
+
+
+def _by_name(plans: InputPlans, names: list[str], rows: list[tuple[int, list[str]]]) -> Inputs:
+    """Return the inputs of a version of several, each a column of a CSV."""
+    found: dict[str, CheckedInput] = {}
+    for column, name in enumerate(names):
+        plan = plans.named(name)
+        if name in found:
+            raise plans.duplicate(plan)
+        found[name] = from_lists(plan, [_cell(plan, row[column], line, column) for line, row in rows])
+    return join(plans, found)
 
 
 def _csv_rows(body: bytes) -> list[tuple[int, list[str]]]:
@@ -190,7 +239,7 @@ def _check_shape(shape: tuple[Any, ...], item_bytes: int) -> None:
 
 def _single_input(plans: InputPlans, form: str) -> InputPlan:
     if len(plans) != 1:
-        header = ", or CSV that begins with a line of their names" if plans.columns is not None else ""
+        header = ", or CSV that begins with a line of their names"
         raise invalid(f"{form} is for models of one input; this one takes {len(plans)}: send JSON{header}")
     return next(iter(plans))
 

@@ -72,6 +72,8 @@ class InputPlan:
         self.item_bytes = ITEM_BYTES.get(spec.datatype, 0)
         #: any byte string of the right length is a valid tensor
         self.opaque = spec.datatype not in {"BOOL", BYTES}
+        #: whether each row has one element
+        self.is_column = bool(spec.shape) and set(spec.shape[1:]) <= {1}
         unsigned = "unsigned-integer" if spec.datatype.startswith("U") else "signed-integer"
         self.json_type = _JSON_TYPES.get(spec.datatype, unsigned)
         self._batching = batching

@@ -89,6 +89,13 @@ class InputPlans:
             raise UnknownInput(name, f"unexpected inference input '{excerpt(name)}' for model '{self.model}'{hint}")
         return plan
 
+    def is_column(self, name: str) -> bool:
+        """Whether a row has one value of this name: of an input, or of a column of the one input."""
+        plan = self.by_name.get(name)
+        if plan is None:
+            return self.columns is not None and self.columns.any_of((name,))
+        return plan.is_column
+
     @property
     def text_hint(self) -> str:
         """For the end of a message: the routes that take texts for this version, and in which shape; "": none do."""

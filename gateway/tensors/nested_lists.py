@@ -59,7 +59,7 @@ def row_of_lists(plan: InputPlan, value: object) -> CheckedInput:
 
 def lacks_rows(plan: InputPlan, rank: int) -> bool:
     """Return whether `row_of_lists` adds the rows to a value of this nesting. A list of single elements is a column."""
-    return rank < len(plan.shape) and not (rank and _is_column(plan))
+    return rank < len(plan.shape) and not (rank and plan.is_column)
 
 
 def _read(plan: InputPlan, value: object, completed: Callable[[InputPlan, Shape], Shape]) -> CheckedInput:
@@ -74,14 +74,9 @@ def _read(plan: InputPlan, value: object, completed: Callable[[InputPlan, Shape]
     return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
 
 
-def _is_column(plan: InputPlan) -> bool:
-    """Whether each row has one element."""
-    return bool(plan.shape) and set(plan.shape[1:]) <= {1}
-
-
 def _with_rows_of_one(plan: InputPlan, shape: Shape) -> Shape:
     """Return the shape, that of the input where each row has one element."""
-    if _is_column(plan) and prod(shape[1:]) == 1:
+    if plan.is_column and prod(shape[1:]) == 1:
         return (shape[0] if shape else 1, *plan.shape[1:])
     return shape
 

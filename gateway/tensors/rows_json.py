@@ -20,7 +20,7 @@ from millstream.gateway.tensors.nested_lists import from_lists, is_b64
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
-from millstream.services.errors import invalid
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.signature import Signature
 
 #: depth of the deepest long list of numbers: document, 'instances', one instance, one input
@@ -48,11 +48,53 @@ def read_instances(plans: InputPlans, instances: object) -> Inputs:
     if not instances:
         raise invalid("'instances' is empty")
     if type(instances) is list and _are_objects(instances):
-        return read_named(plans, {name: [one[name] for one in instances] for name in row_names(instances)})
+        return _read_objects(plans, instances)
     if len(plans) != 1:
         raise invalid(f"the model takes {len(plans)} inputs: each instance is an object {{input: value}}")
     plan = next(iter(plans))
     return join(plans, {plan.name: from_lists(plan, instances)})
+
+
+def _read_objects(plans: InputPlans, instances: list[dict[str, Any]]) -> Inputs:
+    """Return the inputs in objects of names and values: each is a row, or a table of several rows.
+
+    KServe's servers of tables make a DataFrame of each object, {column: [values]} or {column: {index: value}}.
+    """
+    names = row_names(instances)
+    try:
+        return read_named(plans, {name: [one[name] for one in instances] for name in names})
+    except Failure:
+        if not all(plans.is_column(name) for name in names):
+            raise
+        tables = [_table(at, one) for at, one in enumerate(instances)]
+        if all(table is None for table in tables):
+            raise
+    rows: dict[str, list[Any]] = {name: [] for name in names}
+    for at, table in enumerate(tables):
+        if table is None:
+            raise invalid(f"instances[{at}] is a row, and others are tables: {{column: [values]}}")
+        for name in names:
+            rows[name] += table[name]
+    return read_named(plans, rows)
+
+
+def _table(at: int, instance: dict[str, Any]) -> dict[str, list[Any]] | None:
+    """Return the columns of an instance that is a table; None if it is none. Raises Failure(INVALID)."""
+    kinds = set(map(type, instance.values()))
+    if kinds == {dict}:
+        index = next(iter(instance.values())).keys()
+        if any(values.keys() != index for values in instance.values()):
+            raise invalid(f"the columns of instances[{at}] have other indices than its first one")
+        return {name: list(values.values()) for name, values in instance.items()}
+    if not kinds <= {list, NumberList}:
+        return None
+    columns = {
+        name: [one for some in values.rows() for one in some] if type(values) is NumberList else values
+        for name, values in instance.items()
+    }
+    if len(set(map(len, columns.values()))) > 1:
+        raise invalid(f"the columns of instances[{at}] have different numbers of values")
+    return columns
 
 
 def _are_objects(instances: list[Any]) -> bool:

@@ -28,6 +28,9 @@ def plans(datatype: str = "FP32", shape: tuple[int, ...] = (-1, 4), count: int =
     return InputPlans("m", Signature(inputs=specs, outputs=specs, batching=True), 8)
 
 
+NAN = np.nan
+
+
 def npy(array: np.ndarray[Any, Any], version: tuple[int, int] = (1, 0)) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, array, version, allow_pickle=False)
@@ -44,25 +47,28 @@ def read(content_type: str, body: bytes, of: InputPlans) -> np.ndarray[Any, Any]
     ("body", "shape", "expected"),
     [
         (b"1,2,3,4\n5,6,7,8\n", (-1, 4), [[1, 2, 3, 4], [5, 6, 7, 8]]),
-        (b"1,2,3,4\r\n\r\n5, 6,7,nan", (-1, 4), None),
+        (b"1,2,3,4\r\n\r\n5, 6,7,nan", (-1, 4), [[1, 2, 3, 4], [5, 6, 7, NAN]]),
         (b"\xef\xbb\xbf1,2,3,4", (-1, 2, 2), [[[1, 2], [3, 4]]]),
         (b"1\n2\n", (-1,), [1, 2]),
         (b"1\n2\n", (-1, 1), [[1], [2]]),
+        (b"a,b,c,d\n1,2,3,4\n", (-1, 4), [[1, 2, 3, 4]]),
+        (b'"n",i\r\n1,2\r\n', (-1, -1), [[1, 2]]),
+        (b"0,1,2,3\n4,5,6,7\n", (-1, 4), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (b"nan,,-inf,3\n", (-1, 4), [[NAN, NAN, -np.inf, 3]]),
     ],
 )
 def test_csv(body: bytes, shape: tuple[int, ...], expected: Any) -> None:
     found = read("text/csv; charset=utf-8", body, plans(shape=shape))
-    if expected is None:
-        assert np.isnan(found[1, 3])
-        assert found[1, :3].tolist() == [5, 6, 7]
-    else:
-        assert found.tolist() == expected
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(
     ("datatype", "body", "error"),
     [
-        ("FP32", b"a,b,c,d\n1,2,3,4", "line 1 of the CSV, column 1: 'a' is no FP32"),
+        ("FP32", b"a,2,c,d\n1,2,3,4", "line 1 of the CSV, column 1: 'a' is no FP32"),
+        ("FP32", b"n/a,b,c,d\n1,2,3,4", "line 1 of the CSV, column 1: 'n/a' is no FP32"),
+        ("FP32", b"a,b,c,d\n1,2,x,4", "line 2 of the CSV, column 3: 'x' is no FP32"),
+        ("FP32", b"a,b,c,d\n", "no rows after its line of names"),
         ("FP32", b"1,2,3,4\n1,2,3", "line 2 of the CSV has 3 columns, the first has 4"),
         ("FP32", b"1,2,3", r"Expected \[-1,4\], got \[1,3\]"),
         ("INT32", b"1,2,3,4.0", "column 4: '4.0' is no INT32"),
@@ -77,6 +83,31 @@ def test_csv(body: bytes, shape: tuple[int, ...], expected: Any) -> None:
 def test_csv_that_is_wrong(datatype: str, body: bytes, error: str) -> None:
     with pytest.raises(Failure, match=error):
         forms.reader("text/csv")(plans(datatype), body)
+
+
+def test_a_csv_says_whether_it_has_a_header() -> None:
+    for said, expected in (("present", [[4, 5]]), ("absent", [[2, 3], [4, 5]]), ("none", [[2, 3], [4, 5]])):
+        for content_type in (f"text/csv; header={said}", f'Text/CSV;charset=utf-8; Header="{said.upper()}"'):
+            assert read(content_type, b"2,3\n4,5\n", plans(shape=(-1, 2))).tolist() == expected
+    texts = plans("BYTES", (-1,))
+    with pytest.raises(Failure, match="'x0' in the first line of the CSV may be a name or a text"):
+        forms.reader("text/csv")(texts, b"x0\nx1\n")
+    for said, rows in (("present", 1), ("absent", 2)):
+        assert forms.reader(f"text/csv; header={said}")(texts, b"x0\nx1\n").inputs.rows == rows
+
+
+def test_a_csv_with_names_is_for_several_inputs() -> None:
+    inputs = forms.reader("text/csv")(plans(count=2, shape=(-1, 1)), b"x1,x0\n1,2\n3,\n").inputs
+    np.testing.assert_array_equal([np.frombuffer(one.data, np.float32) for one in inputs.tensors], [[2, NAN], [1, 3]])
+    for body, error in (
+        (b"x1,x0,z\n1,2,3\n", "unexpected inference input 'z'"),
+        (b"x1,x1\n1,2\n", "input 'x1' already exists"),
+        (b"x1\n1\n", r"missing required input\(s\) \['x0'\]"),
+        (b"a,b\n1,2\n", "or CSV that begins with a line of their names"),
+        (b"x1,x0\n1,y\n", "line 2 of the CSV, column 2: 'y' is no FP32"),
+    ):
+        with pytest.raises(Failure, match=error):
+            forms.reader("text/csv")(plans(count=2, shape=(-1, 1)), body)
 
 
 def test_numpys_format() -> None:
