@@ -96,7 +96,12 @@ def columns_of(table: Table) -> dict[str, Array]:
             raise invalid(f"the table has a column {name!r}, whose name is no text: name it, or pass table.to_numpy()")
         if count > 1:
             raise invalid(f"the table has {count} columns '{name}'")
-    return {name: _array(table[name], name) for name in names}
+    return {name: _array(_plain(table[name]), name) for name in names}
+
+
+def _plain(column: Any) -> Any:
+    """Return a column without a dictionary: numpy reads the codes of missing values of pyarrow's as values."""
+    return column.to_pylist() if str(getattr(column, "type", "")).startswith("dictionary") else column
 
 
 def _columns_of_records(records: Sequence[Mapping[Any, Any]]) -> dict[str, Any]:
