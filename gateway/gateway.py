@@ -46,6 +46,7 @@ from millstream.gateway.triton.model_config import VersionConfigurations
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.importers.conversion import end_warm_importers
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue
@@ -248,6 +249,7 @@ class Gateway:
         await self.live_settings.close()
         await asyncio.to_thread(self.observing.close)
         await end_fork_server()
+        await end_warm_importers()
         self.budgets.close()
         self._process_metrics.stop()
         self.registry.close()

@@ -1,14 +1,18 @@
 """Runs the import process, and always ends it.
 
 Recognised ─> ImportTask ─> import process (own session, sandbox, bounded memory and time) ─> Converted, or a Failure
+The process is forked from one that has the framework loaded (`ingest.fork_server`), for those that take long to load.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import logging
+import shutil
 import signal
+from functools import cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -16,9 +20,12 @@ from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, SCRATCH, SOURCE, ImportOptions
+from millstream.services.importers.registry import importer_named
+from millstream.services.importers.rehearsals import REHEARSALS
 from millstream.services.importers.report import ImportReport, ImportTask
-from millstream.services.ingest.confined_process import confined_environment, printed, run_process
-from millstream.services.ingest.forked_check import Ended
+from millstream.services.ingest.check_process import FORKS
+from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, printed, run_process
+from millstream.services.ingest.forked_check import Ended, Forker, Program, WatchOf
 from millstream.services.ingest.report import Converted, Recognised, Rejection
 from millstream.services.process.audit import caller
 from millstream.services.process.caller_slots import CallerSlots
@@ -35,6 +42,11 @@ _RETRY_S = 5.0
 IMPORTS_MAX = 2
 #: the same with the first import of each caller
 IMPORTS_OF_CALLERS_MAX = 4
+#: A process with a framework loaded, which takes up to 500 MB, ends after this time without an import.
+WARM_S = 300.0
+#: for an import to begin: until then the framework is loaded, on a busy machine
+BEGIN_S_MAX = 120.0
+_forkers: list[Forker] = []
 _slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, CallerSlots] = WeakKeyDictionary()
 
 
@@ -55,7 +67,6 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
         file_bytes_max=settings.upload_bytes_max,
         unconfined=settings.unconfined_imports == "accept",
     )
-    environment = _environment(task.folder / SCRATCH)
     written = FolderWatch(task.folder, settings.import_disk_bytes_max)
 
     def watch_of(leader: int) -> GroupWatch:
@@ -64,7 +75,7 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
     slots = _slots_of_loop.setdefault(asyncio.get_running_loop(), CallerSlots(IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX))
     try:
         async with slots.acquire(caller()), asyncio.timeout(settings.import_s_max):
-            ended = await run_process(_MODULE, task.folder, task.model_dump_json().encode(), environment, watch_of)
+            ended = await _run(task, importer_named(recognised.importer).extra, watch_of)
     except TimeoutError:
         raise _too_slow(recognised, settings) from None
     except OSError as error:
@@ -89,6 +100,32 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
             "(MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
         )
     return _outcome(ended, task)
+
+
+async def _run(task: ImportTask, extra: str, watch_of: WatchOf) -> Ended:
+    """Run the import in a process that is forked where its framework is loaded; else in one that is started."""
+    document = task.model_dump_json().encode()
+    rehearsal = REHEARSALS.get(extra) if FORKS else None
+    if rehearsal is not None:
+        if (ended := await _forker(rehearsal).run(document, watch_of)) is not None:
+            return ended
+        for name in (IMPORTED, SCRATCH):  # of an import that was ended with its fork server
+            await asyncio.to_thread(shutil.rmtree, task.folder / name, ignore_errors=True)
+    return await run_process(_MODULE, task.folder, document, _environment(), watch_of)
+
+
+@cache
+def _forker(rehearsal: str) -> Forker:
+    forker = Forker(IMPORT_ROOT, _environment(), Program(_MODULE, rehearsal, WARM_S, BEGIN_S_MAX))
+    _forkers.append(forker)
+    atexit.register(forker.close)
+    return forker
+
+
+async def end_warm_importers() -> None:
+    """End the processes that imports are forked from; the next import starts its own again."""
+    for forker in _forkers:
+        await asyncio.to_thread(forker.close)
 
 
 def _outcome(ended: Ended, task: ImportTask) -> Converted:
@@ -123,16 +160,9 @@ def _too_slow(recognised: Recognised, settings: Settings) -> Failure:
     )
 
 
-def _environment(scratch: Path) -> dict[str, str]:
-    """Return the environment of an import: frameworks keep what they write in one folder, and look for no network."""
-    folder = str(scratch)
+def _environment() -> dict[str, str]:
+    """Return the environment of imports: frameworks look for no network, and compute with the processor."""
     return confined_environment(
-        TMPDIR=folder,
-        HOME=folder,
-        XDG_CACHE_HOME=folder,
-        MPLCONFIGDIR=folder,
-        TORCHINDUCTOR_CACHE_DIR=folder,
-        KERAS_HOME=folder,
         KERAS_BACKEND="torch",
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_OFFLINE="1",

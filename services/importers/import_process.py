@@ -1,6 +1,6 @@
 """The process that converts a model of another framework, which may execute what was uploaded.
 
-python -m millstream.services.importers.import_process FOLDER PARENT
+python -m millstream.services.importers.import_process FOLDER PARENT, or forked where the framework is loaded already
 ImportTask (JSON on standard input) ─> sandbox ─> Importer.convert ─> samples to files ─> ImportReport (standard output)
 `importers.conversion` starts it and enforces limits.
 """
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
@@ -33,17 +33,31 @@ from millstream.services.sandbox.confine import Layers, Limits, begin, confine, 
 
 _CAUSE_CHARACTERS_MAX = 400
 _NAME_CHARACTERS_MAX = 512  # of a column or a category, as in a manifest
+#: variables of the folders that frameworks write to
+_FOLDERS = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "KERAS_HOME")
 #: what the sandbox answers to calls that it forbids
 _SANDBOX = frozenset({errno.EACCES, errno.EPERM})
 #: errors of the disk; all others are the model's
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
-def main() -> NoReturn:
-    """Convert one model. Exits with 0 if it printed a report."""
-    begin(int(sys.argv[2]))
-    unpin()
-    serve_task(lambda task: _report(ImportTask.model_validate_json(task)).model_dump_json().encode())
+def main(set_title: Callable[..., None] | None = None) -> NoReturn:
+    """Convert one model. Exits with 0 if it printed a report.
+
+    `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it imports. Such a
+    process ends with its parent already.
+    """
+    if set_title is None:
+        begin(int(sys.argv[2]))
+        unpin()
+
+    def answer(document: bytes) -> bytes:
+        task = ImportTask.model_validate_json(document)
+        if set_title is not None:
+            set_title(sys.executable, "-m", __name__, str(task.folder))
+        return _report(task).model_dump_json().encode()
+
+    serve_task(answer)
 
 
 def _report(task: ImportTask) -> ImportReport:
@@ -95,10 +109,11 @@ def _of_model(error: OSError, importer: Importer) -> Failure:
 
 
 def _confine(task: ImportTask) -> Layers:
-    os.nice(NICE)
+    os.nice(max(0, NICE - os.getpriority(os.PRIO_PROCESS, 0)))  # one that was forked has it already
     (task.folder / SCRATCH).mkdir(exist_ok=True)
     (task.folder / IMPORTED).mkdir(exist_ok=True)
     tempfile.tempdir = str(task.folder / SCRATCH)
+    os.environ.update(dict.fromkeys(_FOLDERS, tempfile.tempdir))  # noqa: TID251 - written, for libraries
     folder = task.folder.resolve()
     limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
     return confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_slots import check_slot
 from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, printed, run_process
-from millstream.services.ingest.forked_check import Ended, Forker
+from millstream.services.ingest.forked_check import Ended, Forker, Program
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import (
     COMPILED,
@@ -47,6 +47,7 @@ FORKS = sys.platform.startswith("linux")
 _FORK_ATTEMPTS = 2  # the first may find a fork server that is about to end, since it idles
 _RETRY_S = 5.0
 _MODULE = "millstream.services.ingest.checker"
+_PROGRAM = Program(_MODULE, "millstream.services.ingest.rehearsal:rehearse")
 
 
 async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
@@ -128,7 +129,7 @@ async def _forked(task: CheckTask) -> Ended | None:
 
 @cache
 def _forker() -> Forker:
-    forker = Forker(IMPORT_ROOT, _environment())
+    forker = Forker(IMPORT_ROOT, _environment(), _PROGRAM)
     atexit.register(forker.close)
     return forker
 

@@ -1,10 +1,11 @@
-"""The fork server of the model check: a process with the check's libraries loaded, which forks the checkers.
+"""A fork server: a process with libraries loaded, which forks checkers, or imports of one framework.
 
-python -m millstream.services.ingest.fork_server FD IDLE_S_MAX PADDING
-request with 4 descriptors (control socket FD) ─> fork ─> checker.main() in the child, with these descriptors alone
+python -m millstream.services.ingest.fork_server FD IDLE_S_MAX MODULE REHEARSAL PADDING
+request with 4 descriptors (control socket FD) ─> fork ─> MODULE.main() in the child, with these descriptors alone
 status socket of the check: "pid N", then "status N" <─ server;  its end of file: kill the check
 
-Starting a process and importing ONNX, ONNX Runtime and NumPy takes ten times as long as checking a small model.
+Starting a process and importing ONNX, ONNX Runtime and NumPy takes ten times as long as checking a small model, and
+importing PyTorch and its exporter three times as long as exporting a small one.
 
 Why forking is safe here. Only the forking thread exists in a child, so that a lock which another thread held would
 stay locked for good: the server therefore has one thread, and exits at its start if a library has started another
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
@@ -28,9 +30,9 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
-from millstream.services.ingest import checker
 from millstream.services.process.descriptors import close_all_but
 from millstream.services.process.parent_death import die_with_parent
 from millstream.services.process.pinning import unpin
@@ -55,11 +57,15 @@ class _Check:
 
 
 class ForkServer:
-    """Forks checkers until `control` is closed at its other end, or no check came for `idle_s_max`."""
+    """Forks checkers until `control` is closed at its other end, or no check came for `idle_s_max`.
 
-    def __init__(self, control: socket.socket, idle_s_max: float) -> None:
+    `module`: whose `main` a checker runs.
+    """
+
+    def __init__(self, control: socket.socket, idle_s_max: float, module: ModuleType) -> None:
         self._pid = os.getpid()
         self._control = control
+        self._module = module
         self._idle_s_max = idle_s_max
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
@@ -102,7 +108,7 @@ class ForkServer:
                     status.send(b"error %d" % (error.errno or 0))
             else:
                 if not pid:
-                    _run_checker(task, report, errors, self._pid)
+                    _run_checker(self._module, task, report, errors, self._pid)
                 self._add(_Check(pid, status.dup()))
             finally:
                 for descriptor in (task, report, errors):
@@ -152,7 +158,7 @@ def kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _run_checker(task: int, report: int, errors: int, server: int) -> NoReturn:
+def _run_checker(module: ModuleType, task: int, report: int, errors: int, server: int) -> NoReturn:
     """Run the checker in this forked child, with the three descriptors as its standard ones and no others."""
     try:
         for standard, descriptor in enumerate((task, report, errors)):
@@ -160,7 +166,7 @@ def _run_checker(task: int, report: int, errors: int, server: int) -> NoReturn:
         close_all_but(0, 1, 2)
         os.setsid()
         die_with_parent(server)
-        checker.main(set_title)
+        module.main(set_title)
     except BaseException:  # also SystemExit: the child must not return into the server's loop
         traceback.print_exc()
     finally:
@@ -177,16 +183,15 @@ def set_title(*words: str) -> None:
         ctypes.memmove(start, title.ljust(size, b"\0"), size)
 
 
-def _preload() -> None:
-    """Do once what each check would do: import libraries, find what the sandbox lets it read, and a check.
+def _preload(rehearsal: str) -> None:
+    """Do once what each check would do: import libraries, find what the sandbox lets it read, and `rehearsal`.
 
     What is missing or broken is reported by the check that needs it.
     """
     prepare()
+    module, _, function = rehearsal.partition(":")
     with suppress(Exception):
-        from millstream.services.ingest import rehearsal
-
-        rehearsal.rehearse()
+        getattr(importlib.import_module(module), function)()
 
 
 def _forkable() -> bool:
@@ -197,14 +202,15 @@ def _forkable() -> bool:
 def main() -> None:
     """Serve the control socket. Exits with UNFORKABLE_EXIT if a library has started a thread."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    set_title(sys.executable, "-m", "millstream.services.ingest.fork_server")
+    module = importlib.import_module(sys.argv[3])
+    set_title(sys.executable, "-m", "millstream.services.ingest.fork_server", sys.argv[4])
     unpin()
-    _preload()
+    _preload(sys.argv[4])
     if not _forkable():
         sys.exit(UNFORKABLE_EXIT)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all objects
-    ForkServer(control, float(sys.argv[2])).serve()
+    ForkServer(control, float(sys.argv[2]), module).serve()
     os._exit(0)  # skips destructors of libraries, which take time
 
 

@@ -1,4 +1,4 @@
-"""Has checkers forked by the fork server, which it starts when the first check comes.
+"""Has checkers forked by a fork server, which it starts when the first check comes.
 
 task ─> fork server (services/ingest/fork_server.py) ─> checker process ─> Ended (report, errors, exit status)
 """
@@ -18,7 +18,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.ingest.fork_server import REQUEST, kill_group
+from millstream.services.ingest.fork_server import REQUEST, UNFORKABLE_EXIT, kill_group
 from millstream.services.ingest.report import ERRORS_BYTES_KEPT, REPORT_BYTES_MAX
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.uninterruptible import uninterrupted
@@ -55,21 +55,38 @@ class Ended(NamedTuple):
 WatchOf = Callable[[int], GroupWatch]  # the process that leads a group -> what bounds the group
 
 
+class Program(NamedTuple):
+    """What a fork server forks.
+
+    Args:
+        module: its `main`, called with a function that sets the title, is a checker.
+        rehearsal: MODULE:FUNCTION that the server calls first, so that checkers find done what each would do.
+        idle_s_max: the server ends after this time without a check; the next check starts it again.
+        begin_s_max: for a check to begin, the start of the server included.
+    """
+
+    module: str
+    rehearsal: str
+    idle_s_max: float = IDLE_S_MAX
+    begin_s_max: float = BEGIN_S_MAX
+
+
 class Forker:
     """Starts a fork server, and has it fork checkers.
 
     Args:
         folder: the working folder of the server and its checkers.
         environment: their environment.
-        idle_s_max: the server ends after this time without a check; the next check starts it again.
+        program: what it forks.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], idle_s_max: float = IDLE_S_MAX) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], program: Program) -> None:
         self._folder = folder
         self._environment = environment
-        self._idle_s_max = idle_s_max
+        self._program = program
         self._server: _Server | None = None
         self._starting = threading.Lock()
+        self._unforkable = False
 
     @property
     def pid(self) -> int | None:
@@ -77,13 +94,15 @@ class Forker:
         return self._server.process.pid if self._server is not None and self._server.runs() else None
 
     async def run(self, task: bytes, watch_of: WatchOf) -> Ended | None:
-        """Run a checker on `task` (a CheckTask as JSON), within its watch's limits, and return its end.
+        """Run a checker on `task` (a document as JSON), within its watch's limits, and return its end.
 
         Returns None if no checker ran, or if the fork server ended before the checker did. The checker has ended on
         return, error and cancellation. Raises OSError if there are too many processes or open files.
         """
         server = self._running_server()
-        check = _ForkedCheck(server, task)
+        if server is None:
+            return None
+        check = _ForkedCheck(server, task, self._program.begin_s_max)
         try:
             return await check.run(watch_of)
         finally:
@@ -96,24 +115,32 @@ class Forker:
         if server is not None:
             server.close()
 
-    def _running_server(self) -> _Server:
+    def _running_server(self) -> _Server | None:
+        """Return the server, started if need be; None once one has found that it cannot be forked."""
         with self._starting:
             if self._server is None or not self._server.runs():
                 if self._server is not None:
                     self._server.control.close()
-                self._server = _Server(self._folder, self._environment, self._idle_s_max)
+                    self._unforkable = self._unforkable or self._server.process.returncode == UNFORKABLE_EXIT
+                if self._unforkable:
+                    self._server = None
+                    return None
+                self._server = _Server(self._folder, self._environment, self._program)
             return self._server
 
 
 class _Server:
     """A fork server process. A thread reaps it, since it ends by itself when it idles."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], idle_s_max: float) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], program: Program) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(idle_s_max), " " * _TITLE_BYTES],
+                [
+                    *(sys.executable, "-m", _MODULE, str(theirs.fileno()), str(program.idle_s_max)),
+                    *(program.module, program.rehearsal, " " * _TITLE_BYTES),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -142,8 +169,9 @@ class _Server:
 class _ForkedCheck:
     """One check: this process's ends of its pipes and of its status socket."""
 
-    def __init__(self, server: _Server, task: bytes) -> None:
+    def __init__(self, server: _Server, task: bytes, begin_s_max: float) -> None:
         self._server = server
+        self._begin_s_max = begin_s_max
         self._pid = 0
         self._pidfd: int | None = None
         self._ended = False
@@ -181,7 +209,7 @@ class _ForkedCheck:
 
     async def _started(self) -> bool:
         try:
-            async with asyncio.timeout(BEGIN_S_MAX):
+            async with asyncio.timeout(self._begin_s_max):
                 message = await self._receive()
         except TimeoutError:
             return False

@@ -32,7 +32,7 @@ CHECKS = 40  # enough for a leak of one descriptor or 64 KiB each to show
 @pytest.fixture
 def forker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forker]:
     """A fork server of this test alone, which `check` uses."""
-    forker = Forker(IMPORT_ROOT, check_process._environment())
+    forker = Forker(IMPORT_ROOT, check_process._environment(), check_process._PROGRAM)
     monkeypatch.setattr(check_process, "_forker", lambda: forker)
     yield forker
     forker.close()
@@ -140,7 +140,7 @@ def test_a_stopped_fork_server_is_replaced(forker: Forker, folder: Path, monkeyp
         stopped = forker.pid
         assert stopped
         os.kill(stopped, signal.SIGSTOP)
-        monkeypatch.setattr("millstream.services.ingest.forked_check.BEGIN_S_MAX", 0.1)
+        monkeypatch.setattr(forker, "_program", check_process._PROGRAM._replace(begin_s_max=0.1))
         await check_good(folder)  # repeated: by the next server, or by a process of its own
         wait_until(lambda: is_gone(stopped), what="the stopped server is gone")
         monkeypatch.undo()  # the next one may be slow on a busy machine
@@ -253,7 +253,7 @@ def _state(pid: int) -> dict[str, str]:
 
 
 def test_a_fork_server_that_idles_ends_and_is_started_again(folder: Path) -> None:
-    forker = Forker(IMPORT_ROOT, check_process._environment(), idle_s_max=1.0)
+    forker = Forker(IMPORT_ROOT, check_process._environment(), check_process._PROGRAM._replace(idle_s_max=1.0))
     task = CheckTask(
         folder=folder,
         batching=None,
@@ -283,7 +283,7 @@ def test_libraries_that_start_threads_are_not_forked(
     program = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(program)
     environment = {**check_process._environment(), "PYTHONPATH": str(tmp_path / "site")}
-    forker = Forker(IMPORT_ROOT, environment)
+    forker = Forker(IMPORT_ROOT, environment, check_process._PROGRAM)
     monkeypatch.setattr(check_process, "_forker", lambda: forker)
     assert asyncio.run(check_good(folder)).signature.batching
     assert forker.pid is None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.services.importers.rehearsals import REHEARSALS
+from millstream.services.ingest import check_process
 from millstream.services.ingest.confined_process import confined_environment
 from tests.kit import models
 
@@ -17,7 +19,7 @@ from pathlib import Path
 from millstream.services.ingest import checker, fork_server
 from millstream.services.ingest.report import CheckTask
 
-fork_server._preload()
+fork_server._preload("millstream.services.ingest.rehearsal:rehearse")
 before = set(sys.modules)
 task = CheckTask(
     folder=Path(sys.argv[1]),
@@ -42,19 +44,21 @@ def test_a_check_imports_nothing_that_its_fork_server_has_not(model, tmp_path: P
 
 
 _REHEARSAL = """
-import os
+import os, sys
 from pathlib import Path
-from millstream.services.ingest import fork_server, rehearsal
+from millstream.services.ingest import fork_server
 
-rehearsal.rehearse()
+fork_server._preload(sys.argv[1])
 assert fork_server._forkable(), os.listdir("/proc/self/task")
 print(*(os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()))
 """
 
 
-def test_a_rehearsal_leaves_no_thread_and_no_open_file(tmp_path: Path) -> None:
+#: PyTorch's is tried by tests/frameworks, which has it
+@pytest.mark.parametrize("rehearsal", [check_process._PROGRAM.rehearsal, REHEARSALS["scikit-learn"]])
+def test_a_rehearsal_leaves_no_thread_and_no_open_file(rehearsal: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _REHEARSAL],
+        [sys.executable, "-c", _REHEARSAL, rehearsal],
         capture_output=True,
         text=True,
         check=False,
