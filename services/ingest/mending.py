@@ -2,7 +2,7 @@
 
 ZipMap                                 ─> the tensor of scores that it reads, with the names of its classes
 SequenceConstruct before an output     ─> one output for each of its tensors
-initializers that are no inputs, IR 3  ─> IR 4, in which they need not be
+initializers that are no inputs, IR 3  ─> IR 4, in which they need not be; also IR 1 and 2
 nodes in any order, a nameless graph   ─> as ONNX prescribes
 StringNormalizer in the default locale ─> in one that every machine has
 A mend changes the form of an answer at most, never a value. Imported by the checker process only.
@@ -21,6 +21,7 @@ from millstream.services.ingest.graph import IR_DEFAULTS, fixed_inputs, nodes
 
 #: outputs that one sequence may become, and names that a note lists
 _PARTS_MAX, _NAMED_MAX = 256, 5
+_IR_OPSETS = 3
 #: in which every IR version has Identity
 _IDENTITY_OPSET = 7
 #: of StringNormalizer, and one with the same letters that every machine has: slim images lack the default
@@ -62,10 +63,14 @@ def _name(graph: onnx.GraphProto) -> bool:
 
 
 def _raise_ir_version(model: onnx.ModelProto) -> bool:
-    """Raise IR 3 to 4 if there are initializers that are no inputs. All of them stay constants: none is an input."""
+    """Raise IR 1 and 2, which have no opsets, to 4, and IR 3 if there are initializers that are no inputs.
+
+    All initializers stay constants: none is an input.
+    """
     graph = model.graph
     stored = fixed_inputs(graph)
-    if model.ir_version >= IR_DEFAULTS or stored <= {value.name for value in graph.input}:
+    conforming = model.ir_version == _IR_OPSETS and stored <= {value.name for value in graph.input}
+    if model.ir_version >= IR_DEFAULTS or conforming:
         return False
     kept = [value for value in graph.input if value.name not in stored]
     _replace(graph.input, kept)

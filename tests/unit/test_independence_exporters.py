@@ -153,3 +153,44 @@ def test_scores_of_a_linear_classifier_have_the_columns_that_the_analysis_assume
 def test_what_only_looks_like_an_idiom_is_not_proven(name: str) -> None:
     operator, text = ENDED[name]
     ends_with(operator, text, rows=["x"])
+
+
+def texts(filler: str, read: str = "tokens", width: str = "") -> onnx.ModelProto:
+    """Return a model of texts as skl2onnx writes it; `read`: what is counted; `width`: an operator on the tokens."""
+    tokenizer: dict[str, Any] = {"pad_value": filler, "mark": 0, "mincharnum": 1, "tokenexp": "[a-z#]+"}
+    counter: dict[str, Any] = {
+        "mode": "TF",
+        "max_gram_length": 2,
+        "min_gram_length": 1,
+        "max_skip_count": 1,
+        "ngram_counts": [0, 3],
+        "ngram_indexes": [0, 1, 2, 3],
+        "pool_strings": ["red", "cat", "#", "red", "cat"],
+    }
+    nodes = [
+        helper.make_node("StringNormalizer", ["x"], ["lower"], case_change_action="LOWER", locale="C.UTF-8"),
+        helper.make_node("Tokenizer", ["lower"], ["tokens"], domain="com.microsoft", **tokenizer),
+        helper.make_node("Flatten", ["tokens"], ["flat"]),
+        helper.make_node("TfIdfVectorizer", [read], ["counts"], **counter),
+        *([helper.make_node(width, ["tokens"], ["y"])] if width else [helper.make_node("Identity", ["counts"], ["y"])]),
+    ]
+    given = helper.make_tensor_value_info("x", TensorProto.STRING, ["N"])
+    kind = {"": TensorProto.FLOAT, "Shape": TensorProto.INT64}.get(width, TensorProto.STRING)
+    result = helper.make_tensor_value_info("y", kind, None)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph(nodes, "g", [given], [result]), opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("read", ["tokens", "flat"])
+def test_counts_of_tokens_are_proven_and_independent_of_the_longest_text(read: str) -> None:
+    model = texts("$", read)
+    assert prove(model, ["x"]).proven
+    feeds = {"x": np.array(["Red cat", "", "# # # #", "cat Red cat red dog cat", "?", "red"], object)}
+    running = load(model)
+    assert_independent(running, feeds, ["x"], run_alone(running, feeds, ["x"]))
+
+
+@pytest.mark.parametrize(("filler", "width"), [("#", ""), ("$", "Identity"), ("$", "Shape")])
+def test_tokens_that_fill_and_are_counted_or_are_read_otherwise_are_not_proven(filler: str, width: str) -> None:
+    found = prove(texts(filler, width=width), ["x"])
+    assert (found.proven, found.reason) == (False, "its output is as wide as the longest text of the batch")

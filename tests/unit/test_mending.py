@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,48 @@ def test_names_that_an_exporter_makes_up_do_not_say_that_sizes_differ(
     result = helper.make_tensor_value_info("z", TensorProto.FLOAT, [names[0], 3])
     found = checked(folder, model_of([helper.make_node("Add", ["x", "y"], ["z"])], [result], inputs=inputs))
     assert found.batching.decided == decided
+
+
+#: ONNX Runtime has kernels from opset 7 on
+OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
+IR_VERSIONS = range(1, onnx.IR_VERSION + 1)
+
+
+def network(opset: int, ir_version: int, listed: bool) -> onnx.ModelProto:
+    """Return a small convolutional network; `listed`: with its weights among the inputs."""
+    shapes = {"window": (4, 3, 3, 3), "dense": (4, 2), **dict.fromkeys(("scale", "bias", "mean", "variance"), (4,))}
+    weights = [numpy_helper.from_array(np.full(shape, 0.5, np.float32), name) for name, shape in shapes.items()]
+    nodes = [
+        helper.make_node("Conv", ["x", "window"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["a", "scale", "bias", "mean", "variance"], ["b"]),
+        helper.make_node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["c"], ["d"]),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("Dropout", ["e"], ["f"]),
+        helper.make_node("Gemm", ["f", "dense"] if opset > 10 else ["f", "dense", "zero"], ["g"]),
+        helper.make_node("Softmax", ["g"], ["y"], axis=1),
+    ]
+    weights += [] if opset > 10 else [numpy_helper.from_array(np.zeros(2, np.float32), "zero")]
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    inputs = [image, *(helper.make_tensor_value_info(one.name, 1, one.dims) for one in weights if listed)]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])
+    graph = helper.make_graph(nodes, "network", inputs, [result], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_every_version_that_onnx_runtime_loads_is_taken_and_proven(folder: Path, listed: bool) -> None:
+    versions = [(opset, 3) for opset in OPSETS] + [(13, version) for version in IR_VERSIONS]
+    taken = 0
+    for opset, ir_version in versions:
+        model = network(opset, ir_version, listed)
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString())
+        except Exception:  # newer than this ONNX Runtime
+            continue
+        found = checked(folder, model)
+        assert (opset, ir_version, found.batching.decided) == (opset, ir_version, "proven")
+        assert [spec.name for spec in found.signature.inputs] == ["x"]
+        shutil.rmtree(folder / "compiled", ignore_errors=True)
+        taken += 1
+    assert taken > len(versions) // 2

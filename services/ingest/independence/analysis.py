@@ -20,6 +20,7 @@ from millstream.services.ingest.independence.folding import fold
 from millstream.services.ingest.independence.node import Call
 from millstream.services.ingest.independence.rules import RULES
 from millstream.services.ingest.independence.rules.row_mixing import RANDOM
+from millstream.services.ingest.independence.texts import Texts
 from millstream.services.ingest.independence.value import (
     CONTENT_ELEMENTS_MAX,
     AnyValue,
@@ -121,6 +122,7 @@ class _Interpreter:
         self._nodes = 0
         self._depth = 0
         self._change = change
+        self._texts = Texts(self.symbols)
         self.nodes: list[onnx.NodeProto] = []
         self._functions = {(_domain(item), item.name, item.overload): item for item in model.functions}
 
@@ -220,6 +222,9 @@ class _Interpreter:
         count = len(node.output)
         self._spend(1 + (len(node.input) + count) // _OPERANDS_PER_NODE)
         inputs = [None if not name else _lookup(scope, name) for name in node.input]
+        counts = self._follow_texts(node, inputs)
+        if counts is not None:
+            return [counts] * count
         for value in inputs:
             if isinstance(value, Mixed):
                 return [value] * count
@@ -242,6 +247,12 @@ class _Interpreter:
         if any(isinstance(value, Value) and (value.rank or 0) > RANK_MAX for value in outputs):
             return [Mixed(_node_label(node), f"a tensor has more than {RANK_MAX} axes")] * count
         return outputs[:count]
+
+    def _follow_texts(self, node: onnx.NodeProto, inputs: Sequence[AnyValue | None]) -> Value | None:
+        if self._depth != 1 or (_domain(node), node.op_type, node.overload) in self._functions:
+            return None
+        first = inputs[0] if inputs else None
+        return self._texts.follow(node, None if isinstance(first, Mixed) else first)
 
     def _apply(self, call: Call, node: onnx.NodeProto, context: control.Context) -> Sequence[AnyValue]:
         local = self._functions.get((call.domain, node.op_type, node.overload))
