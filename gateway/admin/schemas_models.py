@@ -191,7 +191,7 @@ class Version(BaseModel):
             batching_reason=off or manifest.batching.reason or None,
             rows_max=manifest.config.rows_max,
             inputs=[Tensor.of(spec) for spec in manifest.signature.inputs],
-            outputs=[Tensor.of(spec) for spec in manifest.signature.outputs],
+            outputs=[Tensor.of(spec) for spec in manifest.answered.outputs],
             load_failures=[
                 LoadFailure(kind=kind or "every", reason=known.failed, failed_at=known.failed_at)
                 for kind, known in view.verdict.failures.items()

@@ -415,7 +415,7 @@ class Lane:
             raise self._cannot_serve()
         request.done = True
         self._metrics.answered_without_run(request.responder.protocol, self._context.clock() - request.arrival)
-        request.responder.answer_one(request, no_rows(self.manifest.signature))
+        request.responder.answer_one(request, no_rows(self.manifest.answered))
 
     def _check_served(self, request: Request) -> None:
         """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine)."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.classification import LabelledOutputs
 from millstream.gateway.tensors.inputs import ABSENT
 from millstream.gateway.tensors.outputs import Column, Outputs
 from millstream.services.model.bytes_tensor import decode_elements
@@ -54,10 +55,18 @@ class Packer:
         signature: the version's.
         segments: shared memory; None: no tensor goes through shared memory.
         tensor_bytes_min: size from which a tensor goes through shared memory.
+        labelled: adds labels to the outputs; None: the version answers none.
     """
 
-    def __init__(self, signature: Signature, segments: SegmentPool | None, tensor_bytes_min: int) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        segments: SegmentPool | None,
+        tensor_bytes_min: int,
+        labelled: LabelledOutputs | None = None,
+    ) -> None:
         self._signature = signature
+        self._labelled = labelled
         self._segments = segments
         self._tensor_bytes_min = tensor_bytes_min
         self.batch_format: int | None = None  # the format that all workers of the lane read; None: the newest
@@ -183,7 +192,8 @@ class Packer:
                 flat = np.frombuffer(raw, NUMPY[datatype])
                 array = flat.reshape((total, *inner) if self._batching else inner)
                 columns.append(Column(datatype, inner, array))
-        return Outputs(columns, self._batching)
+        outputs = Outputs(columns, self._batching)
+        return outputs if self._labelled is None else self._labelled.add(outputs, [request.rows for request in live])
 
     @staticmethod
     def _elements(sizes: list[int], raw: memoryview, count: int) -> list[list[bytes]]:

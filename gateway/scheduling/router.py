@@ -215,7 +215,7 @@ class Router:
         manifest = view.manifest
         rows_max = self._rows_max(manifest)
         limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
-        plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
+        plans = InputPlans(manifest.model, manifest.answered, rows_max, limits, manifest.trial)
         plans.texts = text_plans(manifest, rows_max, limits)
         plans.columns = NamedColumns.of(manifest, plans)
         codec = await self._codec(manifest, plans)
@@ -241,7 +241,7 @@ class Router:
             if pool in lanes:
                 continue
             try:
-                lanes[pool] = self._open(view.manifest, await self._context(pool), route.rules)
+                lanes[pool] = self._open(view.manifest, await self._context(pool), route)
             except (Failure, OSError) as error:
                 unreachable = error
                 log.warning("%s: pool %s is not reachable: %s", view.manifest.content_id, pool, error)
@@ -259,13 +259,14 @@ class Router:
                 self._close(lane, version_removed=False)
         return unreachable is None
 
-    def _open(self, manifest: Manifest, context: PoolContext, rules: QueueRules | None) -> Lane:
+    def _open(self, manifest: Manifest, context: PoolContext, route: ModelRoute) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
-        packer = Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min)
+        tensor_bytes_min = self._settings.shm_tensor_bytes_min
+        packer = Packer(manifest.signature, self._segments, tensor_bytes_min, route.extensions.labelled)
         # Among many models most are idle: their series are created when they are called.
         lazy = len(self._by_content_id) >= self._settings.metrics_models_max
         metrics = LaneMetrics(self._registry, manifest, context.pool, lazy=lazy)
-        return Lane(manifest, context, packer, metrics, rules)
+        return Lane(manifest, context, packer, metrics, route.rules)
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
         """Return the codec of a version. A codec's failure refuses only its version, with the reason."""

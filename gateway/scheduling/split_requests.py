@@ -108,7 +108,7 @@ class SplitRequest:
         outputs, splits = self._outputs, self.whole.lane.splits
         differs = outputs.add(part.first_row, reply)
         if differs is not None:
-            spec = self.whole.lane.manifest.signature.outputs[differs]
+            spec = self.whole.lane.manifest.answered.outputs[differs]
             raise invalid(
                 f"the rows of the request ran in parts, and output '{spec.name}' has the shape "
                 f"{list(reply[differs].shape)} for rows {part.first_row} to {part.first_row + part.rows - 1}, but "

@@ -211,7 +211,7 @@ def _tensors(
     ]
     traced += [
         ("TENSOR_BACKEND_OUTPUT", spec, output.shape, _of_output(output.array))
-        for spec, output in zip(manifest.signature.outputs, reply or (), strict=False)
+        for spec, output in zip(manifest.answered.outputs, reply or (), strict=False)
     ]
     for activity, spec, shape, values in traced:
         if values is not None:

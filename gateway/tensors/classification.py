@@ -1,6 +1,8 @@
-"""classification: scores -> the best classes as text, `"<value>:<index>[:<label>]"`, highest first. Pure.
+"""classification: scores -> labels. Pure.
 
-Source: Triton's classification extension. Floating-point values have six decimals, as its server prints them.
+config.classes ─> LabelledOutputs: the outputs `label` and `score` of all requests of a batch
+Triton's classification extension ─> classify: the best classes as text, `"<value>:<index>[:<label>]"`, highest first.
+Its floating-point values have six decimals, as its server prints them.
 """
 
 from __future__ import annotations
@@ -11,10 +13,60 @@ from typing import Any
 
 import numpy as np
 
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import invalid
+from millstream.services.model.classes import Classes
 from millstream.services.model.datatypes import BYTES
-from millstream.services.model.signature import TensorSpec
+from millstream.services.model.signature import Signature, TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+class LabelledOutputs:
+    """Adds label and score to the outputs of a version, before the output that they are made of.
+
+    Args:
+        signature: the model's.
+        classes: the output, and how its scores become probabilities.
+        labels: the name of each class.
+    """
+
+    def __init__(self, signature: Signature, classes: Classes, labels: Sequence[str]) -> None:
+        self._at = next(at for at, spec in enumerate(signature.outputs) if spec.name == classes.output)
+        self._all = classes.scores == "sigmoid"
+        self._labels = np.array([label.encode() for label in labels], object)
+
+    def add(self, outputs: Outputs, rows: Sequence[int]) -> Outputs:
+        """Return the outputs with two more columns. `rows`: how many each request of the batch has."""
+        column = outputs.columns[self._at]
+        assert isinstance(column.array, np.ndarray)
+        scores = _comparable(column.datatype, column.array)
+        scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
+        best, values = _every_class(scores) if self._all else _best_class(scores)
+        inner = column.inner if self._all else column.inner[:-1]
+        found: list[list[bytes]] = []
+        at = 0
+        for count in rows:
+            part = best[at : at + count] if outputs.batching else best
+            found.append(self._labels[np.ravel(part)].tolist())
+            at += count
+        made = (Column(BYTES, inner, found), Column("FP32", inner, values))
+        return outputs._replace(columns=[*outputs.columns[: self._at], *made, *outputs.columns[self._at :]])
+
+
+def _best_class(scores: Array) -> tuple[Array, Array]:
+    """Return the index and the probability of the best class, without the last dimension of `scores`."""
+    highest = scores.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinities
+        return scores.argmax(-1), (1 / np.exp(scores - highest).sum(-1)).astype(np.float32)
+
+
+def _every_class(scores: Array) -> tuple[Array, Array]:
+    """Return the indices of all classes, the best first, and their probabilities, each of its own."""
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    with np.errstate(over="ignore"):  # of numbers that are far below 0
+        values = 1 / (1 + np.exp(-np.take_along_axis(scores, order, -1)))
+    return order, values.astype(np.float32)
 
 
 def check_classifiable(spec: TensorSpec) -> None:
@@ -36,7 +88,7 @@ def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batchin
         BYTES of shape (rows, min(count, classes)); without rows when the version does not batch.
     """
     assert isinstance(output.array, np.ndarray)
-    scores = _comparable(output)
+    scores = _comparable(output.datatype, output.array)
     rows = scores.reshape(output.shape[0], -1) if batching and scores.size else scores.reshape(1, -1)
     if batching and not scores.size:
         return OutputTensor(BYTES, (output.shape[0], min(count, prod(output.shape[1:]))), [])
@@ -45,9 +97,8 @@ def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batchin
     return OutputTensor(BYTES, (len(rows), best) if batching else (best,), elements)
 
 
-def _comparable(output: OutputTensor) -> np.ndarray[Any, Any]:
-    array = np.asarray(output.array)
-    if output.datatype == "BF16":  # 16 bits that are the upper half of an FP32
+def _comparable(datatype: str, array: Array) -> Array:
+    if datatype == "BF16":  # 16 bits that are the upper half of an FP32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array
 

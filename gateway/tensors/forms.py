@@ -23,7 +23,7 @@ from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, par
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_instances, read_predict, write_lines, write_predict
 from millstream.services.errors import Code, Failure, invalid
@@ -279,9 +279,10 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, r
         return write_predict(signature, outputs, row_form=row_form)
     if form == JSON_LINES:
         return write_lines(signature, outputs)
-    if len(outputs) != 1:
-        raise invalid(f"{form} holds one output, and the model gives {len(outputs)}: accept {JSON}")
-    return _write_csv(outputs[0]) if form == CSV else _write_npy(outputs[0])
+    wanted = [output for _, output in answered(signature, outputs)]
+    if len(wanted) != 1:
+        raise invalid(f"{form} holds one output, and the model gives {len(wanted)}: accept {JSON}")
+    return _write_csv(wanted[0]) if form == CSV else _write_npy(wanted[0])
 
 
 def _write_csv(output: OutputTensor) -> bytes:

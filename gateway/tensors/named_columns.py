@@ -30,6 +30,7 @@ from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY
 from millstream.services.model.manifest import ColumnCategories, Manifest
 from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.model.usage import column_names
 from millstream.services.nearest_names import did_you_mean
 
 _NUMBERS = {int, float, bool, type(None)}
@@ -68,16 +69,9 @@ class NamedColumns:
     def of(cls, manifest: Manifest, plans: InputPlans) -> NamedColumns | None:
         """Return the columns of a version; None if it was not made from a model of tables, or they have no names."""
         imported = manifest.imported
-        if imported is None:
+        if imported is None or not (names := column_names(manifest)):
             return None
-        shapes = [spec.shape for spec in manifest.signature.inputs]
-        if all(shape in {(-1,), (-1, 1)} for shape in shapes) and (len(shapes) > 1 or not imported.columns):
-            names: Sequence[str] = [spec.name for spec in manifest.signature.inputs]
-        elif len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][1] in {-1, len(imported.columns)}:
-            names = imported.columns
-        else:
-            names = ()
-        return cls(plans, names, imported.columns_without_null, imported.categories) if names else None
+        return cls(plans, names, imported.columns_without_null, imported.categories)
 
     def any_of(self, names: Collection[Any]) -> bool:
         """Whether one of the names is a column's."""

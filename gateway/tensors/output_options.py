@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from millstream.gateway.tensors.classification import check_classifiable, classify
+from millstream.gateway.tensors.classification import LabelledOutputs, check_classifiable, classify
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
@@ -58,12 +58,21 @@ class Extensions:
         labels: Class names, by output.
         memory: Shared memory of clients; None: not available.
         bytes_max: Limit on one input in shared memory.
+        labelled: Adds labels to the outputs of a batch; None: the version answers none.
     """
 
     def __init__(
-        self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: ClientRegions | None, bytes_max: int
+        self,
+        signature: Signature,
+        labels: Mapping[str, Sequence[str]],
+        memory: ClientRegions | None,
+        bytes_max: int,
+        labelled: LabelledOutputs | None = None,
     ) -> None:
         self._signature = signature
+        self.labelled = labelled
+        #: index of the output that labels are made of; None: the version answers none
+        self.classes = next((at for at, spec in enumerate(signature.outputs) if spec.on_request), None)
         #: class names of each output, in the signature's order; () where there are none
         self.labels = [labels.get(spec.name, ()) for spec in signature.outputs]
         self._memory = memory

@@ -12,7 +12,7 @@ import numpy as np
 
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.services.model.datatypes import BYTES, NUMPY
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Signature, TensorSpec
 
 #: makes a NamedTuple in a third of the time that its own constructor takes
 _new = tuple.__new__
@@ -37,6 +37,11 @@ def no_rows(signature: Signature) -> list[OutputTensor]:
         for spec in signature.outputs
         for shape in [(0, *[max(dim, 0) for dim in spec.shape[1:]])]
     ]
+
+
+def answered(signature: Signature, outputs: Reply) -> list[tuple[TensorSpec, OutputTensor]]:
+    """Return the outputs of a request that names none of them, with their specifications."""
+    return [pair for pair in zip(signature.outputs, outputs, strict=True) if not pair[0].on_request]
 
 
 def own_copies(reply: Reply) -> list[OutputTensor]:

@@ -18,10 +18,10 @@ from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import from_lists, is_b64
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.signature import Signature
+from millstream.services.model.signature import Signature, TensorSpec
 
 #: depth of the deepest long list of numbers: document, 'instances', one instance, one input
 TENSOR_DEPTH = 3
@@ -121,50 +121,49 @@ def _read_columns(plans: InputPlans, inputs: object) -> Inputs:
 
 def write_predict(signature: Signature, outputs: Sequence[OutputTensor], *, row_form: bool) -> bytes:
     """Return the body of the reply; outputs whose name ends in `_bytes` become base64. Raises Failure(INVALID)."""
+    specs, wanted = zip(*answered(signature, outputs), strict=True)
     if row_form:
-        _check_rows(signature, outputs)
-        if len(outputs) == 1:
-            return b'{"predictions":%b}' % _texts(signature, outputs)[0]
-        return b'{"predictions":[%b]}' % b",".join(_objects(signature, outputs))
-    texts = _texts(signature, outputs)
+        _check_rows(specs, wanted)
+        if len(wanted) == 1:
+            return b'{"predictions":%b}' % _texts(specs, wanted)[0]
+        return b'{"predictions":[%b]}' % b",".join(_objects(specs, wanted))
+    texts = _texts(specs, wanted)
     if len(texts) == 1:
         return b'{"outputs":%b}' % texts[0]
-    return b'{"outputs":%b}' % _object(_keys(signature), texts)
+    return b'{"outputs":%b}' % _object(_keys(specs), texts)
 
 
-def _keys(signature: Signature) -> list[bytes]:
-    return [orjson.dumps(spec.name) for spec in signature.outputs]
+def _keys(specs: Sequence[TensorSpec]) -> list[bytes]:
+    return [orjson.dumps(spec.name) for spec in specs]
 
 
 def _object(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
     return b"{%b}" % b",".join([b"%b:%b" % pair for pair in zip(keys, values, strict=True)])
 
 
-def _texts(signature: Signature, outputs: Sequence[OutputTensor]) -> list[bytes]:
-    return [
-        text_of(output, b64=spec.name.endswith(_BYTES_SUFFIX))
-        for spec, output in zip(signature.outputs, outputs, strict=True)
-    ]
+def _texts(specs: Sequence[TensorSpec], outputs: Sequence[OutputTensor]) -> list[bytes]:
+    return [text_of(output, b64=spec.name.endswith(_BYTES_SUFFIX)) for spec, output in zip(specs, outputs, strict=True)]
 
 
 def write_lines(signature: Signature, outputs: Sequence[OutputTensor]) -> bytes:
     """Return a line of JSON for each row: the only output, or an object of all by name. Raises Failure(INVALID)."""
-    _check_rows(signature, outputs)
-    if len(outputs) == 1:
-        rows = [_texts(signature, [row])[0] for row in rows_of(outputs[0])]
+    specs, wanted = zip(*answered(signature, outputs), strict=True)
+    _check_rows(specs, wanted)
+    if len(wanted) == 1:
+        rows = [_texts(specs, [row])[0] for row in rows_of(wanted[0])]
     else:
-        rows = _objects(signature, outputs)
+        rows = _objects(specs, wanted)
     return b"".join([b"%b\n" % row for row in rows])
 
 
-def _check_rows(signature: Signature, outputs: Sequence[OutputTensor]) -> None:
-    for spec, output in zip(signature.outputs, outputs, strict=True):
+def _check_rows(specs: Sequence[TensorSpec], outputs: Sequence[OutputTensor]) -> None:
+    for spec, output in zip(specs, outputs, strict=True):
         if not output.shape or output.shape[0] != outputs[0].shape[0]:
             raise invalid(f"output '{spec.name}' has no row for each instance: use 'inputs' (column form)")
 
 
-def _objects(signature: Signature, outputs: Sequence[OutputTensor]) -> list[bytes]:
+def _objects(specs: Sequence[TensorSpec], outputs: Sequence[OutputTensor]) -> list[bytes]:
     """Return an object for each row, with the outputs by name."""
-    keys = _keys(signature)
+    keys = _keys(specs)
     rows = zip(*map(rows_of, outputs), strict=True)
-    return [_object(keys, _texts(signature, row)) for row in rows]
+    return [_object(keys, _texts(specs, row)) for row in rows]

@@ -44,7 +44,7 @@ def text_plans(manifest: Manifest, rows_max: int, limits: JsonLimits = DEFAULT_L
     """Return the plans of requests with texts; None if the version takes no texts. Arguments as of InputPlans."""
     if not takes_texts(manifest):
         return None
-    signature = Signature(inputs=(TEXT_SPEC,), outputs=manifest.signature.outputs, batching=manifest.signature.batching)
+    signature = Signature(inputs=(TEXT_SPEC,), outputs=manifest.answered.outputs, batching=manifest.signature.batching)
     return TextPlans(manifest.model, signature, rows_max, limits)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from millstream.services.model.classes import Classes
 from millstream.services.model.manifest import ColumnCategories
 
 Array = np.ndarray[Any, Any]
@@ -25,6 +26,7 @@ INPUTS_MAX = 64  # that an upload may declare
 #: folders in the folder of an upload: the uploaded files, the converted ones, and temporary ones of frameworks
 SOURCE = "source"
 IMPORTED = "imported"
+LABELS = f"{IMPORTED}/labels.txt"
 SCRATCH = "scratch"
 
 
@@ -82,6 +84,8 @@ class Imported(NamedTuple):
         columns_without_null: those in which a DataFrame may have no null.
         categories: by name, of the columns that have them.
         embeddings: outputs whose rows are directions: which of their elements is the largest means nothing.
+        classes: the output with a score for each class; None: the model is no classifier.
+        labels: names of the classes, a line of text each.
     """
 
     path: Path
@@ -96,6 +100,8 @@ class Imported(NamedTuple):
     columns_without_null: Sequence[str] = ()
     categories: Mapping[str, ColumnCategories] = MappingProxyType({})
     embeddings: Sequence[str] = ()
+    classes: Classes | None = None
+    labels: Sequence[str] = ()
 
 
 class Importer(Protocol):

@@ -15,6 +15,7 @@ import numpy as np
 from millstream.services.errors import invalid
 from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Sample, Source
 from millstream.services.importers.huggingface_folder import TOKENIZER, Folder, is_folder, member_patterns, read_folder
+from millstream.services.importers.huggingface_heads import answer_of
 from millstream.services.importers.huggingface_model import MASK, TYPES, Encoder, import_transformers, load_encoder
 from millstream.services.importers.onnx_export import CannotExport, Export, export, import_torch, sample
 
@@ -45,7 +46,8 @@ class HuggingFaceImporter:
         transformers = import_transformers()
         encoder = load_encoder(torch, transformers, folder, options)
         samples = _samples(torch, encoder)
-        notes = [*_padding_notes(torch, encoder, folder), *_label_notes(folder)]
+        head = answer_of(encoder.config, encoder.task, samples[0].outputs[encoder.output].shape[-1])
+        notes = [*encoder.notes, *_padding_notes(torch, encoder), *head.notes]
         rows, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
         arguments = _arrays(encoder, 2, 8, np.random.default_rng(2))
         try:
@@ -73,7 +75,9 @@ class HuggingFaceImporter:
             files=(*files[1:], *tokenizer),
             rtol=1e-3,
             atol=1e-4,
-            embeddings=(encoder.output,) if folder.task == "embeddings" else (),
+            embeddings=(encoder.output,) if encoder.task == "embeddings" else (),
+            classes=head.classes,
+            labels=head.labels,
         )
 
 
@@ -101,7 +105,7 @@ def _samples(torch: Any, encoder: Encoder) -> list[Sample]:
         raise invalid(f"the model does not run on token ids with an attention mask: {text}") from error
 
 
-def _padding_notes(torch: Any, encoder: Encoder, folder: Folder) -> list[str]:
+def _padding_notes(torch: Any, encoder: Encoder) -> list[str]:
     """Return a note if padding changes the answers. Raises Failure(INVALID) if it changes embeddings."""
     generator = np.random.default_rng(3)
     short = _arrays(encoder, 1, 5, generator)
@@ -113,20 +117,12 @@ def _padding_notes(torch: Any, encoder: Encoder, folder: Folder) -> list[str]:
         together = together[:, :5]
     if np.allclose(alone, together, rtol=1e-3, atol=1e-4):
         return []
-    if folder.task == "embeddings":
+    if encoder.task == "embeddings":
         raise invalid(
             "padding changes what the model answers, though its attention mask is 0 there: texts of different "
             "lengths could not be embedded together"
         )
     return ["Padding changes what the model answers: send texts of one length in a request."]
-
-
-def _label_notes(folder: Folder) -> list[str]:
-    named = folder.config.get("id2label")
-    if folder.task == "embeddings" or not isinstance(named, dict) or not named:
-        return []
-    labels = ", ".join(f"{key} {value}" for key, value in sorted(named.items(), key=lambda item: str(item[0]).zfill(9)))
-    return [f"Columns of logits: {labels[:600]}."]
 
 
 def _tokenizer(source: Source, folder: Folder, encoder: Encoder) -> tuple[Sequence[Path], str]:

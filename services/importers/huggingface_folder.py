@@ -1,6 +1,6 @@
 """Reads a model folder of Hugging Face without its libraries, and refuses what could not be served. Pure but for reads.
 
-config.json ─> task ─┐
+config.json ─> architecture ────────────────────────┐
 weights ─> safetensors, with a header that is true ─┼─> Folder
 modules.json of sentence-transformers ─> pooling ───┘
 """
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from glob import escape
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import ImportOptions
@@ -45,14 +45,6 @@ _POOLING = {
 _ACTIVATIONS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"})
 _POOLED = frozenset(_POOLING.values())
 
-Task = Literal["embeddings", "sequence-classification", "token-classification"]
-#: ending of the architecture in config.json -> what the model is served for
-_TASKS: Mapping[str, Task] = {
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "Model": "embeddings",
-}
-
 
 class Dense(NamedTuple):
     """A linear layer of sentence-transformers after pooling. `activation`: a class of torch.nn."""
@@ -74,7 +66,8 @@ class Folder(NamedTuple):
 
     Args:
         path: the folder with the encoder's config.json and weights.
-        pipeline: None: the encoder's states are returned unpooled.
+        architecture: the class that config.json names first; "": it names none.
+        pipeline: what sentence-transformers does after the encoder; None: it is no folder of that library.
         code: files of Python that config.json names, which transformers would run; "": none.
         pickled: whether the weights are pickles.
         tokens_max: longest sequence that the files name; None: they name none.
@@ -83,7 +76,7 @@ class Folder(NamedTuple):
 
     path: Path
     config: Mapping[str, Any]
-    task: Task
+    architecture: str
     pipeline: Pipeline | None
     code: str
     pickled: bool
@@ -113,7 +106,7 @@ def read_folder(path: Path, options: ImportOptions) -> Folder:
     return Folder(
         encoder,
         config,
-        task=_task(config, embeds=bool(modules)),
+        architecture=_architecture(config),
         pipeline=_pipeline(path, modules[1:]) if modules else None,
         code=_code(config),
         pickled=_check_weights(encoder, options),
@@ -206,19 +199,9 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _task(config: Mapping[str, Any], *, embeds: bool) -> Task:
-    if embeds:
-        return "embeddings"
+def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else "Model"
-    for ending, task in _TASKS.items():
-        if architecture.endswith(ending):
-            return task
-    raise invalid(
-        f"config.json names the architecture {architecture[:80]!a}; imported are encoders for embeddings (…Model), "
-        "…ForSequenceClassification and …ForTokenClassification: export another model yourself with "
-        "torch.onnx.export(model, (inputs,), 'model.onnx', dynamo=True)"
-    )
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _code(config: Mapping[str, Any]) -> str:

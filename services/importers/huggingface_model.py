@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 from millstream.services.errors import invalid
 from millstream.services.importers.base import ImportOptions
 from millstream.services.importers.huggingface_folder import Folder, Pipeline
+from millstream.services.importers.huggingface_heads import LOGITS, Head, Task, find_head
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-_CLASSES = {
-    "embeddings": "AutoModel",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-}
 #: models that number positions from behind that of the padding token: 514 positions are 512 tokens
 _POSITIONS_AFTER_PADDING = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 
@@ -28,10 +24,13 @@ class Encoder(NamedTuple):
     """A loaded model.
 
     Args:
+        config: as transformers read it.
         answer: called with the tensors of `inputs`; returns the one output.
         module: computes the same in a form whose rows the model check can prove independent, where there is one.
     """
 
+    task: Task
+    config: Any
     inputs: tuple[str, ...]
     output: str
     answer: Any
@@ -39,6 +38,7 @@ class Encoder(NamedTuple):
     vocabulary: int
     positions: int
     versions: str
+    notes: Sequence[str]
 
 
 def import_transformers() -> Any:
@@ -55,27 +55,19 @@ def import_transformers() -> Any:
 
 def load_encoder(torch: Any, transformers: Any, folder: Folder, options: ImportOptions) -> Encoder:
     """Load the model. Raises Failure(INVALID) if it is unknown, incomplete, or would run code that is not allowed."""
-    known = folder.config.get("model_type") in transformers.CONFIG_MAPPING
-    if folder.code and not known and not options.allow_code:
-        raise invalid(
-            f"the folder's model is code of its own ({folder.code}), which is not run unless it is allowed: push it "
-            "with --allow-code if you trust it"
-        )
-    if not known and not folder.code:
-        raise invalid(
-            f"transformers {transformers.__version__} does not know the model_type "
-            f"{str(folder.config.get('model_type'))[:80]!a} of config.json: export the model to ONNX where it runs"
-        )
-    model = _load(torch, transformers, folder, code=not known)
+    head = find_head(transformers, folder, options)
+    model, notes = _load(torch, transformers, folder, head)
     parameters = inspect.signature(model.forward).parameters
     if IDS not in parameters or MASK not in parameters:
         raise invalid(f"the model takes no {IDS} and {MASK}: only encoders of text are imported")
     types = TYPES in parameters and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
     names = (IDS, MASK, TYPES) if types else (IDS, MASK)
-    output, finish = _finish(torch, folder)
+    output, finish = _finish(torch, folder, head)
     answer = _wrapped(torch, model, finish, types=types, wide=False)
     module = _wrapped(torch, model, finish, types=types, wide=True)
     return Encoder(
+        head.task,
+        model.config,
         names,
         output,
         answer,
@@ -83,6 +75,7 @@ def load_encoder(torch: Any, transformers: Any, folder: Folder, options: ImportO
         int(getattr(model.config, "vocab_size", 0) or 0),
         _positions(model),
         f"transformers {transformers.__version__}, torch {torch.__version__}",
+        notes,
     )
 
 
@@ -94,13 +87,16 @@ def _positions(model: Any) -> int:
     return max(positions, 0)
 
 
-def _load(torch: Any, transformers: Any, folder: Folder, *, code: bool) -> Any:
+def _load(torch: Any, transformers: Any, folder: Folder, head: Head) -> tuple[Any, Sequence[str]]:
+    """Return the model and notes. Raises Failure(INVALID) unless the class has a place for each weight of the folder,
+    and the folder a weight for each place.
+    """
     try:
-        model, found = getattr(transformers, _CLASSES[folder.task]).from_pretrained(
+        model, found = getattr(transformers, head.loader).from_pretrained(
             str(folder.path),
             local_files_only=True,
             use_safetensors=not folder.pickled,
-            trust_remote_code=code,
+            trust_remote_code=head.code,
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
@@ -112,21 +108,38 @@ def _load(torch: Any, transformers: Any, folder: Folder, *, code: bool) -> Any:
         if "ignore_mismatched_sizes" in text:
             raise invalid("the folder's weights are not those of its config.json: some have other shapes") from error
         raise invalid(f"transformers {transformers.__version__} cannot load the model: {text}") from error
-    missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
-    wrong = [str(name) for name in (*missing, *(entry[0] for entry in found["mismatched_keys"]))]
+    name = type(model).__name__
+    if not head.code and folder.pipeline is None and folder.architecture not in {"", name}:
+        raise invalid(f"config.json names the architecture {folder.architecture[:80]!a}, and transformers loads {name}")
+    # The states are computed without the pooler, which many files lack.
+    pooler = "pooler." if head.task == "embeddings" else None
+    missing = [key for key in found["missing_keys"] if pooler is None or not key.startswith(pooler)]
+    wrong = [str(key) for key in (*missing, *(entry[0] for entry in found["mismatched_keys"]))]
     if wrong:  # transformers gives such weights random values
         raise invalid(
             f"the folder's weights are not those of its config.json: {min(wrong)[:80]!a} is missing or of another shape"
         )
-    return model.eval()
+    dropped = sorted(map(str, found["unexpected_keys"]))
+    if dropped and folder.pipeline is None:
+        raise invalid(
+            f"the folder has {len(dropped)} weights that {name} has no place for, {dropped[0][:80]!a} among them: a "
+            "head would be left out; config.json has to name the architecture that was saved"
+        )
+    notes = [f"{len(dropped)} weights that modules.json does not use are left out, as {dropped[0]}."] if dropped else []
+    return model.eval(), notes
 
 
 def _wrapped(torch: Any, model: Any, finish: Callable[[Any, Any], Any], *, types: bool, wide: bool) -> Any:
     """Return a module of the inputs' tensors.
 
+    Some heads find the end of a text, and some models number positions, by the padding token alone: where the mask is
+    0 the model is given that token, whatever a caller padded with.
+
     `wide`: gives the model the mask that it adds to attention scores, so that it does not build one. The graph of that
     is long, and the analysis of rows does not follow it.
     """
+    padding = getattr(model.config, "pad_token_id", None)
+    padding = padding if type(padding) is int and 0 < padding < (getattr(model.config, "vocab_size", 0) or 0) else 0
 
     class Served(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -135,6 +148,8 @@ def _wrapped(torch: Any, model: Any, finish: Callable[[Any, Any], Any], *, types
 
         def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
             mask = attention_mask
+            if padding:
+                input_ids = torch.where(mask > 0, input_ids, padding)
             if wide:
                 mask = (1.0 - mask[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
             named = {TYPES: token_type_ids} if types else {}
@@ -154,9 +169,9 @@ def _agree(torch: Any, one: Any, other: Any, inputs: int) -> bool:
         return False
 
 
-def _finish(torch: Any, folder: Folder) -> tuple[str, Callable[[Any, Any], Any]]:
-    if folder.task != "embeddings":
-        return "logits", lambda found, _: found.logits
+def _finish(torch: Any, folder: Folder, head: Head) -> tuple[str, Callable[[Any, Any], Any]]:
+    if head.task != "embeddings":
+        return LOGITS, lambda found, _: found.logits
     if folder.pipeline is None:
         return "last_hidden_state", lambda found, _: found.last_hidden_state
     pipeline = folder.pipeline

@@ -20,7 +20,7 @@ from traceback import extract_tb
 from typing import NoReturn
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import IMPORTED, SCRATCH, Imported, Importer, Source
+from millstream.services.importers.base import IMPORTED, LABELS, SCRATCH, Imported, Importer, Source
 from millstream.services.importers.registry import importer_named, may_execute
 from millstream.services.importers.report import ImportReport, ImportTask
 from millstream.services.importers.samples import write_samples
@@ -141,6 +141,8 @@ def _convert(task: ImportTask, importer: Importer, layers: Layers) -> Converted:
 def _converted(folder: Path, importer: Importer, imported: Imported) -> Converted:
     if not imported.samples:
         raise Failure(Code.INTERNAL, f"the importer of {importer.name} gave no sample")
+    if imported.classes is not None:
+        (folder / LABELS).write_text("".join(f"{label}\n" for label in imported.labels), encoding="utf-8")
     return Converted(
         served=str(imported.path.relative_to(folder)),
         source_format=imported.format,
@@ -155,6 +157,7 @@ def _converted(folder: Path, importer: Importer, imported: Imported) -> Converte
         columns_without_null=tuple(imported.columns_without_null),
         categories=_kept_categories(imported.categories),
         embeddings=tuple(imported.embeddings),
+        classes=imported.classes,
     )
 
 

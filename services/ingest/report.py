@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.errors import Code
+from millstream.services.model.classes import Classes
 from millstream.services.model.manifest import (
     COLUMNS_MAX,
     ROWS_MAX_DEFAULT,
@@ -75,6 +76,7 @@ class Converted(BaseModel):
         columns_without_null: those in which a DataFrame may have no null.
         categories: by name of a column.
         embeddings: outputs whose rows are directions.
+        classes: the output with a score for each class, whose names are in the file LABELS of importers.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -92,6 +94,7 @@ class Converted(BaseModel):
     columns_without_null: tuple[ColumnName, ...] = Field((), max_length=COLUMNS_MAX)
     categories: dict[ColumnName, ColumnCategories] = Field({}, max_length=COLUMNS_MAX)
     embeddings: tuple[str, ...] = Field((), max_length=64)
+    classes: Classes | None = None
 
 
 class Declared(BaseModel):

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import SOURCE, ImportOptions
+from millstream.services.importers.base import LABELS, SOURCE, ImportOptions
 from millstream.services.importers.conversion import convert
 from millstream.services.importers.declared_inputs import read_inputs
 from millstream.services.ingest.check_process import check, examine
@@ -265,6 +265,9 @@ class ModelUpload:
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
         converted = await convert(self._folder(), outcome, self.options, self._settings)
+        if converted.classes is not None and self.config.classes is None:
+            labels = {converted.classes.output: LABELS, **self.config.labels}
+            self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
         return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted)
 

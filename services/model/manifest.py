@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from millstream.services.model.classes import Classes, answered
 from millstream.services.model.signature import Signature
 
 ROWS_MAX_DEFAULT = 64
@@ -122,6 +123,9 @@ class ModelConfig(BaseModel):
     )
     warmup: tuple[Warmup, ...] = Field((), description="Requests that the version must answer before it is ready.")
     labels: dict[str, str] = Field({}, description="Output -> file with its class names, one per line.")
+    classes: Classes | None = Field(
+        None, description="Output with a score for each class: a label and a score are answered in its place."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -276,14 +280,20 @@ class Manifest(BaseModel):
     triton: dict[str, Any] = {}
 
     @cached_property
+    def answered(self) -> Signature:
+        """The signature that callers see; `signature` is the model's."""
+        return answered(self.signature, self.config.classes)
+
+    @cached_property
     def content_id(self) -> str:
         """Identifies this version's content and names its lane. Differs when a deleted version number is used again."""
         return f"{self.model}:{self.version}:{self.digest[:8]}{int(self.created * 1000) & 0xFFFFFF:06x}"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other fields, as pydantic does; its content id is computed anew."""
+        """Return a copy with other fields, as pydantic does; what follows from them is computed anew."""
         copied = super().model_copy(update=update, deep=deep)
-        copied.__dict__.pop("content_id", None)
+        for computed in ("content_id", "answered"):
+            copied.__dict__.pop(computed, None)
         return copied
 
 

@@ -31,6 +31,7 @@ class TensorSpec(BaseModel):
     Args:
         shape: -1 marks a variable dimension.
         optional: a request may leave this input out.
+        on_request: this output is answered only to requests that name it.
         model_shape: the model's own shape where it differs, with the same number of elements; without the rows when
             the version batches.
     """
@@ -41,6 +42,7 @@ class TensorSpec(BaseModel):
     datatype: Annotated[str, AfterValidator(_known)]
     shape: Annotated[tuple[int, ...], AfterValidator(_dims)]
     optional: bool = False
+    on_request: bool = False
     model_shape: Annotated[tuple[int, ...], AfterValidator(_dims)] | None = None
 
 

@@ -75,7 +75,7 @@ def usage_of(manifest: Manifest) -> Usage:
     if len(inputs) == 1 and inputs[0].datatype == BYTES and inputs[0].shape in _COLUMN:
         name = inputs[0].name
         return Usage(kind="text", input=name, sentence=f"texts (input '{name}')", example=example)
-    if columns := _columns(manifest):
+    if columns := column_names(manifest):
         only = signature.inputs[0].name if len(signature.inputs) == 1 else None
         sentence = f"a table with the columns {_listed(columns)}"
         return Usage(kind="columns", input=only, columns=columns, sentence=sentence, example=example)
@@ -130,13 +130,14 @@ def _side(size: int) -> str:
     return "any" if size == -1 else str(size)
 
 
-def _columns(manifest: Manifest) -> tuple[str, ...]:
+def column_names(manifest: Manifest) -> tuple[str, ...]:
     """Return the names of the columns of a table: of the one input, or of inputs that are a column each."""
-    if manifest.imported is not None and manifest.imported.columns:
-        return manifest.imported.columns
-    inputs = manifest.signature.inputs
-    are_columns = len(inputs) > 1 and all(spec.shape in _COLUMN for spec in inputs)
-    return tuple(spec.name for spec in inputs) if are_columns else ()
+    imported, inputs = manifest.imported, manifest.signature.inputs
+    named = () if imported is None else imported.columns
+    if all(spec.shape in _COLUMN for spec in inputs) and (len(inputs) > 1 or (imported is not None and not named)):
+        return tuple(spec.name for spec in inputs)
+    is_table = len(inputs) == 1 and len(inputs[0].shape) == 2 and inputs[0].shape[1] in {-1, len(named)}
+    return named if is_table else ()
 
 
 def _listed(names: Sequence[str]) -> str:

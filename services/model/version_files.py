@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from millstream.services.errors import Failure, invalid
+from millstream.services.model.classes import check_classes
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.paths import plain_path
 from millstream.services.model.signature import Signature
@@ -108,11 +109,15 @@ def check_labels(config: ModelConfig, signature: Signature, folder: Path) -> lis
         Failure: INVALID for an output that the model does not have, and for a file that is no valid label file.
     """
     outputs = [spec.name for spec in signature.outputs]
+    names: dict[str, tuple[str, ...]] = {}
     for output, path in config.labels.items():
         if output not in outputs:
             known = ", ".join(outputs[:10])
             raise invalid(f"config.labels: the model has no output {output[:80]!r}; it has {known}")
-        label_names(read_inside(folder, path, LABEL_BYTES_MAX, f"config.labels {output[:80]!r}: file"), path)
+        content = read_inside(folder, path, LABEL_BYTES_MAX, f"config.labels {output[:80]!r}: file")
+        names[output] = label_names(content, path)
+    if config.classes is not None:
+        check_classes(config.classes, signature, names.get(config.classes.output))
     return sorted(set(config.labels.values()))
 
 

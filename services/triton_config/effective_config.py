@@ -28,7 +28,7 @@ def effective_config(manifest: Manifest) -> dict[str, Any]:
     batching = manifest.signature.batching
     message.max_batch_size = manifest.config.rows_max if batching else 0
     _complete_tensors(message.input, manifest.signature.inputs, batching)
-    _complete_tensors(message.output, manifest.signature.outputs, batching)
+    _complete_tensors(message.output, manifest.answered.outputs, batching)
     _complete_policies(message, manifest)
     _complete_instances(message, manifest)
     return _document(message)

@@ -1,4 +1,4 @@
-"""Scores as classes: the reference's text form, its order, and what has no order."""
+"""Scores as classes: the reference's text form, its order, what has no order; and the outputs label and score."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from millstream.gateway.tensors.classification import check_classifiable, classify
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.classification import LabelledOutputs, check_classifiable, classify
+from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import Code, Failure
-from millstream.services.model.signature import TensorSpec
+from millstream.services.model.classes import Classes, answered
+from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 def best(array, count=3, labels=(), *, batching=True, datatype="FP32"):
@@ -70,3 +72,72 @@ def test_what_has_no_order_is_refused(datatype: str) -> None:
     with pytest.raises(Failure, match="class result not available") as caught:
         check_classifiable(TensorSpec(name="y", datatype=datatype, shape=(-1, 2)))
     assert caught.value.code is Code.INVALID
+
+
+def labelled(scores, labels, rows=None, *, kind="softmax", batching=True, datatype="FP32"):
+    shape = (-1, *scores.shape[1:]) if batching else scores.shape
+    numbers = TensorSpec(name="n", datatype="INT64", shape=shape[:1])
+    signature = Signature(
+        inputs=(), outputs=(numbers, TensorSpec(name="logits", datatype=datatype, shape=shape)), batching=batching
+    )
+    classes = Classes(output="logits", scores=kind)
+    inner = scores.shape[1:] if batching else scores.shape
+    columns = [Column("INT64", () if batching else shape[:1], np.arange(len(scores))), Column(datatype, inner, scores)]
+    rows = rows or [len(scores)]
+    found = LabelledOutputs(signature, classes, labels).add(Outputs(columns, batching), rows)
+    seen = answered(signature, classes)
+    assert [spec.name for spec in seen.outputs] == ["n", "label", "score", "logits"]
+    assert [spec.on_request for spec in seen.outputs] == [False, False, False, True]
+    replies = found.replies(rows)
+    for reply in replies:
+        for spec, output in zip(seen.outputs, reply, strict=True):
+            assert (output.datatype, len(output.shape)) == (spec.datatype, len(spec.shape))
+            if isinstance(output.array, list):
+                assert len(output.array) == np.prod(output.shape)
+    return [reply[1:3] for reply in replies]
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def test_the_best_label_of_each_row_goes_to_its_request() -> None:
+    scores = np.array([[1, 3, 2], [9, 0, 0], [0, 0, 5]], np.float32)
+    first, second = labelled(scores, ["a", "b", "b"], [1, 2])
+    assert (first[0].array, second[0].array) == ([b"b"], [b"a", b"b"])
+    np.testing.assert_allclose(np.concatenate([first[1].array, second[1].array]), softmax(scores).max(-1), rtol=1e-6)
+
+
+def test_each_token_has_a_label() -> None:
+    scores = np.random.default_rng(1).standard_normal((2, 4, 3)).astype(np.float32)
+    ((label, score),) = labelled(scores, ["x", "y", "z"])
+    assert label.shape == score.shape == (2, 4)
+    assert label.array == [b"xyz"[at : at + 1] for at in scores.argmax(-1).ravel()]
+    np.testing.assert_allclose(score.array, softmax(scores).max(-1), rtol=1e-6)
+
+
+def test_every_label_with_a_probability_of_its_own_the_best_first() -> None:
+    scores = np.array([[-1, 2, 0], [1000, -1000, np.nan]], np.float32)
+    ((label, score),) = labelled(scores, ["a", "b", "c"], kind="sigmoid")
+    assert label.array == [b"b", b"c", b"a", b"a", b"b", b"c"]
+    np.testing.assert_allclose(score.array[0], 1 / (1 + np.exp([-2.0, 0, 1])), rtol=1e-6)
+    assert score.array[1, :2].tolist() == [1, 0]
+    assert np.isnan(score.array[1, 2])
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP64"])
+def test_labels_of_other_datatypes_and_without_rows(datatype: str) -> None:
+    scores = np.array([1.5, -2, 4])
+    made = scores.astype(ml_dtypes.bfloat16).view(np.uint16) if datatype == "BF16" else scores.astype(NUMPY[datatype])
+    ((label, score),) = labelled(made, ["a", "b", "c"], [1], batching=False, datatype=datatype)
+    assert (label.shape, label.array) == ((), [b"c"])
+    np.testing.assert_allclose(score.array, softmax(scores).max(), rtol=1e-3)
+
+
+def test_infinite_and_large_scores_have_no_warning() -> None:
+    with np.errstate(all="raise"):
+        ((label, score),) = labelled(np.array([[3e38, -3e38], [np.inf, 0], [np.nan, 1]], np.float32), ["a", "b"])
+    assert label.array[:2] == [b"a", b"a"]
+    assert score.array[0] == 1
+    assert np.isnan(score.array[1:]).all()

@@ -56,23 +56,10 @@ def test_folders_are_recognised_by_what_config_json_says(tmp_path: Path) -> None
     assert not is_folder(tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "task"),
-    [
-        ("BertModel", "embeddings"),
-        ("RobertaForSequenceClassification", "sequence-classification"),
-        ("BertForTokenClassification", "token-classification"),
-    ],
-)
-def test_the_architecture_decides_the_task(tmp_path: Path, architecture: str, task: str) -> None:
-    found = read(folder(tmp_path, {"model_type": "bert", "architectures": [architecture]}))
-    assert (found.task, found.pipeline) == (task, None)
-
-
-def test_models_that_generate_are_refused(tmp_path: Path) -> None:
-    said = refusal(folder(tmp_path, {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel2"]}))
-    assert "'GPT2LMHeadModel2'" in said
-    assert "torch.onnx.export" in said
+def test_the_first_architecture_is_read(tmp_path: Path) -> None:
+    for named, said in ((["BertModel", "Other"], "BertModel"), ([], ""), (None, ""), ("BertModel", ""), ([7], "7")):
+        found = read(folder(tmp_path, {"model_type": "bert", "architectures": named}))
+        assert (found.architecture, found.pipeline) == (said, None)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +81,7 @@ def test_the_modules_of_sentence_transformers_are_read(tmp_path: Path, pooling: 
     )
     found = read(path)
     assert found.pipeline == (("mean",), (), True)
-    assert (found.task, found.tokens_max, found.lower_case) == ("embeddings", 256, True)
+    assert (found.architecture, found.tokens_max, found.lower_case) == ("BertForMaskedLM", 256, True)
 
 
 def test_modules_that_are_unknown_are_named(tmp_path: Path) -> None:
@@ -180,7 +167,7 @@ def test_sizes_that_no_model_has_are_refused(tmp_path: Path, sizes: dict[str, An
     said = refusal(folder(tmp_path, {**BERT, **sizes}))
     assert "is it damaged?" in said
     assert len(said) < 300
-    assert read(folder(tmp_path, {**BERT, "num_hidden_layers": 96, "vocab_size": 1_000_000, "eps": 1e30})).task
+    assert read(folder(tmp_path, {**BERT, "num_hidden_layers": 96, "vocab_size": 1_000_000, "eps": 1e30})).architecture
 
 
 def test_documents_that_are_damaged_are_named(tmp_path: Path) -> None:

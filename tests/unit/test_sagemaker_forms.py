@@ -168,9 +168,10 @@ def test_forms_of_the_reply() -> None:
         [b'a "b"'],
         [b"c,d"],
     ]
+    two = of.signature.model_copy(update={"outputs": of.signature.outputs * 2})
     for form in (forms.CSV, forms.NPY):
         with pytest.raises(Failure, match="holds one output"):
-            forms.write(of.signature, [output, output], form, row_form=True)
+            forms.write(two, [output, output], form, row_form=True)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def _version_status(view: VersionView) -> dict[str, Any]:
 
 def model_metadata(manifest: Manifest) -> dict[str, Any]:
     """Return the signature as JSON of TensorFlow's protobuf message."""
-    signature = manifest.signature
+    signature = manifest.answered
     described = {
         "inputs": _tensors(signature.inputs),
         "outputs": _tensors(signature.outputs),

@@ -22,6 +22,7 @@ from millstream.gateway.tensors.named_columns import read_named
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, row_names
@@ -119,6 +120,12 @@ def write_values(outputs: Sequence[OutputTensor]) -> bytes:
     values_of(outputs)
     output = outputs[0]
     return b'{"result":%b}' % text_of(output._replace(shape=(output.shape[0],)))
+
+
+def of_classes(extensions: Extensions, outputs: Sequence[OutputTensor]) -> tuple[Sequence[OutputTensor], Sequence[str]]:
+    """Return the outputs that classify, and their labels: of a version that answers labels, what they are made of."""
+    at = extensions.classes
+    return (outputs, extensions.labels[0]) if at is None else (outputs[at : at + 1], extensions.labels[at])
 
 
 def scores_of(outputs: Sequence[OutputTensor]) -> np.ndarray[Any, Any]:

@@ -20,6 +20,7 @@ from millstream.gateway.protocols.tfserving.cloud_events import close_event, ope
 from millstream.gateway.protocols.tfserving.lookup import find_route, find_view, version_of_label
 from millstream.gateway.protocols.tfserving.predict import (
     classify_body,
+    of_classes,
     read_document,
     read_examples,
     regress_body,
@@ -141,7 +142,7 @@ def _read_predict(route: ModelRoute, plans: InputPlans, document: dict[str, Any]
 
 
 def _read_classify(route: ModelRoute, plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, Writer]:
-    return read_examples(plans, document), lambda outputs: write_classes(outputs, route.extensions.labels[0])
+    return read_examples(plans, document), lambda outputs: write_classes(*of_classes(route.extensions, outputs))
 
 
 def _read_regress(_: ModelRoute, plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, Writer]:

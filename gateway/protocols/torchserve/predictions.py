@@ -28,7 +28,7 @@ from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import is_b64, lacks_rows, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.numpy_arrays import from_array
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
 from millstream.gateway.texts.text_plans import expect_no_text
@@ -167,11 +167,9 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool
     """Return the only output, or all by name, as JSON. Raises Failure(INVALID) for bytes that are not text."""
     if single and signature.batching:
         outputs = [rows_of(output)[0] for output in outputs]
-    texts = [
-        text_of(output, b64=spec.name.endswith("_bytes"))
-        for spec, output in zip(signature.outputs, outputs, strict=True)
-    ]
+    texts = {
+        spec.name: text_of(output, b64=spec.name.endswith("_bytes")) for spec, output in answered(signature, outputs)
+    }
     if len(texts) == 1:
-        return texts[0]
-    pairs = zip([orjson.dumps(spec.name) for spec in signature.outputs], texts, strict=True)
-    return b"{%b}" % b",".join([b"%b:%b" % pair for pair in pairs])
+        return next(iter(texts.values()))
+    return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in texts.items()])

@@ -11,6 +11,7 @@ from millstream.gateway.protocols.v2.decode import V2Decoder
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.protocols.v2.responder import RestResponder
 from millstream.gateway.scheduling.router import Codec
+from millstream.gateway.tensors.classification import LabelledOutputs
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import ClientRegions, Extensions
 from millstream.services.errors import Failure
@@ -43,14 +44,17 @@ class V2CodecFactory:
 
     def __call__(self, manifest: Manifest, plans: InputPlans) -> Codec:
         labels: Labels = {}
+        labelled = None
         failure = ""
         if manifest.config.labels:
             try:
                 labels = self._labels(manifest)
+                if (classes := manifest.config.classes) is not None:
+                    labelled = LabelledOutputs(manifest.signature, classes, labels[classes.output])
             except Failure as unreadable:
                 log.warning("version %s of %s: %s", manifest.version, manifest.model, unreadable.message)
                 failure = unreadable.message
-        extensions = Extensions(manifest.signature, labels, self._memory, self._bytes_max)
-        encoder = V2Encoder(manifest.model, manifest.version, manifest.signature, extensions)
+        extensions = Extensions(manifest.answered, labels, self._memory, self._bytes_max, labelled)
+        encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, extensions)
         decoder = V2Decoder(plans, self._bytes_max, extensions)
         return Codec(extensions, decoder, RestResponder(encoder, self._reply_budget), failure)

@@ -27,7 +27,7 @@ async def infer_v2(
         call: InferCall = route.decoder.decode(body, header_bytes)
     inputs, options = call
     manifest = route.lane.manifest
-    encoder = V2Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
+    encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, route.extensions)
     request_options = RequestOptions(options.timeout_s, options.priority)
     return await caller.call(
         route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), request_options

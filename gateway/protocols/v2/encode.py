@@ -42,7 +42,8 @@ class V2Encoder:
         self._classes = [_OutputText(spec.model_copy(update={"datatype": BYTES})) for spec in signature.outputs]
         self._outputs = [_OutputText(spec) for spec in signature.outputs]
         count = len(signature.outputs)
-        self._all = ([(index, False) for index in range(count)], [(index, True) for index in range(count)])
+        named_none = [index for index, spec in enumerate(signature.outputs) if not spec.on_request]
+        self._all = ([(index, False) for index in named_none], [(index, True) for index in named_none])
         self._start = b'"model_name":' + _dumps(model) + b',"model_version":"%d","outputs":[' % version
         # Whole responses of one output up to the data, by index of the output and shape.
         self._json: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]

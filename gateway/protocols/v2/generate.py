@@ -23,7 +23,7 @@ from millstream.gateway.tensors.json_document import (
 )
 from millstream.gateway.tensors.nested_json import text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_plans import expect_no_text
 from millstream.services.errors import invalid
@@ -65,8 +65,7 @@ def read(plans: InputPlans, body: bytes) -> GenerateRequest:
 def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -> bytes:
     """Return the body of the reply. Raises Failure(INVALID) for bytes that are not text."""
     pairs = [
-        b"%b:%b" % (orjson.dumps(spec.name), _value(output))
-        for spec, output in zip(manifest.signature.outputs, outputs, strict=True)
+        b"%b:%b" % (orjson.dumps(spec.name), _value(output)) for spec, output in answered(manifest.answered, outputs)
     ]
     head: dict[str, Any] = {"id": prompt_id} if prompt_id else {}
     head |= {"model_name": manifest.model, "model_version": str(manifest.version)}

@@ -38,7 +38,7 @@ def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any
         "versions": [str(version) for version in versions],
         "platform": platform_of(manifest)[0],
         "inputs": [_tensor(spec) for spec in manifest.signature.inputs],
-        "outputs": [_tensor(spec) for spec in manifest.signature.outputs],
+        "outputs": [_tensor(spec) for spec in manifest.answered.outputs],
     }
 
 

@@ -53,7 +53,7 @@ class GrpcEncoder:
         self._extensions = extensions
         self._version = str(version)
         self._signature = signature
-        self._all = tuple(range(len(signature.outputs)))
+        self._all = tuple(index for index, spec in enumerate(signature.outputs) if not spec.on_request)
         self._heads: dict[tuple[Any, ...], bytes] = {}
 
     def encode(
@@ -67,7 +67,7 @@ class GrpcEncoder:
         """Return an encoded response. Raises Failure(INVALID) if an output does not fit into its shared memory.
 
         Args:
-            requested: indices of outputs in the signature; None: all.
+            requested: indices of outputs in the signature; None: those that are not answered on request alone.
             request_id: "": the request has none.
             reply: all outputs of the version.
             extra: more fields of the response, in wire form.

@@ -171,7 +171,7 @@ class InferCalls:
 
     def _new_codec(self, route: ModelRoute) -> _Codec:
         manifest = route.lane.manifest
-        encoder = GrpcEncoder(manifest.model, manifest.version, manifest.signature, route.extensions)
+        encoder = GrpcEncoder(manifest.model, manifest.version, manifest.answered, route.extensions)
         codec = self._codecs[route.plans] = _Codec(
             GrpcDecoder(route.plans, route.extensions),
             encoder,

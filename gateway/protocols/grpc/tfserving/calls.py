@@ -16,7 +16,7 @@ from millstream.gateway.protocols.grpc.tfserving.tensors import form_of, read_te
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.lookup import find_route, find_view, version_of_label
-from millstream.gateway.protocols.tfserving.predict import SIGNATURE_NAME, check_signature_name
+from millstream.gateway.protocols.tfserving.predict import SIGNATURE_NAME, check_signature_name, of_classes
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -133,7 +133,8 @@ class PredictionCalls:
         outputs = await self._run(route, lambda plans: read_input(plans, examples), examples.ByteSize(), context)
         result.SetInParent()
         if method == _CLASSIFY:
-            write_classes(outputs, route.extensions.labels[0], result)
+            scores, labels = of_classes(route.extensions, outputs)
+            write_classes(scores, labels, result)
         else:
             write_values(outputs, result)
         _write_spec(response.model_spec, route)
@@ -195,7 +196,7 @@ def _filtered(route: ModelRoute, names: Any) -> list[str]:
     for name in names:
         if name not in known:
             raise invalid(f"output tensor alias not found in signature: {excerpt(name)}; there are {', '.join(known)}")
-    return list(dict.fromkeys(names)) or known
+    return list(dict.fromkeys(names)) or [spec.name for spec in route.plans.signature.outputs if not spec.on_request]
 
 
 def _write_spec(spec: Any, route: ModelRoute) -> None:
