@@ -111,7 +111,7 @@ def _json(text: str, *, by_line: bool) -> tuple[Any, str]:
         try:
             return json.loads(text), ""
         except (ValueError, RecursionError) as error:
-            problem = str(error)
+            problem = str(error).partition(";")[0]  # then Python's own advice
         if text.lstrip()[:1] not in {"{", "[", '"'}:  # lines of numbers are CSV
             return None, problem
     try:
@@ -168,6 +168,7 @@ def _table(text: str, metadata: Metadata, delimiter: str) -> Any:
     """Return CSV as a table if its first line names columns, else as rows."""
     first = text.partition("\n")[0]
     delimiter = delimiter or next((one for one in ",;\t" if one in first), ",")
+    csv.field_size_limit(max(len(text), 1))  # a text may be longer than csv's own limit
     try:
         lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if line]
     except csv.Error as error:
@@ -177,7 +178,10 @@ def _table(text: str, metadata: Metadata, delimiter: str) -> Any:
             raise invalid(f"line {number} of the CSV has {len(line)} fields, and line 1 has {len(lines[0])}")
     if not lines:
         raise invalid("the CSV has no lines")
-    if not any(isinstance(cell, str) for cell in _cells(lines[0])):  # values, not names
+    if _are_numbers(lines[0]):  # values, not names
+        for number, line in enumerate(lines, 1):
+            if not _are_numbers(line):
+                raise invalid(f"line {number} of the CSV has text, and line 1 has numbers: {', '.join(line)[:80]}")
         return [_cells(line) for line in lines]
     names = [name.strip() for name in lines[0]]
     if "" in names:
@@ -187,6 +191,10 @@ def _table(text: str, metadata: Metadata, delimiter: str) -> Any:
     texts = {spec["name"] for spec in metadata["inputs"] if spec["datatype"] == BYTES}
     columns = {name: [line[at] for line in lines[1:]] for at, name in enumerate(names)}
     return _CsvTable({name: cells if name in texts else _cells(cells) for name, cells in columns.items()})
+
+
+def _are_numbers(cells: list[str]) -> bool:
+    return not any(isinstance(cell, str) for cell in _cells(cells))
 
 
 def _cells(cells: list[str]) -> list[Any]:

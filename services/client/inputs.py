@@ -184,7 +184,8 @@ def _array(value: Any, name: str, *, as_objects: bool = False) -> Array:
     try:
         array = np.asarray(value, dtype=object if as_objects else None)
     except Exception as error:  # whatever `__array__` of a foreign type raises
-        raise invalid(f"input '{name}' is no array: {_uneven(value) or error}") from error
+        why = "its arrays differ in shape" if "inhomogeneous" in str(error) else error
+        raise invalid(f"input '{name}' is no array: {_uneven(value) or why}") from error
     lists = as_objects and next((one for one in array.ravel().tolist() if isinstance(one, list | tuple)), None)
     if lists:
         raise invalid(f"input '{name}' is no array: {_uneven(value) or 'it has lists beside values'}")
@@ -195,7 +196,7 @@ def _array(value: Any, name: str, *, as_objects: bool = False) -> Array:
 
 def _uneven(value: Any, where: str = "") -> str:
     """Return which lists of one level differ in length; "" if none do."""
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or len(where) > _NAMES_CHARACTERS:
         return ""
     sizes = [len(one) if isinstance(one, list | tuple | np.ndarray) else -1 for one in value]
     other = next((at for at, size in enumerate(sizes) if size != sizes[0]), None)

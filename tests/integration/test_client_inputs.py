@@ -117,6 +117,7 @@ def test_texts(client: Any) -> None:
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("ci-matrix", [[1, 2, 3], [4]], r"\[0\] is a list of 3 and \[1\] is a list of 1"),
+    ("ci-matrix", [np.zeros((2, 3)), np.zeros((2, 4))], "its arrays differ in shape"),
     ("ci-matrix", [[1, "a", 3]], r"text \(such as '1'\) cannot be sent as FP32"),
     ("ci-matrix", ["a", "b", "c"], r"takes FP32 \[-1, 3\], not text"),
     ("ci-matrix", b"\x89PNG", "not an image or the bytes of a file"),
@@ -257,6 +258,10 @@ def test_the_command_reads_rows_without_names(millstream: Caller, tmp_path: Path
         ("a.csv", b"", "the CSV has no lines"),
         ("a.csv", b"a,b,c\n1,x,3\n", "input 'b': text (such as 'x') cannot be sent as FP32"),
         ("a.csv", "a,b\nü,1".encode("latin-1"), "the input is no UTF-8 text"),
+        ("a.csv", b"1,2,3\n4,1_0,6\n", "line 2 of the CSV has text, and line 1 has numbers: 4, 1_0, 6"),
+        ("a.csv", b"a,b,c\n" + b"x" * 200_000 + b",1,2\n", "input 'a': text (such as 'xxx"),
+        ("a.json", b"[" * 500 + b"1" + b"]" * 500, "input 'x' is no array"),
+        ("a.json", b"9" * 5000, "the input is not JSON: Exceeds the limit"),
         ("a.jsonl", b'{"a": 1}\n{', "the input is not JSON Lines"),
         ("a.json", b"{", "the input is not JSON"),
         ("a.json", b"[" * 100_000, "the input is not JSON"),
