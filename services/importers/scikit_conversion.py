@@ -16,6 +16,7 @@ import numpy as np
 from millstream.services.errors import invalid
 from millstream.services.importers.base import IMPORTED, Imported, Sample
 from millstream.services.importers.scikit_inputs import INPUT, Inputs, draw, inputs_of
+from millstream.services.ingest.mending import mend
 from millstream.services.model.paths import FILE
 
 Array = np.ndarray[Any, Any]
@@ -56,6 +57,7 @@ def convert_estimator(model: Any, folder: Path) -> Imported:
     inputs = inputs_of(model)
     onnx_model = _to_onnx(model, inputs)
     _name_inputs(onnx_model, [name for name, _ in _initial_types(inputs)])
+    mend(onnx_model)  # classifiers of several outputs answer lists
     path = folder / IMPORTED / FILE
     path.write_bytes(onnx_model.SerializeToString())
     sample, notes = _sample(model, inputs, onnx_model)
@@ -184,11 +186,15 @@ def _named(inputs: Inputs, columns: list[Array]) -> dict[str, Array]:
 
 def _answer(model: Any, at: int, fed: Any) -> Array | None:
     """Return what the estimator answers for output number `at` of the converted model; None if that is not known."""
-    names: tuple[str, ...] = ("predict", "transform") if at == 0 else _SCORES if at == 1 else ()
+    names = ("predict", "transform") if at == 0 else _SCORES
     for name in names:
         function = getattr(model, name, None)
         if function is not None:
             answer = _called(function, fed)
+            if isinstance(answer, list) and 0 < at <= len(answer):  # the scores of each of several outputs
+                answer = answer[at - 1]
+            elif at > 1:
+                return None
             return np.asarray(answer.toarray() if hasattr(answer, "toarray") else answer)
     return None
 
@@ -206,15 +212,14 @@ def _called(function: Any, fed: Any) -> Any:
 def _clear_rows(model: Any, answers: list[Array]) -> Array:
     """Return the positions of the rows whose label rounding cannot change; all rows if there is no such row."""
     rows = len(answers[0])
-    if len(answers) == 1:
-        return np.arange(rows)
-    scores = answers[1].reshape(rows, -1)
-    if scores.shape[1] == 1:
-        clear = np.abs(scores[:, 0]) > _TIE
-    else:  # the best is the largest score of a classifier, and the smallest distance of a clusterer
-        ordered = np.sort(scores, axis=1)
-        nearest = not hasattr(model, "classes_") and not hasattr(model, "predict_proba")
-        clear = (ordered[:, 1] - ordered[:, 0] if nearest else ordered[:, -1] - ordered[:, -2]) > _TIE
+    clear = np.ones(rows, bool)
+    for scores in (answer.reshape(rows, -1) for answer in answers[1:]):
+        if scores.shape[1] == 1:
+            clear &= np.abs(scores[:, 0]) > _TIE
+        else:  # the best is the largest score of a classifier, and the smallest distance of a clusterer
+            ordered = np.sort(scores, axis=1)
+            nearest = not hasattr(model, "classes_") and not hasattr(model, "predict_proba")
+            clear &= (ordered[:, 1] - ordered[:, 0] if nearest else ordered[:, -1] - ordered[:, -2]) > _TIE
     return np.flatnonzero(clear) if clear.any() else np.arange(rows)
 
 

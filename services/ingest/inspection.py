@@ -77,7 +77,9 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
         if not defect:
             raise
         raise invalid(f"the model {defect}") from failure
+    withheld = [one.name for one in defaults]
     defaults = servable_defaults(subject, decision, defaults)
+    withheld = [name for name in withheld if name not in {one.name for one in defaults}]
     observed = [with_observed_dims(tensor, array) for tensor, array in observed_outputs(outputs, decision)]
     signature = Signature(
         inputs=to_specs(in_graph_order(model, [*inputs, *defaults]), batching=decision.batching),
@@ -86,7 +88,7 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
     )
     trial, note = check_warmup(task, session, signature, tried=decision.observed is not None)
     imported = compare_samples(task, session, inputs, outputs)
-    notes = [*mends.notes, *decision.notes, note]
+    notes = [*mends.notes, *decision.notes, _withheld_note(withheld), note]
     return CheckedModel(
         served=str(decision.served.relative_to(task.folder)),
         files=tuple(_files_read(task.folder, decision.served, files)),
@@ -115,6 +117,14 @@ def _weights(model: onnx.ModelProto, folder: Path, *, archived: bool) -> list[st
         )
     check_weights(ends, folder)
     return sorted(ends)
+
+
+def _withheld_note(names: Sequence[str]) -> str:
+    """Return the note on inputs with a default that a request may not bring, as requests share runs; "" if none is."""
+    if not names:
+        return ""
+    listed = ", ".join(repr(name[:80]) for name in names[:3]) + (", …" if len(names) > 3 else "")
+    return f"Requests share runs, so they cannot set inputs with a default ({listed}): with batching off they can."
 
 
 def _declare_observed(model: onnx.ModelProto, path: Path) -> bool:

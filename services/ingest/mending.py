@@ -18,9 +18,10 @@ import onnx
 from onnx import helper
 
 from millstream.services.ingest.graph import IR_DEFAULTS, fixed_inputs, nodes
+from millstream.services.ingest.report import one_line
 
-#: outputs that one sequence may become, and names that a note lists
-_PARTS_MAX, _NAMED_MAX = 256, 5
+#: outputs that one sequence may become, names that a note lists, and notes
+_PARTS_MAX, _NAMED_MAX, _NOTES_MAX = 256, 5, 8
 _IR_OPSETS = 3
 #: in which every IR version has Identity
 _IDENTITY_OPSET = 7
@@ -53,7 +54,7 @@ def mend(model: onnx.ModelProto) -> Mends:
     notes = [*_replace_zip_maps(graph, classes), *_part_sequences(graph)]
     if notes and not {"", "ai.onnx"} & {entry.domain for entry in model.opset_import}:
         model.opset_import.append(helper.make_opsetid("", _IDENTITY_OPSET))
-    return Mends(any(unseen) or bool(notes), tuple(notes), classes)
+    return Mends(any(unseen) or bool(notes), tuple(map(one_line, notes[:_NOTES_MAX])), classes)
 
 
 def _name(graph: onnx.GraphProto) -> bool:
@@ -131,7 +132,7 @@ def _replace_zip_maps(graph: onnx.GraphProto, classes: dict[str, list[str]]) -> 
         node.CopyFrom(helper.make_node("Identity", node.input[:1], [output.name], name=node.name))
         classes[output.name] = names
         listed = ", ".join(name[:40] for name in names[:_NAMED_MAX]) + (", …" if len(names) > _NAMED_MAX else "")
-        yield f"Output {output.name!r} is one tensor instead of a list of maps (ZipMap); its columns are: {listed}."
+        yield f"Output {output.name[:80]!r} is a tensor instead of a list of maps (ZipMap); its columns are: {listed}."
 
 
 def _part_sequences(graph: onnx.GraphProto) -> Iterator[str]:
@@ -143,13 +144,19 @@ def _part_sequences(graph: onnx.GraphProto) -> Iterator[str]:
         node = made.get(output.name)
         element = output.type.sequence_type.elem_type
         parts = [f"{output.name}_{part}" for part in range(len(node.input) if node else 0)]
-        if node is None or not element.HasField("tensor_type") or len(parts) > _PARTS_MAX or taken & {*parts}:
+        if (
+            node is None
+            or not parts
+            or not element.HasField("tensor_type")
+            or len(parts) > _PARTS_MAX
+            or taken & {*parts}
+        ):
             outputs.append(output)
             continue
         for part, name in zip(node.input, parts, strict=True):
             graph.node.append(helper.make_node("Identity", [part], [name]))
             outputs.append(onnx.ValueInfoProto(name=name, type=element))
-        yield f"Output {output.name!r}, a list, is {len(parts)} outputs: {parts[0]!r} to {parts[-1]!r}."
+        yield f"Output {output.name[:80]!r}, a list, is {len(parts)} outputs: {parts[0][:90]!r} and so on."
     _replace(graph.output, outputs)
 
 

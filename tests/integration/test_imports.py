@@ -25,6 +25,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, IsolationForest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
@@ -109,6 +110,10 @@ OTHER_KINDS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "regressor": (lambda: Ridge().fit(X, Y), ["variable"]),
     "clusterer": (lambda: KMeans(3, n_init=1, random_state=0).fit(X), ["label", "scores"]),
     "transformer": (lambda: PCA(2).fit(X), ["variable"]),
+    "several outputs": (
+        lambda: MultiOutputClassifier(LogisticRegression(max_iter=500)).fit(X, np.stack([Y, Y > 0], 1)),
+        ["label", "probabilities_0", "probabilities_1"],
+    ),
     "scores alone": (lambda: LinearSVC().fit(X, Y), ["label", "probabilities"]),
     "boosted by histograms": (
         lambda: HistGradientBoostingClassifier(max_iter=5).fit(X, Y),

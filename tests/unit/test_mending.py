@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from millstream.services.errors import Failure
 from millstream.services.ingest.inspection import inspect
 from millstream.services.ingest.report import CheckedModel, CheckTask
 
@@ -91,7 +92,7 @@ def test_zip_map_becomes_a_tensor_with_the_names_of_its_columns(folder: Path, op
     ]
     assert found.batching.decided == "proven"
     assert found.notes == (
-        "Output 'probabilities' is one tensor instead of a list of maps (ZipMap); its columns are: cat, dog, eel.",
+        "Output 'probabilities' is a tensor instead of a list of maps (ZipMap); its columns are: cat, dog, eel.",
     )
     assert (folder / found.labels["probabilities"]).read_text().split("\n") == ["cat", "dog", "eel"]
     assert found.sources == ("source/model.onnx",)
@@ -102,6 +103,39 @@ def test_names_that_say_nothing_or_have_two_lines_are_no_labels(
     folder: Path, names: Sequence[str] | Sequence[int], kept: bool
 ) -> None:
     assert bool(checked(folder, classifier(names)).labels) == kept
+
+
+def test_odd_names_and_many_outputs_leave_a_bounded_report(folder: Path) -> None:
+    model = classifier(["new\nline", "\x1b[31m", "x" * 5000])
+    zipped, port = model.graph.node[1], model.graph.output[1]
+    for at in range(40):
+        name = f"{at}" + "y" * 500
+        model.graph.node.append(helper.make_node("ZipMap", ["scores"], [name], domain="ai.onnx.ml"))
+        model.graph.node[-1].attribute.extend(zipped.attribute)
+        model.graph.output.append(helper.make_value_info(name, port.type))
+    notes = checked(folder, model).notes
+    assert 0 < len(notes) <= 10
+    assert all(note.isprintable() and len(note) < 1000 for note in notes)
+
+
+def test_an_empty_list_is_refused(folder: Path) -> None:
+    empty = helper.make_value_info("y", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None)))
+    with pytest.raises(Failure, match="'y' is of type sequence"):
+        checked(folder, model_of([helper.make_node("SequenceEmpty", [], ["y"])], [empty]))
+
+
+@pytest.mark.parametrize("batching", [True, False])
+def test_an_input_with_a_default_is_optional_or_the_note_says_why_not(folder: Path, batching: bool) -> None:
+    stored = [numpy_helper.from_array(np.full((3,), at, np.float32), name) for at, name in enumerate("ws", 2)]
+    scale = helper.make_tensor_value_info("s", TensorProto.FLOAT, [3])
+    nodes = [helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "s"], ["y"])]
+    model = model_of(nodes, weights=stored, inputs=[X, scale])
+    if not batching:
+        nodes.append(helper.make_node("ReduceMax", ["y"], ["z"], axes=[0]))
+        model = model_of(nodes, [helper.make_tensor_value_info("z", 1, [1, 3])], stored, [X, scale])
+    found = checked(folder, model)
+    assert [spec.name for spec in found.signature.inputs] == (["x"] if batching else ["x", "s"])
+    assert any("cannot set inputs with a default ('s')" in note for note in found.notes) == batching
 
 
 def test_a_list_of_tensors_becomes_an_output_for_each(folder: Path) -> None:
