@@ -13,6 +13,7 @@ from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, UnknownInput
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.gateway.texts.hugging_face import gives_texts
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.manifest import Manifest
@@ -79,7 +80,9 @@ def expect_no_text(plans: InputPlans, names: Collection[str]) -> None:
 
 def are_strings(document: object) -> bool:
     """Return whether the rows, or the one column, of a JSON document are strings, which name no input."""
-    values = document.get("instances", document.get("inputs")) if isinstance(document, dict) else document
+    if gives_texts(document):
+        return True
+    values = document.get("instances") if isinstance(document, dict) else document
     return type(values) is list and set(map(type, values)) == {str}
 
 

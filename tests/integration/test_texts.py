@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from huggingface_hub import InferenceClient
 from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
@@ -49,6 +50,10 @@ def _served(shared_stack: Stack, model: Path) -> None:
     for name, content in (("tx-words", tokenizer().to_str()), ("tx-broken", "{}")):
         path = model.with_name(f"{name}.zip")
         path.write_bytes(archive(model, content))
+        shared_stack.push(name, path)
+    for name, classes in (("tx-label", 1), ("tx-labels", 2)):
+        path = model.with_name(f"{name}.zip")
+        path.write_bytes(archive(models.labelled(model.with_name(f"{name}.onnx"), classes), tokenizer().to_str()))
         shared_stack.push(name, path)
     shared_stack.push("tx-plain", model)
 
@@ -287,3 +292,61 @@ def test_text_that_is_no_text(stack: Stack) -> None:
         assert stack.http.post("/v2/models/tx-words/infer", json=body).status_code == 400
     unpaired = json.dumps({"instances": [{"text": "\ud800"}]}).encode()
     assert stack.http.post("/v1/models/tx-words:predict", content=unpaired).status_code == 400
+
+
+def label(token: int) -> dict[str, Any]:
+    return {"label": f"word-{token}", "score": pytest.approx(token / 10)}
+
+
+@pytest.mark.parametrize("path", ["/endpoints/{}/invocations", "/models/{}/invoke"])
+def test_bodies_of_hugging_face(stack: Stack, path: str, expected: Any) -> None:
+    """Answered as a pipeline answers them, where the version has labels and scores."""
+
+    def ask(model: str, body: Any) -> tuple[int, Any]:
+        reply = stack.http.post(path.format(model), content=json.dumps(body).encode())
+        document = reply.json()
+        if reply.status_code == 424:  # what boto3 sees of the container's 400
+            return document["OriginalStatusCode"], json.loads(document["OriginalMessage"])["error"]
+        return reply.status_code, document if reply.status_code == 200 else document["message"]
+
+    both = [[{"label": f"word-{token}-{k}", "score": pytest.approx(token / 10)} for k in (0, 1)] for token in (4, 5)]
+    options = {"wait_for_model": True, "use_cache": False, "use_gpu": False}
+    for model, body, answer in (
+        ("tx-label", {"inputs": TEXTS[0]}, [label(4)]),
+        ("tx-label", {"inputs": TEXTS[:2], "parameters": {}, "options": options}, [label(4), label(5)]),
+        ("tx-label", {"inputs": [TEXTS[0]], "parameters": {"top_k": 1, "truncation": None}}, [label(4)]),
+        ("tx-label", {"inputs": TEXTS[0], "parameters": {"function_to_apply": "softmax"}}, [label(4)]),
+        ("tx-labels", {"inputs": TEXTS[:2]}, both),
+        ("tx-labels", {"inputs": TEXTS[0], "parameters": {"function_to_apply": "sigmoid", "top_k": 2}}, both[:1]),
+        ("tx-label", {"instances": TEXTS[:1]}, {"predictions": [label(4)]}),
+    ):
+        assert ask(model, body) == (200, answer), body
+    status, document = ask("tx-words", {"inputs": TEXTS[0]})
+    np.testing.assert_allclose(document["predictions"], expected[:1], rtol=1e-4, atol=1e-5)
+    assert status == 200
+    for model, more, error in (
+        ("tx-label", {"parameters": {"top_k": 2}}, "the parameter 'top_k' is not supported: it is 1: leave it out"),
+        ("tx-label", {"parameters": {"top_k": True}}, "the parameter 'top_k' is not supported: it is 1: leave it out"),
+        ("tx-labels", {"parameters": {"top_k": 1}}, "the parameter 'top_k' is not supported: it is 2: leave it out"),
+        ("tx-label", {"parameters": {"truncation": True}}, "the parameter 'truncation' is not supported: leave it out"),
+        ("tx-words", {"parameters": {"top_k": 1}}, "the parameter 'top_k' is not supported: leave it out"),
+        ("tx-words", {"parameters": [1]}, "'parameters' is an object"),
+        ("tx-words", {"options": {"cache": True}}, "the option 'cache' is unknown; these have no effect: dont_load"),
+    ):
+        status, message = ask(model, {"inputs": TEXTS[0], **more})
+        assert (status, message[: len(error)]) == (400, error)
+
+
+def test_the_client_of_hugging_face(stack: Stack) -> None:
+    for name in ("tx-label", "tx-labels"):
+        found = InferenceClient(model=f"{stack.url}/endpoints/{name}/invocations").text_classification(TEXTS[0])
+        one = found[0] if isinstance(found, list) else found
+        assert one.label == "word-4" + "-0" * (name == "tx-labels")
+        assert one.score == pytest.approx(0.4)
+
+
+def test_v1_takes_one_text_and_refuses_parameters(stack: Stack, expected: Any) -> None:
+    reply = stack.http.post("/v1/models/tx-words:predict", json={"inputs": TEXTS[0], "parameters": {}})
+    np.testing.assert_allclose(reply.json()["outputs"], expected[:1], rtol=1e-4, atol=1e-5)
+    reply = stack.http.post("/v1/models/tx-words:predict", json={"inputs": TEXTS[0], "parameters": {"normalize": True}})
+    assert (reply.status_code, "'normalize' is not supported" in reply.json()["error"]) == (400, True)

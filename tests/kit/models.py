@@ -507,6 +507,28 @@ def embeddings(pooled: bool = False, types: bool = False) -> onnx.ModelProto:
 
 
 @_builder
+def labelled(classes: int = 1) -> onnx.ModelProto:
+    """Labels and scores of texts: "input_ids" INT64 [N, L] -> "label" BYTES, "score" FP32, both [N] or [N, classes].
+
+    Of token 0 to 6 that is the largest in the text: "word-<token>" and token / 10; class k: "word-<token>-<k>".
+    """
+    nodes = [helper.make_node("ReduceMax", ["input_ids"], ["token"], axes=[1], keepdims=int(classes > 1))]
+    weights = [_float("scores", np.arange(7) / 10)]
+    for k in range(classes):  # ONNX Runtime gathers only the first string of a row
+        words = [f"word-{at}" + f"-{k}" * (classes > 1) for at in range(7)]
+        weights.append(numpy_helper.from_array(np.array(words, object), f"words-{k}"))
+        for name, table in ((f"label-{k}", f"words-{k}"), (f"score-{k}", "scores")):
+            nodes.append(helper.make_node("Gather", [table, "token"], [name], axis=0))
+    for name in ("label", "score"):
+        each = [f"{name}-{k}" for k in range(classes)]
+        joined = helper.make_node("Concat", each, [name], axis=1)
+        nodes.append(joined if classes > 1 else helper.make_node("Identity", each, [name]))
+    shape: list[Dim] = ["N", classes] if classes > 1 else ["N"]
+    outputs = [_value("label", "BYTES", shape), _value("score", "FP32", shape)]
+    return _model(nodes, [_value("input_ids", "INT64", ["N", "L"])], outputs, weights)
+
+
+@_builder
 def squeezenet(rows: Dim = "N", seed: int = 4) -> onnx.ModelProto:
     """SqueezeNet 1.0 with He-normal weights (5 MB): "data_0" FP32 [rows, 3, 224, 224] -> "scores" [rows, 1000].
 

@@ -124,7 +124,8 @@ def test_requests_with_texts(inputs: list[tuple[str, str, list[int], list[Any]]]
 def test_rows_of_strings_name_no_input() -> None:
     assert are_strings({"instances": ["a", "b"]})
     assert are_strings({"inputs": ["a"]})
-    others: list[dict[str, Any]] = [{"instances": []}, {"instances": ["a", 1]}, {"inputs": "a"}, {"inputs": {}}, {}]
+    assert are_strings({"inputs": "a"})
+    others: list[dict[str, Any]] = [{"instances": []}, {"instances": ["a", 1]}, {"inputs": [1]}, {"inputs": {}}, {}]
     for document in others:
         assert not are_strings(document)
 

@@ -46,6 +46,7 @@ from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import rows_body
 from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
 from millstream.gateway.tensors.outputs import size_of
+from millstream.gateway.texts.hugging_face import check_parameters, gives_texts, write_labels
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
@@ -226,6 +227,7 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
             f"{forms.JSON}, {forms.JSON_LINES}, {forms.CSV}, {forms.NPY}",
         )
     parsed: forms.ParsedBody | None = None
+    document: Any = None
     texts = False
     with caller.count_rejections(route, rows_body):
         if forms.media_type(content_type) in {forms.JSON, forms.JSON_LINES}:
@@ -242,6 +244,8 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
         return _v2_reply(*await infer_v2(caller, route, body, None))
     outputs = await infer_arrays(caller, route, parsed.inputs)
     signature = route.plans.signature
+    if form == forms.JSON and gives_texts(document) and (labels := write_labels(signature, outputs)) is not None:
+        return _with_type(labels, form)
     text = await run_in_thread_if_large(
         size_of(outputs), forms.write, signature, outputs, form, row_form=parsed.row_form
     )
@@ -253,6 +257,8 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
 def _parsed(route: ModelRoute, document: Any) -> tuple[forms.ParsedBody, bool]:
     """Return the inputs of a JSON document, and whether they are texts. Raises Failure(INVALID)."""
     check_params(document)
+    if gives_texts(document):
+        check_parameters(route.plans.signature, document)
     if is_dataframe(document):
         return read_with_texts(
             route.plans, lambda plans: forms.ParsedBody(read_dataframe(plans, document), row_form=True)

@@ -42,6 +42,7 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
+from millstream.gateway.texts.hugging_face import check_parameters, gives_texts
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
@@ -226,6 +227,8 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
 
 def _parsed(route: ModelRoute, read: Reader, data: bytes) -> _Parsed:
     document = read_document(data, route.plans.json_limits)
+    if gives_texts(document):
+        check_parameters(route.plans.signature, document)
     parsed, texts = read_with_texts(
         route.plans, lambda plans: read.read(route, plans, document), strings=are_strings(document)
     )
