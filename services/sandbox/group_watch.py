@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,12 @@ class GroupWatch:
         self._memory_bytes_max = memory_bytes_max
         self._alone = alone
         self._was_above = False
+        self._next = time.monotonic() + WATCH_S
+
+    @property
+    def due(self) -> bool:
+        """Whether WATCH_S have passed since the last `measure`, for processes that answer before it is time to look."""
+        return time.monotonic() >= self._next
 
     async def until_exceeded(self) -> str:
         """Return what exceeds a limit, when something does. It looks after WATCH_S first, when most have ended."""
@@ -53,6 +60,7 @@ class GroupWatch:
 
         Blocking, some milliseconds.
         """
+        self._next = time.monotonic() + WATCH_S
         pids = _alone(self._leader) if self._alone else list(_members(self._leader))
         if len(pids) > PROCESSES_MAX:
             return f"it started more than {PROCESSES_MAX} processes"

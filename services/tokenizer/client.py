@@ -16,7 +16,10 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment
+from millstream.services.ingest.forked_check import watched
 from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.sandbox.folder_watch import FolderWatch
+from millstream.services.sandbox.group_watch import GroupWatch
 from millstream.services.tokenizer.messages import (
     LENGTH,
     MESSAGE_BYTES_MAX,
@@ -51,6 +54,8 @@ class TokenizerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        folder = FolderWatch(None, 0, included="")
+        self._watch = GroupWatch(process.pid, folder, MEMORY_BYTES_MAX, alone=True)
 
     @classmethod
     async def start(cls, content: bytes, what: str) -> TokenizerProcess:
@@ -109,23 +114,30 @@ class TokenizerProcess:
         assert source
         assert target
         try:
-            async with asyncio.timeout(seconds_max):
+            async with asyncio.timeout(seconds_max), watched(self._watch, self._kill):
                 target.write(LENGTH.pack(len(message)) + message)
                 await target.drain()
                 (size_bytes,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
                 if size_bytes > MESSAGE_BYTES_MAX:
                     raise TokenizerEnded(slow=False)
-                return read_answers(await source.readexactly(size_bytes), answers)
+                found = read_answers(await source.readexactly(size_bytes), answers)
         except TimeoutError:
             raise TokenizerEnded(slow=True) from None
         except (OSError, EOFError, ValueError, RuntimeError):  # what is no answer; a pipe that uvloop has closed
             raise TokenizerEnded(slow=False) from None
+        exceeded = await asyncio.to_thread(self._watch.measure) if self._watch.due else ""
+        if exceeded:
+            raise TokenizerEnded(slow=False)
+        return found
 
-    async def close(self) -> None:
-        """End the process."""
+    def _kill(self) -> None:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End the process."""
+        self._kill()
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()

@@ -126,3 +126,40 @@ def test_outputs_that_are_no_file_of_arrays_are_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(outputs, "ANSWER_BYTES_MAX", 100)
     with pytest.raises(ValueError, match="more than"):
         read_outputs(tmp_path / "o.npz")
+
+
+STARTS = """import threading
+threading.stack_size(32768)
+for _ in range(1200):
+    threading.Thread(target=time.sleep, args=(99,)).start()"""
+TAKES = {
+    "threads": (
+        STARTS,
+        "it started more than 1024 threads",
+    ),
+    "disk": ("open(FOLDER + '/large', 'wb').write(b'x' * (3 << 20))", "its files take more than 2 MiB"),
+    "files without a name": (
+        "import os; kept = open(FOLDER + '/gone', 'w+b'); kept.write(b'x' * (3 << 20)); os.unlink(kept.name)",
+        "its files take more than 2 MiB",
+    ),
+    "memory": ("kept = b'x' * (200 << 20)", "its processes use more than 96 MiB of memory together"),
+}
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["and answers at once", "and is silent"])
+@pytest.mark.parametrize("what", TAKES)
+def test_a_process_that_takes_too_much_is_ended(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, answers: bool
+) -> None:
+    monkeypatch.setattr(measuring, "WRITTEN_BYTES_MAX", 2 << 20)
+    code, why = TAKES[what]
+    says = "for _ in sys.stdin: print('{\"times_s\": [1]}', flush=True)" if answers else "time.sleep(1e6)"
+    say(script, f"FOLDER = {str(tmp_path)!r}\n{code}\n{says}")
+
+    def measure() -> None:
+        measured = Measuring(opening(tmp_path).model_copy(update={"memory_bytes": 64 << 20}), 60)
+        while True:
+            measured.times(1, 0.01, 60)
+
+    with pytest.raises(FailedError, match=why):
+        measure()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -20,18 +21,28 @@ from millstream.services.compiler.race.bounds import Extreme, extreme_call, extr
 from millstream.services.compiler.race.samples import rows_of
 from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Failure
-from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.samples import read_inputs
 from millstream.services.process.memory_use import memory_use
-from millstream.services.sandbox.confine import begin, confine
+from millstream.services.sandbox.confine import Limits, begin, confine
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
 from millstream.workers.instances.reshape import Reshaped
 from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
-from millstream.workers.race.messages import ANSWER_BYTES_MAX, TIMES_MAX, Answer, Command, Opening, Said, TimeRuns
+from millstream.workers.race.messages import (
+    ANSWER_BYTES_MAX,
+    MEMORY_SPARE,
+    TIMES_MAX,
+    WRITTEN_BYTES_MAX,
+    Answer,
+    Command,
+    Opening,
+    Said,
+    TimeRuns,
+)
 from millstream.workers.race.outputs import write_outputs
 
 ERROR_CHARACTERS_MAX = 1000
+_CPU_S_MAX = 1 << 30  # the driver ends one that takes long
 WARM_UPS = 2  # runs of a size before its first block
 
 
@@ -140,13 +151,10 @@ def _confine(opening: Opening) -> None:
     tempfile.tempdir = str(folder)
     # The served file may be a link to another folder; its weights are beside it.
     reads = [model.parent, model.parent.resolve(), model.resolve(), opening.inputs.parent.resolve()]
-    programs = [Path(sys.executable).resolve(), *get_target("iree").programs()] if _compiles(opening) else []
-    confine(reads, [folder], programs, accelerator=opening.device != "cpu")
-
-
-def _compiles(opening: Opening) -> bool:
-    """Return whether the load compiles, in a process of its own: IREE does so with what was not compiled for it."""
-    return opening.backend == "iree" and is_export_file(opening.path)
+    programs = [Path(sys.executable).resolve(), *get_target("iree").programs()] if opening.starts_programs else []
+    memory_bytes = int(opening.memory_bytes * MEMORY_SPARE) or resource.RLIM_INFINITY
+    limits = Limits(memory_bytes, _CPU_S_MAX, WRITTEN_BYTES_MAX, reserved_free=True)
+    confine(reads, [folder], programs, limits=limits, accelerator=opening.device != "cpu")
 
 
 def _why(error: BaseException) -> str:

@@ -19,7 +19,18 @@ from pydantic import BaseModel, ValidationError
 from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.environment import library_environment
-from millstream.workers.race.messages import LINE_BYTES_MAX, Answer, Command, Opening, Said, TimeRuns
+from millstream.services.sandbox.folder_watch import WATCH_S, FolderWatch
+from millstream.services.sandbox.group_watch import GroupWatch
+from millstream.workers.race.messages import (
+    LINE_BYTES_MAX,
+    MEMORY_SPARE,
+    WRITTEN_BYTES_MAX,
+    Answer,
+    Command,
+    Opening,
+    Said,
+    TimeRuns,
+)
 
 _CHUNK_BYTES = 1 << 16
 _STDERR_JOIN_S = 2.0  # for the end of what a process wrote
@@ -52,6 +63,9 @@ class Measuring:
             process_group=0,
             bufsize=0,
         )
+        folder = FolderWatch(opening.folder, WRITTEN_BYTES_MAX, included="")
+        memory_bytes = int(opening.memory_bytes * MEMORY_SPARE) or sys.maxsize
+        self._watch = GroupWatch(self._process.pid, folder, memory_bytes, alone=not opening.starts_programs)
         self._errors = b""
         self._line = b""
         self._reader = threading.Thread(target=self._read_errors, daemon=True)
@@ -113,6 +127,8 @@ class Measuring:
             self.close()
             raise FailedError("its process replied nothing that can be read") from None
         self.size_bytes = said.size_bytes
+        if self._watch.due:
+            self._look()
         if said.error:
             raise FailedError(" ".join(said.error.split()))
         return said
@@ -124,14 +140,23 @@ class Measuring:
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
         while b"\n" not in self._line:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not poll.poll(left_s * 1000):
+            if left_s <= 0:
                 raise TimeoutError
+            if not poll.poll(min(left_s, WATCH_S) * 1000):
+                self._look()
+                continue
             chunk = os.read(descriptor, _CHUNK_BYTES)
             if not chunk or len(self._line) > LINE_BYTES_MAX:
                 raise EOFError
             self._line += chunk
         line, _, self._line = self._line.partition(b"\n")
         return line
+
+    def _look(self) -> None:
+        """Kill the process if it takes more than it may. Raises FailedError then."""
+        if exceeded := self._watch.measure():
+            self.close()
+            raise FailedError(f"it was ended: {exceeded}")
 
     def _ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):

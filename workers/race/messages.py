@@ -11,11 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.services.compiler.candidate import Flags
 from millstream.services.compiler.race.bounds import Extreme
+from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.signature import Signature
 
 TIMES_MAX = 1000  # runs of one block
 ANSWER_BYTES_MAX = 1 << 30  # of all outputs of one Answer
 LINE_BYTES_MAX = 1 << 20
+#: that a measuring process may write: the outputs of an Answer, and what its library compiles
+WRITTEN_BYTES_MAX = ANSWER_BYTES_MAX + (512 << 20)
+#: A hard limit above that on the memory that a load and its runs find, which follows what is used.
+MEMORY_SPARE = 1.5
 
 
 class Opening(BaseModel):
@@ -39,6 +44,11 @@ class Opening(BaseModel):
     folder: Path
     options: Flags = {}
     memory_bytes: int = 0
+
+    @property
+    def starts_programs(self) -> bool:
+        """Whether the load compiles, in a process of its own: IREE does so with what was not compiled for it."""
+        return self.backend == "iree" and is_export_file(self.path)
 
 
 class TimeRuns(BaseModel):
