@@ -10,6 +10,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,10 @@ class KerasImporter:
         torch = import_torch()
         keras = _import_keras()
         model = _load(keras, source)
-        names = [tensor.name for tensor in model.inputs]
-        outputs = _outputs(model)
-        served = _served(torch, model)
+        inputs, found = getattr(model, "input", model.inputs[0]), getattr(model, "output", None)  # Sequential has none
+        names = _unique([_name(tensor, inputs, tensor.name) for tensor in model.inputs], ())
+        outputs = _unique([_name(tensor, found, _layer(tensor)) for tensor in model.outputs], names)
+        served = _served(torch, keras, model, inputs)
         arrays, samples = _samples(torch, served, model, names, outputs)
         variable = [
             {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(tensor.shape) if size is None}
@@ -144,16 +146,31 @@ def _load(keras: Any, source: Source) -> Any:
     return model
 
 
-def _outputs(model: Any) -> list[str]:
-    """Return names of the outputs: those of the layers, as Keras has them, each once."""
-    named = [str(name) for name in getattr(model, "output_names", ())]
-    if len(named) == len(model.outputs) == len(set(named)):
-        return named
-    return [f"output_{at}" for at in range(len(model.outputs))]
+def _name(tensor: Any, structure: Any, layer: str) -> str:
+    """Return the name of an input or output: its key, if the model has them in a dictionary, else its layer's."""
+    keys = structure.items() if isinstance(structure, dict) else ()
+    return next((str(key) for key, value in keys if value is tensor), layer)
 
 
-def _served(torch: Any, model: Any) -> Any:
-    """Return a module that takes the inputs by position and returns all outputs."""
+def _layer(tensor: Any) -> str:
+    """Return the name of the layer or operation that computes an output."""
+    return str(tensor._keras_history.operation.name)
+
+
+def _unique(names: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Return the names, with a number behind those that an earlier one has: a layer may be used several times."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{at}" if at else name for at in count())
+        found.append(next(one for one in numbered if one not in taken and one not in found))
+    return found
+
+
+def _served(torch: Any, keras: Any, model: Any, inputs: Any) -> Any:
+    """Return a module that takes the inputs by position and returns all outputs, in the order of the model's lists.
+
+    `inputs`: the structure in which the model takes them.
+    """
 
     class Served(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -161,11 +178,8 @@ def _served(torch: Any, model: Any) -> Any:
             self.model = model
 
         def forward(self, *arguments: Any) -> Any:
-            given = arguments[0] if len(arguments) == 1 else list(arguments)
-            found = self.model(given, training=False)
-            if isinstance(found, dict):
-                found = list(found.values())
-            return tuple(found) if isinstance(found, list | tuple) else (found,)
+            given = keras.tree.pack_sequence_as(inputs, list(arguments))
+            return tuple(keras.tree.flatten(self.model(given, training=False)))
 
     return Served().eval()
 

@@ -70,6 +70,30 @@ def test_several_inputs_and_outputs(client: Client, tmp_path: Path) -> None:
         assert np.allclose(answered[name], array, rtol=1e-3, atol=1e-5)
 
 
+def test_inputs_and_outputs_keep_their_names(client: Client, tmp_path: Path) -> None:
+    layers = keras.layers
+    price = keras.Sequential([keras.Input((4,), name="size"), layers.Dense(8), layers.Dense(2, name="price")])
+    x = keras.Input((4,), name="n")
+    of_keys = keras.Model(x, {"z": layers.Dense(1, name="first")(x), "a": layers.Dense(2, name="second")(x)})
+    left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
+    tower = layers.Dense(3, name="tower")
+    both = keras.Model({"r": left, "l": right}, [tower(left), tower(right)])
+    rows = {at: np.random.default_rng(at).standard_normal((3, 4), np.float32) for at in range(2)}
+    for name, model, given, outputs in (
+        ("price", price, {"size": rows[0]}, ["price"]),
+        ("keys", of_keys, {"n": rows[0]}, ["a", "z"]),
+        ("tower", both, {"r": rows[0], "l": rows[1]}, ["tower", "tower_1"]),
+    ):
+        version = client.push(name, saved(tmp_path / name, model), wait_s=300)
+        assert sorted(spec["name"] for spec in version["inputs"]) == sorted(given)
+        assert [spec["name"] for spec in version["outputs"]] == outputs
+        expected = model.predict(given if name == "tower" else rows[0], verbose=0)
+        answered = client.predict(name, given)
+        for at, output in enumerate(outputs):
+            of_it = expected if len(outputs) == 1 else expected[output if isinstance(expected, dict) else at]
+            assert np.allclose(answered[output], of_it, rtol=1e-3, atol=1e-5)
+
+
 def test_lambda_layers_are_refused(client: Client, tmp_path: Path) -> None:
     x = keras.Input((2,))
     model = keras.Model(x, keras.layers.Lambda(lambda value: value * 2)(x))
