@@ -135,12 +135,19 @@ class Importer(Protocol):
         """
 
 
+class Members(NamedTuple):
+    """What in a folder is the model: patterns of `Path.glob`, and notes on what is not served."""
+
+    patterns: Sequence[str]
+    notes: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class FolderImporter(Importer, Protocol):
     """An importer of folders, which says what in them is the model: nothing else is sent."""
 
-    def members(self, folder: Path) -> Sequence[str]:
-        """Return the model's files in a folder that it recognises, as patterns of `Path.glob`.
+    def members(self, folder: Path) -> Members:
+        """Return the model's files in a folder that it recognises.
 
         Standard library alone. Raises Failure(INVALID) for a folder whose document does not say it; OSError.
         """

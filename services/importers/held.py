@@ -12,7 +12,15 @@ from glob import escape
 from pathlib import Path
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import IMPORTED, FolderImporter, Imported, ImportOptions, Sample, Source
+from millstream.services.importers.base import (
+    IMPORTED,
+    FolderImporter,
+    Imported,
+    ImportOptions,
+    Members,
+    Sample,
+    Source,
+)
 
 #: names of the importers of formats that hold others: none holds another
 ONNX_FILE = "model.onnx"
@@ -55,10 +63,10 @@ def convert_held(source: Source, path: Path, options: ImportOptions, what: str, 
     why = why_not_onnx(path)
     if why is not None:
         raise invalid(f"{what} holds {path.name[:80]!a}: {why}")
-    return _onnx(source, path, notes)
+    return import_onnx(source, path, notes)
 
 
-def held_members(folder: Path, path: Path) -> list[str]:
+def held_members(folder: Path, path: Path) -> Members:
     """Return the files of the model at `path`, which a folder holds, as patterns below the folder. Raises Failure."""
     from millstream.services.importers.registry import find_importer
     from millstream.services.ingest.external_data import weights_of
@@ -67,13 +75,15 @@ def held_members(folder: Path, path: Path) -> list[str]:
     place = path if path.is_dir() else path.parent
     below = "" if place == folder else f"{escape(place.relative_to(folder).as_posix())}/"
     if path.is_file():
-        return [below + escape(name) for name in (path.name, *([] if importer else weights_of(path)))]
+        return Members([below + escape(name) for name in (path.name, *([] if importer else weights_of(path)))])
     if isinstance(importer, FolderImporter):
-        return [below + member for member in importer.members(path)]
-    return [below + escape(name) for name in (ONNX_FILE, *weights_of(path / ONNX_FILE))]
+        members = importer.members(path)
+        return members._replace(patterns=[below + pattern for pattern in members.patterns])
+    return Members([below + escape(name) for name in (ONNX_FILE, *weights_of(path / ONNX_FILE))])
 
 
-def _onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
+def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
+    """Return a copy of an ONNX file, whose samples ONNX Runtime answers. Raises Failure(INVALID)."""
     import onnxruntime
 
     from millstream.services.ingest.external_data import check_weights, weight_files

@@ -6,14 +6,14 @@ tokenizer.json ─> checked, its truncation as sentence-transformers does it ─
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Sample, Source
+from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Members, Sample, Source
 from millstream.services.importers.huggingface_folder import TOKENIZER, Folder, is_folder, member_patterns, read_folder
 from millstream.services.importers.huggingface_heads import answer_of
 from millstream.services.importers.huggingface_model import MASK, TYPES, Encoder, import_transformers, load_encoder
@@ -24,6 +24,7 @@ TOKENIZER_BYTES_MAX = 64 << 20  # gateways read no larger one
 _TEXT = "Hello, world: 1 Grüße."
 _TOKENIZER_OF_MLFLOW = ("components", "tokenizer")  # beside the model's folder
 #: rows and tokens of the samples: several lengths, one row and one token
+TOKENS_SHORT, TOKENS_PADDED = 5, 9  # of the trial that pads
 _SHAPES = ((3, 9), (2, 24), (1, 1), (4, 5))
 
 
@@ -37,8 +38,8 @@ class HuggingFaceImporter:
     def recognises(self, source: Source) -> bool:
         return is_folder(source.path)
 
-    def members(self, folder: Path) -> Sequence[str]:
-        return member_patterns(folder)
+    def members(self, folder: Path) -> Members:
+        return Members(member_patterns(folder))
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         folder = read_folder(source.path, options)
@@ -64,7 +65,7 @@ class HuggingFaceImporter:
             )
         except CannotExport as error:
             raise invalid(f"the model cannot be exported to ONNX: {error}") from error
-        tokenizer, note = _tokenizer(source, folder, encoder)
+        tokenizer, note = tokenizer_files(source, folder, encoder.vocabulary, encoder.positions)
         notes += [note] if note else []
         return Imported(
             files[0],
@@ -82,14 +83,21 @@ class HuggingFaceImporter:
 
 
 def _arrays(encoder: Encoder, rows: int, tokens: int, generator: np.random.Generator) -> list[Array]:
+    return token_arrays(encoder.inputs, encoder.vocabulary, (rows, tokens), generator)
+
+
+def token_arrays(
+    names: Sequence[str], vocabulary: int, shape: tuple[int, int], generator: np.random.Generator
+) -> list[Array]:
     """Return token ids, a mask with rows of different lengths, and types, for the inputs that the model has."""
-    above = max(min(encoder.vocabulary or 100, 30_000), 4)
+    rows, tokens = shape
+    above = max(min(vocabulary or 100, 30_000), 4)
     ids = generator.integers(min(3, above - 1), above, (rows, tokens))
     lengths = np.maximum(tokens - np.arange(rows) * max(tokens // 3, 1), 1)
     mask = (np.arange(tokens) < lengths[:, None]).astype(np.int64)
     types = generator.integers(0, 2, (rows, tokens))
     by_name = {MASK: mask, TYPES: types}
-    return [np.asarray(by_name.get(name, ids), np.int64) for name in encoder.inputs]
+    return [np.asarray(by_name.get(name, ids), np.int64) for name in names]
 
 
 def _samples(torch: Any, encoder: Encoder) -> list[Sample]:
@@ -106,18 +114,24 @@ def _samples(torch: Any, encoder: Encoder) -> list[Sample]:
 
 
 def _padding_notes(torch: Any, encoder: Encoder) -> list[str]:
+    def answer(arrays: Sequence[Array]) -> Array:
+        return sample(torch, encoder.answer, encoder.inputs, (encoder.output,), arrays).outputs[encoder.output]
+
+    return padding_notes(answer, encoder.inputs, encoder.vocabulary, embeds=encoder.task == "embeddings")
+
+
+def padding_notes(
+    answer: Callable[[Sequence[Array]], Array], names: Sequence[str], vocabulary: int, *, embeds: bool
+) -> list[str]:
     """Return a note if padding changes the answers. Raises Failure(INVALID) if it changes embeddings."""
-    generator = np.random.default_rng(3)
-    short = _arrays(encoder, 1, 5, generator)
-    padded = [np.pad(array, ((0, 0), (0, 4))) for array in short]
-    outputs = (encoder.output,)
-    alone = sample(torch, encoder.answer, encoder.inputs, outputs, short).outputs[encoder.output]
-    together = sample(torch, encoder.answer, encoder.inputs, outputs, padded).outputs[encoder.output]
+    short = token_arrays(names, vocabulary, (1, TOKENS_SHORT), np.random.default_rng(3))
+    alone = answer(short)
+    together = answer([np.pad(array, ((0, 0), (0, TOKENS_PADDED - TOKENS_SHORT))) for array in short])
     if alone.ndim == 3:
-        together = together[:, :5]
+        together = together[:, :TOKENS_SHORT]
     if np.allclose(alone, together, rtol=1e-3, atol=1e-4):
         return []
-    if encoder.task == "embeddings":
+    if embeds:
         raise invalid(
             "padding changes what the model answers, though its attention mask is 0 there: texts of different "
             "lengths could not be embedded together"
@@ -125,8 +139,11 @@ def _padding_notes(torch: Any, encoder: Encoder) -> list[str]:
     return ["Padding changes what the model answers: send texts of one length in a request."]
 
 
-def _tokenizer(source: Source, folder: Folder, encoder: Encoder) -> tuple[Sequence[Path], str]:
-    """Write the tokenizer as the model's author used it; returns the file, and a note where there is none."""
+def tokenizer_files(source: Source, folder: Folder, vocabulary: int, positions: int) -> tuple[Sequence[Path], str]:
+    """Write the tokenizer as the model's author used it; returns the file, and a note where there is none.
+
+    `vocabulary`, `positions`: tokens that the model has, and the longest sequence; 0: not known.
+    """
     places = (folder.path, source.path, source.path.parent.joinpath(*_TOKENIZER_OF_MLFLOW))
     path = next((place / TOKENIZER for place in places if (place / TOKENIZER).is_file()), None)
     if path is None:
@@ -144,15 +161,14 @@ def _tokenizer(source: Source, folder: Folder, encoder: Encoder) -> tuple[Sequen
     except BaseException as error:  # the library is in Rust: a panic is not an Exception
         raise invalid(f"tokenizer.json cannot be read: {' '.join(str(error).split())[:200]}") from None
     largest = max(tokenizer.get_vocab().values(), default=0)
-    if encoder.vocabulary and largest >= encoder.vocabulary:
+    if vocabulary and largest >= vocabulary:
         raise invalid(
-            f"tokenizer.json has the token {largest} and the model has {encoder.vocabulary} tokens: it belongs to "
-            "another model"
+            f"tokenizer.json has the token {largest} and the model has {vocabulary} tokens: it belongs to another model"
         )
     if folder.lower_case:
         normal = tokenizer.normalizer
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([normal] if normal else [])])
-    limits = [limit for limit in (folder.tokens_max, encoder.positions) if limit]
+    limits = [limit for limit in (folder.tokens_max, positions) if limit]
     if limits:
         tokenizer.enable_truncation(min(limits))
     tokenizer.no_padding()

@@ -26,7 +26,7 @@ CONFIG, MODULES, TOKENIZER = "config.json", "modules.json", "tokenizer.json"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 #: what transformers and sentence-transformers write beside the weights
 _MEMBERS = (
-    CONFIG, TOKENIZER, _WEIGHTS, _INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    CONFIG, TOKENIZER, _INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "preprocessor_config.json", "processor_config.json", "sentence_bert_config.json",
     "config_sentence_transformers.json",
@@ -42,6 +42,8 @@ _POOLING = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
+#: models that number positions from behind that of the padding token: 514 positions are 512 tokens
+_POSITIONS_AFTER_PADDING = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 _ACTIVATIONS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"})
 _POOLED = frozenset(_POOLING.values())
 
@@ -85,8 +87,8 @@ class Folder(NamedTuple):
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether `path` is a folder of Hugging Face without an ONNX file. Raises OSError."""
-    if not path.is_dir() or any(path.glob("*.onnx")):
+    """Return whether `path` is a folder of Hugging Face. Raises OSError."""
+    if not path.is_dir():
         return False
     if "sentence_transformers" in _text(path / MODULES):
         return True
@@ -94,8 +96,11 @@ def is_folder(path: Path) -> bool:
     return '"model_type"' in text or ('"architectures"' in text and '"transformers_version"' in text)
 
 
-def read_folder(path: Path, options: ImportOptions) -> Folder:
-    """Return what the folder says. Raises Failure(INVALID) with what to do."""
+def read_folder(path: Path, options: ImportOptions, *, exported: bool = False) -> Folder:
+    """Return what the folder says. Raises Failure(INVALID) with what to do.
+
+    `exported`: the model is an ONNX file of the folder, so that its class and its weights do not count.
+    """
     modules = _modules(path)
     encoder = _below(path, modules[0].get("path", "")) if modules else path
     config = _object(encoder / CONFIG)
@@ -109,25 +114,58 @@ def read_folder(path: Path, options: ImportOptions) -> Folder:
         architecture=_architecture(config),
         pipeline=_pipeline(path, modules[1:]) if modules else None,
         code=_code(config),
-        pickled=_check_weights(encoder, options),
+        pickled=not exported and _check_weights(encoder, options),
         tokens_max=next((length for length in lengths if type(length) is int and 0 < length < 1 << 20), None),
         lower_case=sentence.get("do_lower_case") is True,
     )
 
 
-def member_patterns(path: Path) -> list[str]:
+def positions_of(config: Mapping[str, Any]) -> int:
+    """Return the longest sequence that a model has positions for; 0: any, or not known."""
+    positions, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
+    found = positions if type(positions) is int else 0
+    if config.get("model_type") in _POSITIONS_AFTER_PADDING:
+        found -= (padding if type(padding) is int else 1) + 1
+    return max(found, 0)
+
+
+def member_patterns(path: Path, *, exported: bool = False) -> list[str]:
     """Return the files of the model in a folder, as patterns: no data sets, no copies of it for other libraries.
 
-    Raises Failure(INVALID), OSError.
+    `exported`: the model is an ONNX file of the folder. Raises Failure(INVALID), OSError.
     """
     modules = _modules(path)
     folders = {_below(path, module.get("path", "")) for module in modules} | {path}
     encoder = _below(path, modules[0].get("path", "")) if modules else path
+    places = {folder: "" if folder == path else f"{escape(folder.relative_to(path).as_posix())}/" for folder in folders}
+    found = [MODULES, *(f"{place}{name}" for place in places.values() for name in _MEMBERS)]
+    if exported:
+        return [*found, *(f"{place}{_WEIGHTS}" for folder, place in places.items() if folder not in {encoder, path})]
     weights = [file.name for file in _weight_files(encoder)] or ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
     code = ["*.py"] if _code(_object(encoder / CONFIG)) else []
-    names = [*_MEMBERS, *weights, *code]
-    places = ["" if folder == path else f"{escape(folder.relative_to(path).as_posix())}/" for folder in folders]
-    return [MODULES, *(f"{place}{name}" for place in places for name in names)]
+    return [*found, *(f"{place}{name}" for place in places.values() for name in (_WEIGHTS, *weights, *code))]
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """Return the arrays of a file of safetensors, in FP32. Raises Failure(INVALID), OSError."""
+    import numpy as np
+
+    check_safetensors(path)
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    arrays = {}
+    for name, about in json.loads(content[8:begin]).items():
+        if name == "__metadata__":
+            continue
+        start, end = (begin + offset for offset in about["data_offsets"])
+        if about["dtype"] not in {"F32", "F16", "BF16"}:
+            raise invalid(f"{name[:80]!a} of {path.name} is {about['dtype']}: save it as F32")
+        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[about["dtype"]]
+        array = np.frombuffer(content[start:end], kind).reshape(about["shape"])
+        if about["dtype"] == "BF16":  # the upper half of an FP32
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        arrays[name] = array.astype(np.float32)
+    return arrays
 
 
 def check_safetensors(path: Path) -> None:

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import ImportOptions
-from millstream.services.importers.huggingface_folder import Folder, Pipeline
+from millstream.services.importers.huggingface_folder import Folder, Pipeline, positions_of
 from millstream.services.importers.huggingface_heads import LOGITS, Head, Task, find_head
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-#: models that number positions from behind that of the padding token: 514 positions are 512 tokens
-_POSITIONS_AFTER_PADDING = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 
 
 class Encoder(NamedTuple):
@@ -73,18 +71,10 @@ def load_encoder(torch: Any, transformers: Any, folder: Folder, options: ImportO
         answer,
         module if _agree(torch, answer, module, len(names)) else answer,
         int(getattr(model.config, "vocab_size", 0) or 0),
-        _positions(model),
+        positions_of(model.config.to_dict()),
         f"transformers {transformers.__version__}, torch {torch.__version__}",
         notes,
     )
-
-
-def _positions(model: Any) -> int:
-    """Return the longest sequence that the model has positions for; 0: any, or not known."""
-    positions = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-    if getattr(model.config, "model_type", "") in _POSITIONS_AFTER_PADDING:
-        positions -= int(getattr(model.config, "pad_token_id", 1) or 0) + 1
-    return max(positions, 0)
 
 
 def _load(torch: Any, transformers: Any, folder: Folder, head: Head) -> tuple[Any, Sequence[str]]:

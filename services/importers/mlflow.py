@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import IMPORTED, Imported, Importer, ImportOptions, Sample, Source
+from millstream.services.importers.base import IMPORTED, Imported, Importer, ImportOptions, Members, Sample, Source
 from millstream.services.model.manifest import ColumnCategories
 
 DOCUMENT = "MLmodel"
@@ -49,11 +49,11 @@ class MlflowImporter:
     def recognises(self, source: Source) -> bool:
         return source.path.is_dir() and (source.path / DOCUMENT).is_file()
 
-    def members(self, folder: Path) -> Sequence[str]:
+    def members(self, folder: Path) -> Members:
         """Return the document and all that it names: models, and components of pipelines. It is not parsed as YAML."""
         text = _text(folder / DOCUMENT)
         named = {escape(name) for name in _NAMED.findall(text) if ".." not in PurePosixPath(name).parts}
-        return [DOCUMENT, *_COMPONENTS, *sorted(named), *(f"{name}/**/*" for name in sorted(named))]
+        return Members([DOCUMENT, *_COMPONENTS, *sorted(named), *(f"{name}/**/*" for name in sorted(named))])
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         from millstream.services.importers.registry import find_importer

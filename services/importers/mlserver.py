@@ -7,12 +7,12 @@ Source: MLServer, docs/reference/model-settings.md, and load_model of its runtim
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import Imported, ImportOptions, Source
+from millstream.services.importers.base import Imported, ImportOptions, Members, Source
 from millstream.services.importers.held import convert_held, held_members
 
 SETTINGS = "model-settings.json"
@@ -42,12 +42,13 @@ class MLServerImporter:
     def recognises(self, source: Source) -> bool:
         return source.path.is_dir() and (source.path / SETTINGS).is_file()
 
-    def members(self, folder: Path) -> Sequence[str]:
+    def members(self, folder: Path) -> Members:
         """Return the document, and what is the model in the file or folder that it names."""
         settings = _settings(folder / SETTINGS)
         parameters = _parameters(settings)
         path = _path(Source(folder, folder), str(settings.get("implementation", "")), parameters)
-        return (SETTINGS, *held_members(folder, path))
+        held = held_members(folder, path)
+        return held._replace(patterns=(SETTINGS, *held.patterns))
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         settings = _settings(source.path / SETTINGS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from millstream.services.importers.base import Importer, Source
 from millstream.services.importers.boosted_trees import CatboostImporter, LightgbmImporter, XgboostImporter
 from millstream.services.importers.huggingface import HuggingFaceImporter
+from millstream.services.importers.huggingface_onnx import HuggingFaceOnnxImporter
 from millstream.services.importers.keras import KerasImporter
 from millstream.services.importers.mlflow import MlflowImporter
 from millstream.services.importers.mlserver import MLServerImporter
@@ -24,6 +25,7 @@ _DESCRIBED: tuple[Importer, ...] = (
     TorchServeImporter(),
     MLServerImporter(),
     VersionedFolderImporter(),
+    HuggingFaceOnnxImporter(),
 )
 #: asked about a file, and about a folder without an ONNX file at its top
 IMPORTERS: tuple[Importer, ...] = (
@@ -39,8 +41,9 @@ IMPORTERS: tuple[Importer, ...] = (
     SavedModelImporter(),
     TensorFlowLiteImporter(),
 )
-#: Importers that read numbers and names alone. All others load what can name functions, or run a framework's graph.
-_OF_DATA = frozenset({"XGBoost", "LightGBM", "CatBoost", "TensorFlow Lite"})
+#: Importers that read numbers and names alone, or run what the model check runs, too. All others load what can name
+#: functions, or run a framework's graph.
+_OF_DATA = frozenset({"XGBoost", "LightGBM", "CatBoost", "TensorFlow Lite", "Hugging Face ONNX"})
 
 
 def may_execute(importer: Importer) -> bool:

@@ -7,7 +7,7 @@ without them, or for operators that ONNX has not: OpenVINO reads both ─> its o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.importers import openvino_ir
-from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Sample, Source
+from millstream.services.importers.base import IMPORTED, Array, Imported, ImportOptions, Members, Sample, Source
 from millstream.services.importers.tensor_draws import Drawn, answered
 from millstream.services.importers.tflite_document import TfliteModel, is_tflite, read_tflite
 
@@ -51,9 +51,9 @@ class SavedModelImporter:
         """Return whether the folder has a saved_model.pb."""
         return source.path.is_dir() and (source.path / DOCUMENT).is_file()
 
-    def members(self, folder: Path) -> Sequence[str]:
+    def members(self, folder: Path) -> Members:
         """Return what tf.saved_model.save writes."""
-        return MEMBERS
+        return Members(MEMBERS)
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         """Return the model as ONNX or in OpenVINO's format. Raises Failure(INVALID)."""

@@ -10,13 +10,13 @@ import json
 import shutil
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import IMPORTED, Imported, ImportOptions, Source
+from millstream.services.importers.base import IMPORTED, Imported, ImportOptions, Members, Source
 from millstream.services.importers.held import convert_held
 
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -46,8 +46,9 @@ class TorchServeImporter:
             except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
                 return False
 
-    def members(self, folder: Path) -> Sequence[str]:
-        return (MANIFEST, escape(_serialized(_manifest((folder / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1]))))
+    def members(self, folder: Path) -> Members:
+        manifest = _manifest((folder / MANIFEST).read_bytes()[: DOCUMENT_BYTES_MAX + 1])
+        return Members((MANIFEST, escape(_serialized(manifest))))
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         if source.path.is_dir():

@@ -6,12 +6,12 @@ Source: TensorFlow Serving, "Building Standard TensorFlow ModelServer" (the base
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from millstream.services.importers.base import Imported, ImportOptions, Source
+from millstream.services.importers.base import Imported, ImportOptions, Members, Source
 from millstream.services.importers.held import convert_held
 from millstream.services.importers.tensorflow import MEMBERS
+from millstream.services.ingest.onnx_folder import shown
 
 _MODELS = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
 
@@ -26,18 +26,15 @@ class VersionedFolderImporter:
     def recognises(self, source: Source) -> bool:
         return bool(_versions(source.path))
 
-    def members(self, folder: Path) -> Sequence[str]:
-        return [f"{version.name}/{name}" for version in _versions(folder) for name in (*MEMBERS, *_MODELS)]
+    def members(self, folder: Path) -> Members:
+        *others, newest = (version.name for version in _versions(folder))
+        notes = (f"The folder has the versions {shown(others)}, too: push each as a version of its own.",)
+        return Members([f"{newest}/{name}" for name in (*MEMBERS, *_MODELS)], notes if others else ())
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
-        versions = _versions(source.path)
-        newest = versions[-1]
-        notes = []
-        if len(versions) > 1:
-            others = ", ".join(path.name for path in versions[:-1])
-            notes.append(f"The folder has the versions {others[:200]}, too: push each as a version of its own.")
+        newest = _versions(source.path)[-1]
         path = newest / "model.tflite" if (newest / "model.tflite").is_file() else newest
-        return convert_held(source, path, options, f"version {newest.name} of the folder", notes)
+        return convert_held(source, path, options, f"version {newest.name} of the folder")
 
 
 def _versions(path: Path) -> list[Path]:

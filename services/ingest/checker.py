@@ -110,7 +110,8 @@ def _check(task: CheckTask) -> CheckedModel | Recognised:
         found = unpack(task.folder / UPLOAD, task.folder / SOURCE, task.unpacked_bytes_max)
         path, found_notes = found.path, found.notes
         if found.importer is not None:
-            return Recognised(importer=found.importer.name, path=str(path.relative_to(task.folder)))
+            path_below = str(path.relative_to(task.folder))
+            return Recognised(importer=found.importer.name, path=path_below, notes=tuple(map(one_line, found_notes)))
     checked = _inspect(task, path)
     batching = checked.batching.model_copy(update={"reason": one_line(checked.batching.reason)})
     notes = tuple(one_line(note) for note in (*found_notes, *checked.notes))

@@ -57,7 +57,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
 def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedModel:
     in_place = task.served is not None
     source = path.parent
-    files = _weights(model, source, archived=in_place or _came_in_archive(source, path))
+    files = _weights(model, source, alone=not in_place and _is_alone(source, path))
     check_operators(model)
     mends = UNMENDED if in_place else mend(model)
     served = save_model(model, files, source, task.folder / COMPILED / "mended") if mends.changed else path
@@ -106,16 +106,14 @@ def _inspect(task: CheckTask, path: Path, model: onnx.ModelProto) -> CheckedMode
     )
 
 
-def _weights(model: onnx.ModelProto, folder: Path, *, archived: bool) -> list[str]:
-    """Return the files that hold the model's weights; `archived`: whether other files came with it. Raises Failure."""
+def _weights(model: onnx.ModelProto, folder: Path, *, alone: bool) -> list[str]:
+    """Return the files that hold the model's weights; `alone`: whether no other file came with it. Raises Failure."""
     ends = weight_files(stored_outside(model))
-    if ends and not archived:
-        names = ", ".join(ascii(location) for location in sorted(ends)[:3])
-        raise invalid(
-            f"the model's weights are in other files ({names}): `millstream push` takes them from beside it; or upload "
-            "a zip or tar of the model and these"
-        )
-    check_weights(ends, folder)
+    try:
+        check_weights(ends, folder)
+    except Failure as failure:
+        hint = "; `millstream push` takes it from there, or upload a zip or tar of both" if alone else ""
+        raise invalid(f"{failure.message}{hint}") from failure
     return sorted(ends)
 
 
@@ -190,8 +188,8 @@ def _variable(dim: Dim) -> Dim:
     return None if isinstance(dim, int) else dim
 
 
-def _came_in_archive(source: Path, path: Path) -> bool:
-    return any(other != path for other in source.iterdir())
+def _is_alone(source: Path, path: Path) -> bool:
+    return all(other == path for other in source.iterdir())
 
 
 def _files_read(folder: Path, served: Path, files: Sequence[str]) -> list[str]:

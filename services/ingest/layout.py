@@ -20,10 +20,10 @@ from millstream.services.ingest.external_data import check_weight, weights_of
 from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
 from millstream.services.ingest.onnx_folder import (
     ENTRIES_MAX,
-    OnnxFile,
     entries,
     find_onnx,
     names_below,
+    notes_on_others,
     shown,
     version_folders,
 )
@@ -50,6 +50,7 @@ class Found(NamedTuple):
         path: the model's file, or the folder that its importer takes.
         importer: of another framework; None: it is served as it is, or is an archive.
         notes: for its owner, one sentence each.
+        members: patterns of the files below `path`, if that is a folder.
         kept: names of files that belong to it where they are in its folder, or in one above it below `root`.
         alone: the file itself was named, not its folder.
     """
@@ -58,6 +59,7 @@ class Found(NamedTuple):
     path: Path
     importer: Importer | None
     notes: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     alone: bool = False
 
@@ -91,8 +93,7 @@ def files_of(found: Found, named: Sequence[str] = ()) -> tuple[str, ...]:
     patterns = [escape(name) for name in named]
     if path.is_dir():
         inside = escape(f"{path.relative_to(root)}/") if path != root else ""
-        assert isinstance(found.importer, FolderImporter)
-        patterns += [f"{inside}{member}" for member in found.importer.members(path)]
+        patterns += [f"{inside}{member}" for member in found.members]
     else:
         patterns.append(escape(str(path.relative_to(root))))
         if found.importer is None:
@@ -122,20 +123,15 @@ def _in_folder(root: Path) -> Found:
         if folder.is_dir():
             _refuse_triton(folder)
         importer = find_importer(Source(root, folder))
+        if isinstance(importer, FolderImporter):
+            members = importer.members(folder)
+            return Found(root, folder, importer, members.notes, tuple(members.patterns))
         if importer is not None:
             return Found(root, folder, importer)
         onnx = find_onnx(folder) if folder.is_dir() else None
         if onnx is not None:
-            return Found(root, onnx.path, None, notes_on_others(folder, onnx), _KEPT)
+            return Found(root, onnx.path, None, notes_on_others(folder, onnx), kept=_KEPT)
     raise NoModel(_why_none(root))
-
-
-def notes_on_others(folder: Path, onnx: OnnxFile) -> tuple[str, ...]:
-    """Return a note that names the ONNX files of a folder that are not served; none if there are no such files."""
-    if not onnx.others:
-        return ()
-    name = onnx.path.relative_to(folder).as_posix()
-    return (f"{name} is served, not {shown(onnx.others)}: push a file by itself to serve it.",)
 
 
 def _why_none(root: Path) -> str:

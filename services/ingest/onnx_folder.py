@@ -46,6 +46,14 @@ def find_onnx(folder: Path) -> OnnxFile | None:
     return chosen._replace(others=(*chosen.others, *(f"{version}/" for version in versions[:-1])))
 
 
+def notes_on_others(folder: Path, onnx: OnnxFile) -> tuple[str, ...]:
+    """Return a note that names the ONNX files of a folder that are not served; none if there are no such files."""
+    if not onnx.others:
+        return ()
+    name = onnx.path.relative_to(folder).as_posix()
+    return (f"{name} is served, not {shown(onnx.others)}: push a file by itself to serve it.",)
+
+
 def version_folders(folder: Path) -> list[str]:
     """Return the names of subfolders that are numbers, the highest last. Raises OSError."""
     names = [entry.name for entry in entries(folder) if entry.name.isdecimal() and entry.name.isascii()]

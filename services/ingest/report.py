@@ -182,12 +182,16 @@ class CheckedModel(BaseModel):
 
 
 class Recognised(BaseModel):
-    """An unpacked upload that is a model of another framework: the name of its importer, and what it recognised."""
+    """An unpacked upload that is a model of another framework: the name of its importer, and what it recognised.
+
+    `notes`: on what is not served.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     importer: Text
     path: PathBelow
+    notes: tuple[Text, ...] = Field((), max_length=_NOTES_MAX)
 
 
 class Rejection(BaseModel):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -269,7 +269,7 @@ class ModelUpload:
             labels = {converted.classes.output: LABELS, **self.config.labels}
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})
         checked = await check(task.model_copy(update={"imported": converted}), self._settings.check_s_max)
-        return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted)
+        return await to_end_in_storage_thread(_with_sources, self._folder(), checked, converted, outcome.notes)
 
     async def _try_tokenizers(self) -> None:
         """Try the tokenizers of the upload on short texts. Raises Failure(INVALID)."""
@@ -370,8 +370,8 @@ def _tokenizers(source: Path) -> list[Path]:
     return list(islice(found, _TRIED_MAX))
 
 
-def _with_sources(folder: Path, checked: CheckedModel, converted: Converted) -> CheckedModel:
-    """Return the checked model with all files that its version keeps: those of the import, and the uploaded ones."""
+def _with_sources(folder: Path, checked: CheckedModel, converted: Converted, notes: Sequence[str]) -> CheckedModel:
+    """Return the checked model with all notes, and all files that its version keeps: of the import, and uploaded."""
     uploaded = tuple(
         str(path.relative_to(folder))
         for path in sorted((folder / SOURCE).rglob("*"))
@@ -382,7 +382,7 @@ def _with_sources(folder: Path, checked: CheckedModel, converted: Converted) -> 
         update={
             "files": tuple(dict.fromkeys((*checked.files, *converted.files))),
             "sources": (*checked.sources, *uploaded, *([samples] if samples else [])),
-            "notes": (*converted.notes, *checked.notes),
+            "notes": (*notes, *converted.notes, *checked.notes),
         }
     )
 

@@ -70,6 +70,44 @@ def test_minilm_embeds_texts_as_sentence_transformers_does(stack: Stack) -> None
     assert np.allclose(vectors, expected, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_minilm_with_an_onnx_file_is_served_without_its_weights(stack: Stack, tmp_path: Path) -> None:
+    """What the hub has of it, as torch.onnx.export writes it: pooling is in modules.json alone."""
+    folder = tmp_path / "minilm"
+    shutil.copytree(MINILM, folder, ignore=shutil.ignore_patterns("model.safetensors", "pytorch_model.bin"))
+    (folder / "onnx").mkdir()
+    encoder = transformers.AutoModel.from_pretrained(MINILM, attn_implementation="eager").eval()
+
+    class States(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            return self.encoder(input_ids, attention_mask, token_type_ids).last_hidden_state
+
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    ids = torch.ones((2, 8), dtype=torch.int64)
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])  # of ones alone, transformers leaves the mask out of the graph
+    rows, tokens = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
+    torch.onnx.export(
+        States().eval(),
+        (ids, mask, torch.zeros_like(ids)),
+        str(folder / "onnx" / "model.onnx"),
+        input_names=names,
+        output_names=["last_hidden_state"],
+        dynamic_shapes={name: {0: rows, 1: tokens} for name in names},
+        dynamo=True,
+    )
+    assert "ready" in Millstream(stack.home).ok("push", "minilm-onnx", folder)
+    version = stack.http.get("/admin/v1/models/minilm-onnx/versions/1").json()
+    assert version["imported"]["importer"] == "Hugging Face ONNX"
+    reply = stack.http.post("/v1/embeddings", json={"model": "minilm-onnx", "input": TEXTS})
+    assert reply.status_code == 200, reply.text
+    vectors = np.array([entry["embedding"] for entry in reply.json()["data"]])
+    assert np.allclose(vectors, SentenceTransformer(str(MINILM), device="cpu").encode(TEXTS), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [

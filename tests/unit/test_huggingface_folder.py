@@ -50,7 +50,7 @@ def test_folders_are_recognised_by_what_config_json_says(tmp_path: Path) -> None
     assert is_folder(path)
     assert not is_folder(path / "config.json")
     (path / "model.onnx").write_bytes(b"")
-    assert not is_folder(path)
+    assert is_folder(path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"class_name": "Functional"}')
     assert not is_folder(tmp_path / "other")
