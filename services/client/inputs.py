@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike
 
 from millstream.services.client.documents import Metadata, Tensor, Usage
 from millstream.services.client.images import is_image, pixels
-from millstream.services.client.tensors import Array, fit, is_missing, numbers
+from millstream.services.client.tensors import Array, encode, fit, is_missing, numbers
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.nearest_names import unknown_key
 
 _NAMES_CHARACTERS = 400  # of names in a message
@@ -119,14 +119,15 @@ def _of_names(metadata: Metadata, named: Mapping[Any, Any]) -> list[Given]:
     text = _text_spec(metadata)
     if text is not None and text["name"] in named:
         specs = {text["name"]: text} | specs
-    unknown = [name for name in named if name not in specs]
-    if not unknown:
-        return [_given(metadata, spec, named[name]) for name, spec in specs.items() if name in named]
-    if _takes_columns(metadata):
+    columns = _column_names(metadata)
+    if columns and not named.keys() <= specs.keys() and len(metadata["inputs"]) == 1:
         return [_column(metadata["inputs"][0], str(name), values) for name, values in named.items()]
+    unknown = [name for name in named if name not in specs and name not in columns]
+    if not unknown:  # the model does not use the other columns
+        return [_given(metadata, spec, named[name]) for name, spec in specs.items() if name in named]
     if text is not None:
         specs = {text["name"]: text} | specs
-    said = unknown_key(str(unknown[0]), specs, "input")
+    said = unknown_key(str(unknown[0]), [*specs, *(name for name in columns if name not in specs)], "input")
     raise invalid(f"{metadata['name']}: {said}")
 
 
@@ -136,7 +137,7 @@ def _of_table(metadata: Metadata, columns: Mapping[str, Any]) -> list[Given]:
         raise invalid("the table has no columns")
     specs = metadata["inputs"]
     only = specs[0] if len(specs) == 1 and len(specs[0]["shape"]) in {1, 2} else None
-    named = only is None or only["name"] in columns or _takes_columns(metadata) or _text_spec(metadata)
+    named = only is None or only["name"] in columns or _column_names(metadata) or _text_spec(metadata)
     if only is None or (named and list(columns) != [str(at) for at in range(len(columns))]):
         return _of_names(metadata, columns)
     width = (*only["shape"], 1)[1]
@@ -144,22 +145,34 @@ def _of_table(metadata: Metadata, columns: Mapping[str, Any]) -> list[Given]:
         raise invalid(
             f"the table has {len(columns)} columns, and input '{only['name']}' of {metadata['name']} takes {width}"
         )
-    given = [_column(only, name, values, only["datatype"]) for name, values in columns.items()]
-    if len({len(column.array) for column in given}) > 1:
+    arrays = []
+    for name, values in columns.items():
+        with about_input(name):
+            array = _array(values, name)
+            arrays.append(fit(numbers(array, only["datatype"]) if only["datatype"] != BYTES else array, [-1, 1], name))
+    if len({len(array) for array in arrays}) > 1:
         raise invalid("the columns of the table have different lengths")
-    joined = np.concatenate([column.array for column in given], axis=1)
+    joined = np.concatenate(arrays, axis=1)
     return [Given(only, joined if len(only["shape"]) == 2 else joined[:, 0])]
 
 
-def _column(table: Tensor, name: str, values: Any, datatype: str = "") -> Given:
-    """Return a column as an input of its own, (rows, 1): text as text, anything else as the table's datatype."""
+def _column(table: Tensor, name: str, values: Any) -> Given:
+    """Return a column as an input of its own, (rows, 1), with all of its digits: the server looks up categories.
+
+    Text is a category of a model that takes numbers; a missing one is an empty text then, as in CSV.
+    """
     array = _array(values, name)
-    if not datatype:
-        text = array.dtype.kind in "US" or any(isinstance(element, str | bytes) for element in array.ravel().tolist())
-        datatype = BYTES if text else table["datatype"]
-    if datatype != BYTES:
+    datatype = table["datatype"]
+    if array.dtype.kind in "US" or any(isinstance(element, str | bytes) for element in array.ravel().tolist()):
+        if datatype != BYTES:
+            array = np.array(["" if is_missing(one) else one for one in array.ravel().tolist()], object)
+        datatype = BYTES
+    elif datatype != BYTES:
         with about_input(name):
             array = numbers(array, datatype)
+            encode(array, datatype)  # refuses what the model cannot take
+        if datatype in FLOATS:
+            datatype = {"b": "BOOL", "i": "INT64", "u": "UINT64"}.get(array.dtype.kind, "FP64")
     spec: Tensor = {"name": name, "datatype": datatype, "shape": [-1, 1]}
     return Given(spec, fit(array, spec["shape"], name))
 
@@ -228,10 +241,10 @@ def _usage(metadata: Metadata) -> Usage | None:
     return metadata.get("parameters", {}).get("usage")
 
 
-def _takes_columns(metadata: Metadata) -> bool:
-    """Whether the one input is a table whose columns have names."""
+def _column_names(metadata: Metadata) -> Sequence[str]:
+    """Return the names of the columns of a version that takes a table; none if they have none."""
     usage = _usage(metadata)
-    return usage is not None and usage["kind"] == "columns" and usage["input"] is not None
+    return usage["columns"] if usage is not None else ()
 
 
 def _text_spec(metadata: Metadata) -> Tensor | None:

@@ -83,16 +83,18 @@ def _text(at: int, element: object) -> bytes:
             return element.encode()
         except UnicodeEncodeError:
             raise invalid(f"value {at} has half of a surrogate pair, which is no text: {_excerpt(element)}") from None
-    if is_missing(element) or element != element:  # noqa: PLR0124 - NaN
+    if is_missing(element):
         raise _missing(at, "text")
     kind = type(element).__name__
     raise invalid(f"value {at} is no text but {_excerpt(element)} ({kind}): the model takes text here, use str()")
 
 
 def is_missing(element: object) -> bool:
-    """Whether an element says that there is no value: None, or pandas' NA and NaT."""
+    """Whether an element says that there is no value: None, NaN, or pandas' NA and NaT."""
     pandas = sys.modules.get("pandas")  # whoever has such an element has imported it
-    return element is None or (pandas is not None and (element is pandas.NA or element is pandas.NaT))
+    if element is None or (pandas is not None and (element is pandas.NA or element is pandas.NaT)):
+        return True
+    return isinstance(element, float) and math.isnan(element)
 
 
 def _missing(at: int, datatype: str) -> Failure:

@@ -41,6 +41,8 @@ MIXED = make_pipeline(
     ColumnTransformer([("text", OneHotEncoder(), ["city"]), ("numbers", StandardScaler(), ["age", "fare"])]),
     LogisticRegression(),
 ).fit(RIDES, [0, 1, 0, 0] * 10)
+COLOURS = pd.DataFrame({"colour": pd.Categorical(["red", "blue", None, "green"] * 20), "size": np.arange(80.0)})
+CODED = xgboost.XGBClassifier(n_estimators=8, enable_categorical=True).fit(COLOURS, [0, 1, 1, 0] * 20)
 TREES = xgboost.XGBClassifier(n_estimators=8).fit(FLOWERS, IRIS.target)
 
 
@@ -52,8 +54,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             joblib.dump(model, folder / name)
             with Client(running.url, key=running.key) as client:
                 client.push(name, folder / name, allow_pickle=True, wait_s=WAIT_S)
-        TREES.save_model(folder / "trees.json")
-        running.push("trees", folder / "trees.json")
+        for name, trees in {"trees": TREES, "coded": CODED}.items():
+            trees.save_model(folder / f"{name}.json")
+            running.push(name, folder / f"{name}.json")
         for name, datatype, shape in (
             ("first", "UINT8", ("N", 3, 8, 9)),
             ("last", "UINT8", ("N", "H", "W", 3)),
@@ -82,7 +85,7 @@ def test_a_dataframe_is_answered_by_one_with_the_same_index(client: Client) -> N
     assert (len(none), "label" in none.columns) == (0, True)
 
 
-@pytest.mark.parametrize("model", ["named"])
+@pytest.mark.parametrize("model", ["named", "trees"])
 def test_names_of_columns_are_matched_in_each_kind_of_table(client: Client, model: str) -> None:
     rows = FLOWERS[FLOWERS.columns[::-1]].reset_index(drop=True)
     expected = (NAMED if model == "named" else TREES).predict_proba(FLOWERS)
@@ -131,6 +134,16 @@ def test_missing_values_reach_a_model_that_takes_them(client: Client) -> None:
     for given in (rows, rows.convert_dtypes()):
         answer = client.predict("trees", given)
         assert np.allclose(np.asarray(answer["probabilities_1"]), expected[:, 1], rtol=1e-3, atol=1e-5)
+
+
+def test_categories_are_sent_as_text(client: Client) -> None:
+    rows = COLOURS.dropna()
+    expected = CODED.predict_proba(rows)[:, 1]
+    for given in (rows, rows.astype({"colour": "string"})[["size", "colour"]], rows.astype(object)):
+        answer = client.predict("coded", given)
+        assert np.allclose(answer["probabilities_1"], expected, rtol=1e-3, atol=1e-5)
+    with pytest.raises(Failure, match="has 'pink' in row 0, a category that the model was not fitted with"):
+        client.predict("coded", [{"colour": "pink", "size": 1}])
 
 
 def test_a_table_for_a_model_without_names_is_read_by_position(client: Client) -> None:
