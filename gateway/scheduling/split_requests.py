@@ -42,7 +42,8 @@ class Part(Request):
         super().__init__(inputs, rows, whole.priority, now, whole.deadline, split)
         self.split = split
         self.first_row = split.next_row
-        self.turn = now + whole.deadline - whole.arrival
+        timeout_s = min(whole.deadline - whole.arrival, whole.lane.manifest.config.timeout_ms_default / 1000)
+        self.turn = now + timeout_s  # a long timeout is no reason to let each part wait long
         self.request_id = whole.request_id
         self.account, self.key = whole.account, whole.key
         self.level, self.answer_by = whole.level, whole.answer_by

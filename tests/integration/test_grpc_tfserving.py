@@ -118,6 +118,12 @@ def test_predict(client: Client, fields: dict[str, Any], version: int) -> None:
     np.testing.assert_array_equal(array_of(reply.outputs["difference"]), A - B)
 
 
+def test_predict_with_more_rows_than_a_run_takes(client: Client) -> None:
+    a, b = np.tile(A, (100, 1)), np.tile(B, (100, 1))
+    reply = client("Predict", model_spec=spec(), inputs={"a": tensor(a), "b": tensor(b)})
+    np.testing.assert_array_equal(array_of(reply.outputs["difference"]), a - b)
+
+
 def test_predict_returns_the_outputs_that_are_wanted(client: Client) -> None:
     reply = client("Predict", model_spec=spec(), inputs=pair(), output_filter=["sum"])
     assert list(reply.outputs) == ["sum"]

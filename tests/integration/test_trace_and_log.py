@@ -135,6 +135,24 @@ def test_every_third_request_is_traced_until_the_count_is_used_up(stack: Stack) 
     path.unlink()
 
 
+def test_a_request_that_runs_in_parts_is_one_trace(stack: Stack) -> None:
+    path = file_of(stack)
+    rows = np.arange(800, dtype=np.float32).reshape(200, 4)
+    body, headers = v2.request({"a": rows, "b": rows}, id="parts")
+    with stack.gateway(0) as gateway:
+        settings = {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "1", "trace_count": "2"}
+        assert gateway.post("/v2/models/m/trace/setting", json=settings).status_code == 200
+        assert gateway.post("/v2/models/m/infer", content=body, headers=headers).status_code == 200
+        infer(gateway, "m", name="next")
+    first, second = traces(path, 2).values()
+    assert [first[0]["request_id"], second[0]["request_id"]] == ["parts", "next"]
+    at = [point["ns"] for point in first[1]["timestamps"]]
+    assert at == sorted(at)
+    assert {entry["tensor"]["shape"] for entry in first[2:]} == {"200,4"}
+    assert first[4]["tensor"]["data"] == ",".join(map(str, (2 * rows).ravel().tolist()))
+    path.unlink()
+
+
 def test_global_settings_hold_for_all_models_in_all_gateways_and_files_have_an_index(stack: Stack) -> None:
     path = file_of(stack)
     set_in_all(stack, "/v2/trace/setting", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "log_frequency": "2"})

@@ -17,6 +17,8 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.split_requests import Part
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor, own_copies
+from millstream.services.access.document import Limits
+from millstream.services.access.limits import Account
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile
@@ -57,11 +59,15 @@ class Parts:
         self.lane, self.heard = self.bench.lane, Heard()
 
     def ask(self, rows: int, timeout_s: float = 60.0, priority: int = 0) -> tuple[Request, np.ndarray[Any, Any]]:
+        request, x = self.request(rows, timeout_s, priority)
+        self.lane.add(request, x.nbytes)
+        self.bench.turn()
+        return request, x
+
+    def request(self, rows: int, timeout_s: float = 60.0, priority: int = 0) -> tuple[Request, np.ndarray[Any, Any]]:
         x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
         now = self.bench.now
         request = Request([InputTensor(x.shape, x, x.nbytes)], rows, priority, now, now + timeout_s, self.heard)
-        self.lane.add(request, x.nbytes)
-        self.bench.turn()
         return request, x
 
     def run(self, at: int = 0) -> list[int]:
@@ -236,6 +242,32 @@ def test_the_run_of_a_caller_that_went_is_ended(tmp_path):
     for batch in list(parts.bench.pending.values()):
         parts.lane.recovery.expire(batch, parts.bench.now)
     parts.nothing_left()
+
+
+def test_parts_in_flight_count_for_the_key_of_a_caller_that_went(tmp_path):
+    parts = Parts(tmp_path)
+    account = Account("team", Limits(concurrency=4), 0.0)
+    account.enter(0.0)
+    request = parts.request(100)[0]
+    request.account = account
+    parts.lane.add(request, 1600)
+    parts.bench.turn()
+    account.leave()
+    parts.lane.cancel(request)
+    assert account.in_flight == DEPTH
+    parts.run_all()
+    assert account.in_flight == 0
+
+
+def test_a_long_timeout_does_not_make_each_part_wait_longer(tmp_path):
+    parts = Parts(tmp_path, config=ModelConfig(rows_max=ROWS_MAX, timeout_ms_default=10_000))
+    asked = parts.ask(100, timeout_s=600)
+    while not parts.answered(*asked):
+        parts.ask(ROWS_MAX, timeout_s=20)  # as much as runs: the lane is never without one that waits
+        parts.run()
+        parts.bench.now += RUN_S
+    assert parts.bench.now < 30
+    parts.run_all()
 
 
 def test_a_version_that_is_removed_answers_all_parts(tmp_path):
