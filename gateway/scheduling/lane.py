@@ -362,15 +362,17 @@ class Lane:
         Batches in flight are withdrawn if no worker is left that may answer them; a reply that comes all the same finds
         no batch. A request that may have killed a worker runs alone there, too.
         """
+        moved = len(self.splits.open)
         other.splits.adopt(self.splits.open)
         waiting = self._batcher.drain()
         if self._rules is not None:
             self._rules.leave(waiting)
         other.receive(waiting)
         withdrawn = [] if self.held else self.recovery.withdraw()
-        for requests, attempt in withdrawn:
-            other.receive(requests, attempt)
-        moved = len(waiting) + sum(len(requests) for requests, _ in withdrawn)
+        for some, attempt in withdrawn:
+            other.receive(some, attempt)
+        requests = [*waiting, *[one for some, _ in withdrawn for one in some]]
+        moved += sum([not one.part for one in requests])
         if moved:
             self.overflowed(moved)
         return moved

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.scheduling.batching.dispatch import DEPTH, DispatchPolicy
 from millstream.gateway.scheduling.request import LATE, Request
 from millstream.gateway.tensors.inputs import InputTensor
@@ -65,7 +66,7 @@ class SplitRequest:
         self.next_row = 0
         self._inputs = InputRows(whole.lane.manifest.signature.inputs, whole.inputs, whole.rows)
         self._outputs = JoinedOutputs(whole.rows)
-        self._outputs_bytes = 0  # that the permit has
+        self._outputs_bytes = 0
         self._rows_joined = 0
         self._since_run_s = self._input_s = self._infer_s = self._output_s = 0.0  # sums over the parts
 
@@ -98,6 +99,8 @@ class SplitRequest:
             self._join(request, reply)
         except Failure as failure:
             self.fail(request, failure)
+        except Exception as error:  # no memory, for example
+            self.fail(request, internal_failure("the outputs of a request could not be joined", error))
         else:
             if self.rows_left:
                 self.whole.lane.splits.fill(self)
@@ -106,8 +109,11 @@ class SplitRequest:
 
     def _join(self, part: Part, reply: Reply) -> None:
         """Copy the outputs of a part. Raises Failure if they cannot be joined, or are too large together."""
-        outputs, splits = self._outputs, self.whole.lane.splits
-        differs = outputs.add(part.first_row, reply)
+        splits = self.whole.lane.splits
+        more_bytes = self._outputs.more_bytes(reply)
+        self._outputs_bytes += more_bytes
+        splits.admit_outputs(self.whole, more_bytes, self._outputs_bytes)
+        differs = self._outputs.add(part.first_row, reply)
         if differs is not None:
             spec = self.whole.lane.manifest.answered.outputs[differs]
             raise invalid(
@@ -116,8 +122,6 @@ class SplitRequest:
                 "other dimensions for others: these outputs cannot be joined; send at most "
                 f"{splits.rows_max} rows in a request"
             )
-        splits.admit_outputs(self.whole, outputs.size_bytes - self._outputs_bytes, outputs.size_bytes)
-        self._outputs_bytes = outputs.size_bytes
         self._rows_joined += part.rows
         header, put_at, replied_at = part.ran
         self._since_run_s += replied_at - put_at - header.queue_s

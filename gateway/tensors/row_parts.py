@@ -68,19 +68,26 @@ def _flat(data: Any) -> memoryview:
 
 
 class JoinedOutputs:
-    """The outputs of a request's parts, which come in any order. `size_bytes`: what they take.
+    """The outputs of a request's parts, which come in any order.
 
     Args:
         rows: of the request.
     """
 
-    __slots__ = ("_columns", "_rows", "_texts", "size_bytes")
+    __slots__ = ("_columns", "_rows", "_texts")
 
     def __init__(self, rows: int) -> None:
-        self.size_bytes = 0
         self._rows = rows
         self._columns: list[OutputTensor] = []  # with room for all rows; of BYTES without elements
         self._texts: dict[int, list[list[bytes]]] = {}  # first row of a part -> its elements of each output of BYTES
+
+    def more_bytes(self, reply: Reply) -> int:
+        """Return how many bytes `add` takes for the outputs of a part: at the first one, those of all numbers."""
+        texts = size_of([output for output in reply if isinstance(output.array, list)])
+        if self._columns:
+            return texts
+        arrays = [output.array for output in reply if not isinstance(output.array, list)]
+        return texts + sum([array.nbytes // len(array) * self._rows for array in arrays])
 
     def add(self, first_row: int, reply: Reply) -> int | None:
         """Copy the outputs of a part to its rows.
@@ -90,7 +97,6 @@ class JoinedOutputs:
         """
         if not self._columns:
             self._columns = [_column(self._rows, output) for output in reply]
-            self.size_bytes = size_of(self._columns)
         texts: list[list[bytes]] = []
         for index, (column, output) in enumerate(zip(self._columns, reply, strict=True)):
             if output.shape[1:] != column.shape[1:]:
@@ -101,7 +107,6 @@ class JoinedOutputs:
                 column.array[first_row : first_row + output.shape[0]] = output.array
         if texts:
             self._texts[first_row] = texts
-            self.size_bytes += sum(size_of([OutputTensor(BYTES, (), elements)]) for elements in texts)
         return None
 
     def reply(self) -> list[OutputTensor]:

@@ -316,6 +316,15 @@ def test_outputs_that_are_too_large_are_refused_before_a_run(tmp_path):
     parts.nothing_left()
 
 
+def test_outputs_that_turn_out_too_large_take_no_memory(tmp_path):
+    parts = Parts(tmp_path, reply_bytes_max=1 << 20)
+    request, _ = parts.ask(1000)
+    parts.bench.answer(columns=1000)
+    assert parts.heard.failures[id(request)].message.startswith("the outputs of the request take 4000000 bytes")
+    parts.run_all()
+    parts.nothing_left()
+
+
 def test_outputs_count_in_the_memory_of_the_gateway(tmp_path):
     parts = Parts(tmp_path)
     admission = parts.bench.admission
