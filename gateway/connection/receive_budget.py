@@ -1,6 +1,9 @@
 """receive_budget: a bound on the bytes of request bodies that a gateway is receiving, over all protocols.
 
 bytes of a body ─> counted here ─> complete body ─> infer handler; Admission counts it from then on
+
+One caller, a key or else an address, has at most SHARE times what is free for its large bodies: alone two thirds of the
+budget, one of two callers two fifths. So a part is always free for others, whatever stalls.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from millstream.services.metrics.registry import Counter
 
 #: a body up to this size is received even when the budget is spent; the number of connections bounds these
 SMALL_BYTES_MAX = 64 * 1024
+#: of what is free, which the large bodies of one caller may take; a single body may take all
+SHARE = 2
 
 
 class ReceiveBudget:
@@ -23,12 +28,31 @@ class ReceiveBudget:
         refused: Counts these refusals; None: they are not counted.
     """
 
-    __slots__ = ("_refused", "bytes", "bytes_max")
+    __slots__ = ("_large", "_refused", "bytes", "bytes_max")
 
     def __init__(self, bytes_max: int, refused: Counter | None = None) -> None:
         self.bytes = 0
         self.bytes_max = bytes_max
+        self._large: dict[str, int] = {}  # caller -> bytes of its large bodies
         self._refused = refused
+
+    def charge(self, caller: str | None, before_bytes: int, size_bytes: int) -> None:
+        """Count a body of a caller that had `before_bytes` and now has `size_bytes`. None: it takes nobody's share."""
+        self.bytes += size_bytes - before_bytes
+        if caller is None:
+            return
+        if before_bytes > SMALL_BYTES_MAX or size_bytes > SMALL_BYTES_MAX:
+            large = size_bytes if size_bytes > SMALL_BYTES_MAX else 0
+            large += self._large.get(caller, 0) - (before_bytes if before_bytes > SMALL_BYTES_MAX else 0)
+            if large:
+                self._large[caller] = large
+            else:
+                self._large.pop(caller, None)
+
+    def exceeds_share(self, caller: str | None, size_bytes: int) -> bool:
+        """Return whether a body of a caller that was charged is too much beside the caller's other bodies."""
+        held = 0 if caller is None else self._large.get(caller, 0)
+        return size_bytes > SMALL_BYTES_MAX and held > size_bytes and held > SHARE * (self.bytes_max - self.bytes)
 
     def refusal(self) -> Failure:
         """Count and return the refusal of a body for which there is no room."""
@@ -37,9 +61,12 @@ class ReceiveBudget:
         return Failure(Code.UNAVAILABLE, f"{self.bytes_max} bytes are being received; try again later", retry_after_s=1)
 
     @contextmanager
-    def reserve(self) -> Iterator[BodyReservation]:
-        """Yield a reservation of 0 bytes, which grows with a body, and release it at the end."""
-        reservation = BodyReservation(self)
+    def reserve(self, caller: str | None = None) -> Iterator[BodyReservation]:
+        """Yield a reservation of 0 bytes, which grows with a body, and release it at the end.
+
+        `caller`: who may let the body stall; None: it is complete, and is decoded.
+        """
+        reservation = BodyReservation(self, caller)
         try:
             yield reservation
         finally:
@@ -49,19 +76,22 @@ class ReceiveBudget:
 class BodyReservation:
     """The share of the budget that one body takes. Make it with `ReceiveBudget.reserve`."""
 
-    __slots__ = ("_receive_budget", "size")
+    __slots__ = ("_receive_budget", "caller", "size")
 
-    def __init__(self, receive_budget: ReceiveBudget) -> None:
+    def __init__(self, receive_budget: ReceiveBudget, caller: str | None) -> None:
         self._receive_budget = receive_budget
+        self.caller = caller
         self.size = 0
 
     def grow(self, size_bytes: int) -> None:
         """Reserve more bytes. Raises Failure(UNAVAILABLE) if the budget is exceeded and this body is not small."""
         self.resize(self.size + size_bytes)
-        if self._receive_budget.bytes > self._receive_budget.bytes_max and self.size > SMALL_BYTES_MAX:
-            raise self._receive_budget.refusal()
+        budget = self._receive_budget
+        full = budget.bytes > budget.bytes_max and self.size > SMALL_BYTES_MAX
+        if full or budget.exceeds_share(self.caller, self.size):
+            raise budget.refusal()
 
     def resize(self, size_bytes: int) -> None:
         """Set the share to `size_bytes`."""
-        self._receive_budget.bytes += size_bytes - self.size
+        self._receive_budget.charge(self.caller, self.size, size_bytes)
         self.size = size_bytes

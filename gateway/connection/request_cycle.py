@@ -37,6 +37,7 @@ class RequestCycle:
     submitted_at = 0.0  # set where requests are observed, in seconds on the monotonic clock
     trace: Trace | None = None  # set where requests are observed
     size_bytes = 0  # of `body`
+    caller = ""  # whose share of the receive budget a large body takes
     length_bytes = 0  # that the headers announce; 0: they announce none
     complete = False  # the whole body was received
     started = False  # its turn on the connection has come
@@ -78,7 +79,7 @@ class RequestCycle:
 
     def drop_body(self, receive_budget: ReceiveBudget) -> None:
         """Drop the body, and give its bytes back to the receive budget."""
-        receive_budget.bytes -= self.size_bytes
+        receive_budget.charge(self.caller, self.size_bytes, 0)
         self.size_bytes = 0
         self.body = []
 

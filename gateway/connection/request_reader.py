@@ -14,6 +14,7 @@ from millstream.gateway.connection.error_reply import error_reply, too_large
 from millstream.gateway.connection.foreign_protocol import recognise
 from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead
 from millstream.gateway.connection.path_cache import cache_path
+from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX
 from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
 from millstream.gateway.connection.request_head import DISCARDED, head_fault, strip_upgrade
@@ -245,16 +246,27 @@ class RequestReader(ReplyOrder):
     def _reserve(self, cycle: RequestCycle, size_bytes: int) -> None:
         """Take bytes of a body from the receive budget; refuse the request if it becomes too large."""
         receive_budget = self.receive_budget
+        if cycle.size_bytes + size_bytes > SMALL_BYTES_MAX >= cycle.size_bytes:
+            cycle.caller = self._caller_of(cycle)
+        receive_budget.charge(cycle.caller, cycle.size_bytes, cycle.size_bytes + size_bytes)
         cycle.size_bytes += size_bytes
-        receive_budget.bytes += size_bytes
         if cycle.size_bytes > self.body_bytes_max:
             cycle.refusal = too_large(self.body_bytes_max)
-        elif receive_budget.bytes > receive_budget.bytes_max:
+        elif receive_budget.bytes > receive_budget.bytes_max or receive_budget.exceeds_share(
+            cycle.caller, cycle.size_bytes
+        ):
             cycle.refusal = receive_budget.refusal()
         if cycle.refusal is not None:
             cycle.drop_body(receive_budget)
             if cycle.started:
                 self._answer(cycle, error_reply(cycle.refusal))
+
+    def _caller_of(self, cycle: RequestCycle) -> str:
+        """Return the name of the key that a request brings if it is known to be right, else the client's address."""
+        principal = self.gate.recognise(cycle.headers.credential) if self.gate.enforced else None
+        if principal is not None:
+            return principal.counters.name
+        return self.client[0] if self.client else ""
 
     def on_message_complete(self) -> None:
         self._receiving = False

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from millstream.gateway.access.principal import caller_name
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.connection.receive_budget import BodyReservation
 from millstream.gateway.protocols.http.compression import decompress, inflated_bytes_max
@@ -49,8 +50,13 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     Raises Failure: TOO_LARGE, before reading if the length is declared, else as soon as the limit is exceeded;
     UNAVAILABLE if the bodies that are being received exceed the receive budget.
     """
-    with deps_of(request).receive_budget.reserve() as reservation:
+    with deps_of(request).receive_budget.reserve(caller_of(request)) as reservation:
         return await read_reserved(request, bytes_max, reservation)
+
+
+def caller_of(request: Request) -> str:
+    """Return whose share of the receive budget a body takes: that of a key, else of the client's address."""
+    return caller_name() or (request.client.host if request.client is not None else "")
 
 
 async def read_reserved(request: Request, bytes_max: int, reservation: BodyReservation) -> bytes:
@@ -85,7 +91,7 @@ async def decompressed_body(request: Request, deps: Deps) -> AsyncIterator[bytes
     Raises Failure: TOO_LARGE, UNAVAILABLE (receive budget), ENCODING, INVALID.
     """
     bytes_max = deps.settings.request_bytes_max
-    with deps.receive_budget.reserve() as reservation:
+    with deps.receive_budget.reserve(caller_of(request)) as reservation:
         body = await read_reserved(request, bytes_max, reservation)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:

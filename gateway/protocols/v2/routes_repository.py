@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.connection.receive_budget import BodyReservation
-from millstream.gateway.protocols.http.body import read_body, read_reserved
+from millstream.gateway.protocols.http.body import caller_of, read_body, read_reserved
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import json_body, list_of, ref, reply
@@ -76,7 +76,8 @@ async def repository_model_load(
         bool, Query(description="Try again a version that ended the processes that loaded it, or took too long.")
     ] = True,
 ) -> dict[str, Any]:
-    with deps.receive_budget.reserve() as reservation:  # the files stay in memory until the load has ended
+    # The files stay in memory until the load has ended.
+    with deps.receive_budget.reserve(caller_of(request)) as reservation:
         parameters = await _read_load(request, deps.settings.upload_bytes_max, reservation)
         versions = await deps.control.load(model, parameters.config, parameters.files, retry=retry)
     return {"name": model, "load": True, "versions": [str(version) for version in versions]}

@@ -80,7 +80,7 @@ class FastConnection(asyncio.Protocol):
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.loop = asyncio.get_running_loop()
-        self.reservation = BodyReservation(parts.receive_budget)
+        self.reservation = BodyReservation(parts.receive_budget, "")
         self.peer = self.address = ""  # of the client: as the library writes it, and the address alone
         self.calls: dict[int, FastCall] = {}
         now = self.loop.time()
@@ -98,7 +98,7 @@ class FastConnection(asyncio.Protocol):
         self._transport = transport
         self._stall = WriteStallGuard(self.loop, transport, self.parts.stall_s_max)
         self.peer = _peer(transport.get_extra_info("peername"))
-        self.address = address_of(self.peer)
+        self.address = self.reservation.caller = address_of(self.peer)
         if len(self.parts.connections) >= self.parts.connections_max:
             transport.abort()
             return
