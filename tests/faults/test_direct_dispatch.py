@@ -249,8 +249,8 @@ def test_versions_are_unloaded_and_replaced_under_direct_load(tmp_path: Path) ->
     with running_stack(tmp_path, models=served) as stack:
         call_directly(stack)
         with constant_load(stack.port, PATH, BODIES, callers=4) as load:
-            for _ in range(3):
+            for version in range(2, 5):
                 load.more(40)
-                stack.push("scale", tmp_path / "m.onnx")
+                stack.push("scale", tmp_path / "m.onnx", version=version)
             load.more(40)
         check_answers(load)

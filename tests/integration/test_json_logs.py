@@ -131,8 +131,9 @@ def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
     url = up.until("ready ")["message"].split()[1]
     with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S) as client:
         versions = "/admin/v1/models/m/versions"
-        for _ in range(2):
-            assert client.post(versions, content=MODEL.read_bytes(), params={"wait": WAIT_S - 60}).status_code == 201
+        for rows in (1, 2):
+            params = {"wait": str(WAIT_S - 60), "config": f'{{"rows_max": {rows}}}'}
+            assert client.post(versions, content=MODEL.read_bytes(), params=params).status_code == 201
         assert client.post(versions, content=b"no\x1b[2J\nmodel").status_code == 400
         assert client.post(f"{versions}/1/activate").status_code == 200
         assert client.post(f"{versions}/9/activate").status_code == 404
