@@ -35,7 +35,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-all test-quick test-frameworks test-tools install serving check dashboards top-picture openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
+.PHONY: run test test-all test-quick test-frameworks test-tools install serving check dashboards pictures openapi coverage bench bench-race plan-study autoscale-study demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -72,8 +72,9 @@ check: install ## lint, format, types, rules between folders
 dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafana reads them
 	@$(BIN)/python -m deploy.grafana.build
 
-top-picture: install ## write docs/top.svg, a picture of `millstream top` with two models under load
+pictures: $(VENV)/.frameworks ## write docs/top.svg and docs/first-model.svg, pictures of commands in a terminal
 	@$(BIN)/python -m tests.kit.top_picture
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m tests.kit.first_picture
 
 openapi: install ## write docs/openapi.json, the description of the HTTP API
 	@$(BIN)/python -m tests.kit.openapi

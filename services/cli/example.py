@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.services.client.documents import Metadata
+from millstream.services.client.documents import Metadata, Usage
 from millstream.services.client.infer_codec import EncodedRequest, encode_request
 from millstream.services.client.inputs import Given
 from millstream.services.client.tensors import VARIABLE_SIZE, Array, random_input
@@ -21,6 +22,8 @@ from millstream.services.model.datatypes import BINARY_ONLY, BYTES
 
 #: Larger examples are sent as binary tensors, and not shown as JSON.
 JSON_ELEMENTS_MAX = 1000
+#: A longer body is not shown with a call to copy.
+BODY_CHARACTERS_MAX = 400
 #: A signature may name any size: more than this is not made up.
 ELEMENTS_MAX = 1 << 28
 
@@ -61,6 +64,24 @@ def example_of(metadata: Metadata, *, binary_outputs: bool) -> Example:
     ]
     document = {"inputs": inputs}
     return Example(EncodedRequest(json.dumps(document).encode(), None), arrays, document)
+
+
+def calls_of(url: str, name: str, usage: Usage | None) -> list[str]:
+    """Return commands that call a model, to be copied: with what a person has, and over HTTP.
+
+    Args:
+        url: of the server.
+        name: the model's.
+        usage: how it wants to be called; None: the server does not say it.
+    """
+    kind = usage["kind"] if usage is not None else "tensors"
+    own = {"text": "--text 'some text'", "columns": "--input table.csv"}
+    calls = [f"millstream predict {name} {own.get(kind, '--example')}"]
+    example = usage["example"] if usage is not None else None
+    body = shlex.quote(json.dumps(example, ensure_ascii=True, separators=(",", ":"))) if example is not None else ""
+    if body and len(body) <= BODY_CHARACTERS_MAX:
+        calls.append(f"curl -s {url}/v2/models/{name}/infer -d {body}")
+    return calls
 
 
 def _elements(shape: list[int]) -> int:

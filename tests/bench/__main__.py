@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import figures, many, report
+from tests.bench import chart, figures, many, report
 from tests.bench.errors import LoadError
 from tests.bench.grpc_load import require_h2load
 from tests.bench.load import require_wrk
@@ -56,7 +56,9 @@ def main() -> int:
     else:
         Console().print(report.figures_table(result))
     if arguments.write:
-        arguments.write.write_text(report.page(result, machine, arguments.rounds, arguments.seconds))
+        page = report.page(result, machine, arguments.rounds, arguments.seconds)
+        arguments.write.write_text(page)
+        arguments.write.with_suffix(".svg").write_text(chart.plot_of(page))
     return 0
 
 

@@ -98,6 +98,11 @@ def test_push_describe_predict_and_rm(millstream):
     pushed = millstream.ok("push", "mine", DIGITS / "digits.onnx")
     assert "mine version 1  ready" in pushed
     assert "pixels FP32 [-1, 64]" in pushed
+    copied, curl = [shlex.split(line) for line in pushed.splitlines()[-2:]]
+    assert copied == ["millstream", "predict", "mine", "--example"]
+    assert curl[:2] == ["curl", "-s"]
+    assert "mine version 1" in millstream.ok(*copied[1:])
+    assert "mine version 1" in millstream.ok("predict", "mine", stdin=curl[curl.index("-d") + 1])
     second = millstream.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 8}', "--version", 7)
     assert (second["version"], second["state"], second["rows_max"]) == (7, "ready", 8)
     third = millstream.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 9}', "--no-activate")

@@ -1,4 +1,4 @@
-"""The README's programs that turn a trained model into a file: what they write is uploaded, batched and answers."""
+"""The programs of docs/first-model.md, which write a trained model: the file is uploaded, batched and answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.services.environment import child_environment
 from tests.kit.stack import running_stack
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/first-model.md").read_text(), re.DOTALL)
 PROGRAMS = {found[0]: block for block in BLOCKS if (found := re.findall(r'"(\w+\.(?:onnx|joblib))"', block))}
 #: PyTorch is not in the tests' environment, since it is larger than all of that; where it is, its program runs, too
 RUN = ["iris.joblib", *(["net.onnx"] if find_spec("torch") and find_spec("onnxscript") else [])]

@@ -1,4 +1,4 @@
-"""Writes docs/top.svg: what `millstream top` shows of two models under load (`make top-picture`)."""
+"""Writes docs/top.svg: what `millstream top` shows of two models under load (`make pictures`)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: The changelog speaks of what was; the README's table of settings is made of the descriptions in the code.
+#: The changelog speaks of what was; the table of docs/settings.md is made of the descriptions in the code.
 _GLOBS = ("*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md", "examples/*/*.md")
 PAGES = [path for glob in _GLOBS for path in sorted(ROOT.glob(glob)) if path.name != "CHANGELOG.md"]
 

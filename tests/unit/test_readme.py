@@ -1,4 +1,4 @@
-"""The README tells the truth about settings, commands and files."""
+"""The README and the pages of settings and commands tell the truth, and the README is short."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pydantic_core import PydanticUndefined
 
 from millstream.services.cli.app import app
 from millstream.services.settings import MIB, SECRET_FILES, Settings
+from tests.bench import chart
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+SETTINGS = (ROOT / "docs/settings.md").read_text()
+COMMANDS = (ROOT / "docs/cli.md").read_text()
+LINES_MAX = 150
 
 
 def shown(value: object) -> str:
@@ -33,14 +37,23 @@ def settings_table() -> str:
 
 
 def test_the_settings_table_is_the_settings():
-    assert settings_table() in README, "the README's table should be:\n" + settings_table()
+    assert settings_table() in SETTINGS, "the table of docs/settings.md should be:\n" + settings_table()
 
 
 def test_every_command_is_in_the_tour():
     commands = {command.callback.__name__.rstrip("_") for command in app.registered_commands if command.callback}
     assert commands >= {"up", "restart", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"}
-    missing = {name for name in commands - {"demo", "version"} if f"millstream {name}" not in README}
+    missing = {name for name in commands - {"demo", "version"} if f"millstream {name}" not in COMMANDS}
     assert not missing
+
+
+def test_a_person_decides_in_a_minute():
+    assert len(README.splitlines()) <= LINES_MAX
+
+
+def test_the_chart_is_of_the_page_of_benchmarks():
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    assert (ROOT / "docs/benchmarks.svg").read_text() == chart.plot_of(page), "python -m tests.bench.chart"
 
 
 def test_every_linked_file_is_there():

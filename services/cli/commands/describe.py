@@ -47,7 +47,16 @@ def describe(
     for version in reversed(model["versions"]):
         _show(console, version)
     if serving is not None:
-        console.print(f"\n[dim]POST {server.url}/v2/models/{escape(model['name'])}/infer[/]")
+        _show_calls(console, server.url, model)
+
+
+def _show_calls(console: Console, url: str, model: Model) -> None:
+    from millstream.services.cli.example import calls_of
+
+    usage = next((one.get("usage") for one in model["versions"] if one["version"] == model["serving"]), None)
+    console.print()
+    for call in calls_of(url, model["name"], usage):
+        console.print(call, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _model(server: ServerAddress, name: str) -> Model:

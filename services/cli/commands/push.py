@@ -205,4 +205,8 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
             console.print("on standby: its first call loads it")
             if document["reason"]:
                 show_detail(console, "  why       ", escape(document["reason"]), style="yellow")
-        console.print(f"\nPOST {server.url}/v2/models/{name}/infer")
+        from millstream.services.cli.example import calls_of
+
+        console.print()
+        for call in calls_of(server.url, document["model"], document.get("usage")):
+            console.print(call, markup=False, highlight=False, soft_wrap=True)
