@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from millstream.services.model.datatypes import BINARY_ONLY, BYTES
+from millstream.services.model.datatypes import BINARY_ONLY, BYTES, FLOATS
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.model.warmup_inputs import make_inputs
@@ -22,13 +22,14 @@ TEXT = "text"
 TOKENIZER = "tokenizer.json"
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 EXAMPLE_TEXT = "Millstream serves this text."
-#: elements of an example; a longer one would fill a screen
-EXAMPLE_ELEMENTS_MAX = 1000
+#: elements of an example, and columns; a longer one would fill a screen
+EXAMPLE_ELEMENTS_MAX, EXAMPLE_COLUMNS_MAX = 1000, 100
 _NAMES_SHOWN = 8
 _IMAGE_DATATYPES = frozenset({"FP16", "FP32", "FP64", "UINT8"})
 _IMAGE_SIDE_MIN = 8
 _COLOURS = {1: "grey", 3: "RGB", 4: "RGBA"}
 _COLUMN = frozenset({(-1,), (-1, 1)})  # shapes of an input that is one column of a table
+_CELL_DATATYPES = {str: BYTES, bool: "BOOL", int: "INT64", float: "FP64"}
 _INTEGERS = frozenset({"INT32", "INT64"})
 
 Kind = Literal["text", "columns", "image", "tokens", "tensors"]
@@ -78,7 +79,8 @@ def usage_of(manifest: Manifest) -> Usage:
     if columns := column_names(manifest):
         only = signature.inputs[0].name if len(signature.inputs) == 1 else None
         sentence = f"a table with the columns {_listed(columns)}"
-        return Usage(kind="columns", input=only, columns=columns, sentence=sentence, example=example)
+        row = _example_row(manifest, columns)
+        return Usage(kind="columns", input=only, columns=columns, sentence=sentence, example=row)
     image = image_input(inputs[0]) if len(inputs) == 1 else None
     if image is not None:
         name = inputs[0].name
@@ -160,3 +162,33 @@ def _example(manifest: Manifest) -> dict[str, Any] | None:
         data = [one.decode() if isinstance(one, bytes) else one for one in array.ravel().tolist()]
         inputs.append({"name": name, "datatype": datatypes[name], "shape": list(array.shape), "data": data})
     return {"inputs": inputs}
+
+
+def _example_row(manifest: Manifest, columns: Sequence[str]) -> dict[str, Any] | None:
+    """Return a request with a tensor for each column: a category where it has some; None if a name gives no value."""
+    inputs = {spec.name: spec for spec in manifest.signature.inputs}
+    only = next(iter(inputs.values())) if len(inputs) == 1 and set(inputs) != set(columns) else None
+    categories = {} if manifest.imported is None else manifest.imported.categories
+    binary = any(spec.datatype in BINARY_ONLY for spec in (*inputs.values(), *manifest.signature.outputs))
+    # Without a trial no equal elements are known to run, for text since they are no categories.
+    if binary or len(columns) > EXAMPLE_COLUMNS_MAX or (manifest.trial is None and not categories):
+        return None
+    fill = 0 if manifest.trial is None else manifest.trial.fill
+    tensors = []
+    for name in columns:
+        spec, known = only or inputs[name], categories.get(name)
+        if known is not None and known.coded and not known.values:
+            return None
+        datatype, value = spec.datatype, _element(spec.datatype, fill)
+        if known is not None and known.values and (known.coded or isinstance(known.values[0], str)):
+            value = known.values[0]
+            datatype = _CELL_DATATYPES[type(value)]
+        shape = [1] if only is not None else [1, *spec.shape[1:]]
+        tensors.append({"name": name, "datatype": datatype, "shape": shape, "data": [value]})
+    return {"inputs": tensors}
+
+
+def _element(datatype: str, fill: int) -> Any:
+    if datatype == BYTES:
+        return str(fill)
+    return float(fill) if datatype in FLOATS else bool(fill) if datatype == "BOOL" else fill

@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 
 from millstream.services.cli.example import example_of
-from millstream.services.model.manifest import ImportRecord, Manifest, ModelConfig, SourceFile, TrialInputs
+from millstream.services.model.manifest import (
+    ColumnCategories,
+    ImportRecord,
+    Manifest,
+    ModelConfig,
+    SourceFile,
+    TrialInputs,
+)
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.model.usage import EXAMPLE_ELEMENTS_MAX, Usage, usage_of
+from millstream.services.model.usage import EXAMPLE_COLUMNS_MAX, EXAMPLE_ELEMENTS_MAX, Usage, usage_of
 
 IDS, MASK = ("input_ids", "INT64", (-1, -1)), ("attention_mask", "INT64", (-1, -1))
 
@@ -17,11 +24,22 @@ IDS, MASK = ("input_ids", "INT64", (-1, -1)), ("attention_mask", "INT64", (-1, -
 def usage(
     *inputs: tuple[str, str, tuple[int, ...]],
     columns: tuple[str, ...] = (),
+    categories: dict[str, ColumnCategories] | None = None,
     files: tuple[str, ...] = (),
     output: str = "FP32",
     trial: TrialInputs | None = TrialInputs(size=2, fill=1),  # noqa: B008 - frozen
 ) -> Usage:
-    record = ImportRecord(importer="", producer="", rows=1, output="", difference=0, rtol=0, atol=0, columns=columns)
+    record = ImportRecord(
+        importer="",
+        producer="",
+        rows=1,
+        output="",
+        difference=0,
+        rtol=0,
+        atol=0,
+        columns=columns,
+        categories=categories or {},
+    )
     outputs = (TensorSpec(name="y", datatype=output, shape=(-1, 3)),)
     specs = tuple(TensorSpec(name=name, datatype=datatype, shape=shape) for name, datatype, shape in inputs)
     paths = ("source/model.onnx", *files)
@@ -71,6 +89,26 @@ def test_columns_of_one_input_and_inputs_that_are_columns() -> None:
     many = usage(("x", "FP32", (-1, 500)), columns=tuple(f"c{number}" for number in range(500)))
     assert many.sentence.endswith("c7 and 492 more")
     assert len(many.columns) == 500
+
+
+def test_the_example_of_a_table_names_its_columns() -> None:
+    coded = {"sex": ColumnCategories(values=("female", "male"), coded=True)}
+    found = usage(("input", "FP32", (-1, 2)), columns=("age", "sex"), categories=coded)
+    assert found.example == {
+        "inputs": [
+            {"name": "age", "datatype": "FP32", "shape": [1], "data": [1.0]},
+            {"name": "sex", "datatype": "BYTES", "shape": [1], "data": ["female"]},
+        ]
+    }
+    closed = {"town": ColumnCategories(values=("Basel",), unseen="refused")}
+    town, age = ("town", "BYTES", (-1, 1)), ("age", "FP32", (-1, 1))
+    found = usage(town, age, columns=("town", "age"), categories=closed)
+    assert found.example is not None
+    assert [one["data"] for one in found.example["inputs"]] == [["Basel"], [1.0]]
+    unknown = {"sex": ColumnCategories(coded=True)}  # codes alone, which have no names
+    assert usage(("input", "FP32", (-1, 2)), columns=("age", "sex"), categories=unknown).example is None
+    many = tuple(f"c{number}" for number in range(EXAMPLE_COLUMNS_MAX + 1))
+    assert usage(("input", "FP32", (-1, len(many))), columns=many).example is None
 
 
 @pytest.mark.parametrize(
