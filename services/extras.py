@@ -53,7 +53,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "pytorch": ("torch", "onnxscript"),
     "huggingface": ("torch", "onnxscript", "safetensors", "tokenizers", "transformers"),
     "keras": ("torch", "onnxscript", "h5py", "keras"),
-    "scikit-learn": ("sklearn", "skl2onnx"),
+    "scikit-learn": ("pandas", "sklearn", "skl2onnx"),
     "xgboost": ("xgboost", "onnxmltools", "skl2onnx"),
     "lightgbm": ("lightgbm", "onnxmltools", "skl2onnx"),
     "catboost": ("catboost",),

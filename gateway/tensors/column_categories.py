@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.services.errors import invalid
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import ColumnCategories
 from millstream.services.nearest_names import did_you_mean
 
@@ -70,7 +70,7 @@ class Categories:
         """Raise Failure(INVALID) for a text that is no category."""
         for at, text in enumerate(texts):
             if text not in self._codes and (text or not self.empty_is_missing):
-                self._missing(text, at)
+                raise self._no_category(text, at)
 
     def _check_kind(self, cells: list[Any], *, is_text: bool) -> None:
         """Raise Failure(INVALID) for numbers where all categories are texts, and the other way round."""
@@ -83,11 +83,14 @@ class Categories:
 
     def _missing(self, cell: Any, at: int) -> float:
         """Return the code of a value that is no category. Raises Failure(INVALID)."""
-        if _is_missing(cell) or self._unseen == "missing":
+        if _is_missing(cell) or cell == b"" or self._unseen == "missing":
             return np.nan
+        raise self._no_category(cell, at)
+
+    def _no_category(self, cell: Any, at: int) -> Failure:
         text = cell.decode(errors="replace") if isinstance(cell, bytes) else f"{cell:g}"
         known = [str(value) for value in self._values]
-        raise invalid(
+        return invalid(
             f"column '{self._name}' has '{excerpt(text)}' in row {at}, a category that the model was not fitted "
             f"with{did_you_mean(text, known)}: it has {listed(known)}"
         )

@@ -39,7 +39,7 @@ _INDEX_NAMES = frozenset({"", "index", "Unnamed: 0", "__index_level_0__"})
 
 
 class NamedColumns:
-    """The columns of a version that takes a table: as one input, or each as an input of its own.
+    """The columns of a version that takes a table: as one input, or each that the model uses as an input of its own.
 
     Args:
         plans: of the version's inputs.
@@ -58,12 +58,12 @@ class NamedColumns:
         self.names = tuple(names)
         self._known = frozenset(names)
         self._plans = plans
-        self._one = None if set(names) == set(plans.by_name) else next(iter(plans))
+        self._one = _table_input(plans, names)
         self._without_null = frozenset(without_null)
         self._categories = {name: Categories(name, one) for name, one in categories.items()}
         #: whether some columns take the texts of their categories alone
         self.closed = any(one.closed for one in self._categories.values())
-        self._needed = [name for name in names if self._one is not None or not plans.named(name).optional]
+        self._needed = list(names) if self._one else [plan.name for plan in plans if not plan.optional]
 
     @classmethod
     def of(cls, manifest: Manifest, plans: InputPlans) -> NamedColumns | None:
@@ -135,7 +135,8 @@ class NamedColumns:
         categories = self._categories.get(name)
         if categories is not None and categories.coded:
             return categories.text
-        return (self._one or self._plans.named(name)).datatype == BYTES
+        plan = self._one or self._plans.by_name.get(name)
+        return plan is None or plan.datatype == BYTES
 
     def inputs(self, columns: Mapping[str, Values], *, named: bool = True) -> Inputs:
         """Return the inputs of the version. Raises Failure(INVALID), with the name of the column at fault.
@@ -155,8 +156,9 @@ class NamedColumns:
                 f"column '{excerpt(other)}' has {len(columns[other])} rows, and '{excerpt(first)}' has {rows}"
             )
         if self._one is None:
-            plans = self._plans
-            return join(plans, {name: self._input(plans.named(name), values) for name, values in columns.items()})
+            plans = self._plans.by_name  # the model does not use the other columns
+            given = {name: self._input(plans[name], values) for name, values in columns.items() if name in plans}
+            return join(self._plans, given)
         ordered = [columns[name] for name in self.names]
         return join(self._plans, {self._one.name: self._table(self._one, ordered, rows)})
 
@@ -230,6 +232,14 @@ class NamedColumns:
                 raise invalid(f"column '{excerpt(name)}': a number is out of the range of {plan.datatype}")
             return values.astype(NUMPY[plan.datatype])
         return values
+
+
+def _table_input(plans: InputPlans, names: Sequence[str]) -> InputPlan | None:
+    """Return the one input that has all columns; None if each column is an input."""
+    first = next(iter(plans), None)
+    if first is None or len(plans) > 1 or not names or list(names) == [first.name]:
+        return None
+    return first if len(first.shape) == 2 and first.shape[1] in {-1, len(names)} else None
 
 
 def read_named(

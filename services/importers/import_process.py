@@ -78,10 +78,7 @@ def _report(task: ImportTask) -> ImportReport:
     except OSError as error:
         rejection = storage_failure(error, task.folder) if error.errno in _DISK else _of_model(error, importer)
     except ImportError as error:
-        rejection = invalid(
-            f"{importer.name} cannot be loaded ({error}): is millstream[{importer.extra}] installed where the "
-            f"gateway runs, and are {task.memory_bytes_max >> 20} MiB enough (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)?"
-        )
+        rejection = _of_import(error, importer, task.memory_bytes_max)
     except Exception as error:  # any other exception of a framework: the model cannot be converted
         if is_full(task.folder):  # frameworks in C++ say so in words of their own
             rejection = storage_failure(OSError(errno.ENOSPC, ""), task.folder)
@@ -91,6 +88,19 @@ def _report(task: ImportTask) -> ImportReport:
             cause += f"; {task.memory_bytes_max >> 20} MiB may be too little (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
         rejection = invalid(f"the {importer.name} model cannot be converted: {cause}")
     return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
+
+
+def _of_import(error: ImportError, importer: Importer, memory_bytes_max: int) -> Failure:
+    """Return the refusal of a model whose conversion imports what is missing, or does not fit into memory."""
+    if isinstance(error, ModuleNotFoundError):
+        return invalid(
+            f"importing this {importer.name} model needs {error.name or error}, which the gateway does not have: "
+            f"pip install 'millstream[{importer.extra}]' where it runs"
+        )
+    return invalid(
+        f"{importer.name} cannot be loaded ({error}): is millstream[{importer.extra}] installed where the gateway "
+        f"runs, and are {memory_bytes_max >> 20} MiB enough (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)?"
+    )
 
 
 def _of_model(error: OSError, importer: Importer) -> Failure:

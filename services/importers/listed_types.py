@@ -165,18 +165,23 @@ def find_listed(module: str, name: str) -> Listed | None:
         raise invalid(f"the model needs {path}, which the library here does not have: {error}") from error
 
 
+_EXPORT = (
+    "or export the model to ONNX where it was made, with a converter of your own, and push that file: Python code of "
+    "models is not served yet"
+)
+
+
 def refusal(module: str, name: str) -> str:
     """Return why a file may not name this, and what its owner can do."""
     what = f"{module}.{name}"[:200]
     if module.partition(".")[0] in LIBRARIES:
         return (
             f"the model needs {what}, which is not among the estimators and values that a model's file may hold: "
-            "save the fitted estimator without it, or export the model to ONNX where it was made"
+            f"save the fitted estimator without it, {_EXPORT}"
         )
     return (
-        f"the model needs {what}, which is no part of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}: a custom class "
-        "cannot be converted; rebuild that step with the library's own ones, or export the model to ONNX where it was "
-        "made"
+        f"the model needs {what}, which is no part of {', '.join(LIBRARIES[:-1])} or {LIBRARIES[-1]}: classes and "
+        f"functions of others cannot be converted; rebuild that step with the library's own ones, {_EXPORT}"
     )
 
 

@@ -6,7 +6,9 @@ estimator ─> inputs (importers.scikit_inputs) ─> skl2onnx, without ZipMap �
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ import numpy as np
 
 from millstream.services.errors import invalid
 from millstream.services.importers.base import IMPORTED, Imported, Sample
-from millstream.services.importers.scikit_inputs import INPUT, Inputs, draw, inputs_of
+from millstream.services.importers.scikit_inputs import (
+    INPUT,
+    MISSING,
+    Inputs,
+    draw,
+    imputes_text,
+    inputs_of,
+    is_missing,
+)
 from millstream.services.ingest.mending import mend
 from millstream.services.model.paths import FILE
 
@@ -27,6 +37,13 @@ _OPSETS = {"": 18, "ai.onnx.ml": 3}
 _SCORES = ("predict_proba", "decision_function", "transform", "score_samples")
 #: rows whose two best scores are closer to each other than this are no sample: rounding may decide their label
 _TIE = 1e-3
+_CAUSE_CHARACTERS_MAX = 300
+#: what remains to the owner of a model that has no form in ONNX
+NO_CONVERTER = (
+    "rebuild that step with an estimator that it knows (https://onnx.ai/sklearn-onnx/supported.html), or export the "
+    "model to ONNX where it was made, with a converter of your own, and push that file: Python code of models is not "
+    "served yet"
+)
 _BOOSTED = {"XGBModel": "XGBoost", "LGBMModel": "LightGBM", "CatBoost": "CatBoost"}
 
 
@@ -55,13 +72,75 @@ def convert_estimator(model: Any, folder: Path) -> Imported:
             "transforms: save the estimator itself"
         )
     inputs = inputs_of(model)
-    onnx_model = _to_onnx(model, inputs)
-    _name_inputs(onnx_model, [name for name, _ in _initial_types(inputs)])
+    onnx_model = _to_onnx(_prepared(model), inputs)
+    _drop_votes(model, onnx_model)
+    used = _used(onnx_model, [name for name, _ in _initial_types(inputs)])
+    _name_inputs(onnx_model, used)
     mend(onnx_model)  # classifiers of several outputs answer lists
+    sample, notes = _sample(model, inputs, onnx_model)
     path = folder / IMPORTED / FILE
     path.write_bytes(onnx_model.SerializeToString())
-    sample, notes = _sample(model, inputs, onnx_model)
-    return Imported(path, "onnx", [sample], _producer(), notes=notes, columns=inputs.named)
+    given = {name: values for name, values in sample.inputs.items() if name in used}
+    return Imported(
+        path,
+        "onnx",
+        [Sample(given, sample.outputs)],
+        _producer(),
+        notes=notes,
+        columns=inputs.named,
+        categories=inputs.categories if inputs.named else {},
+    )
+
+
+def _used(onnx_model: Any, names: list[str]) -> list[str]:
+    """Remove the inputs of columns that no step takes, and return the names of the others. `names`: of all."""
+    graph = onnx_model.graph
+    if len(graph.input) != len(names):
+        raise AssertionError(f"skl2onnx made {len(graph.input)} inputs of {len(names)}")
+    taken = {name for node in graph.node for name in node.input}
+    pairs = list(zip(graph.input, names, strict=True))
+    for given, _ in pairs:
+        if given.name not in taken:
+            graph.input.remove(given)
+    return [name for given, name in pairs if given.name in taken]
+
+
+def _prepared(model: Any) -> Any:
+    """Return a copy of an estimator that skl2onnx converts: texts that are missing are empty ones there."""
+    copied = copy.deepcopy(model)
+    for part in _all_parts(copied):
+        if imputes_text(part):
+            part.missing_values = MISSING
+        elif type(part).__name__ == "OneHotEncoder" and hasattr(part, "categories_"):
+            part.categories_ = [_without_nan(known) for known in part.categories_]
+        elif type(part).__name__ == "VotingClassifier":
+            part.flatten_transform = False  # of `transform`, which is not converted
+    return copied
+
+
+def _without_nan(known: Array) -> Array:
+    """Return the categories of a column of text with MISSING in place of NaN."""
+    if not any(isinstance(value, str) for value in known.tolist()):
+        return known
+    return np.array([MISSING if is_missing(value) else value for value in known.tolist()], object)
+
+
+def _all_parts(model: Any) -> Iterator[Any]:
+    """Yield an estimator and all estimators that it holds, in lists and dictionaries, too."""
+    seen: set[int] = set()
+    left = [model]
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if hasattr(part, "get_params"):
+            yield part
+            left += vars(part).values()
+        elif isinstance(part, list | tuple):
+            left += [one for one in part if isinstance(one, list | tuple | dict) or hasattr(one, "get_params")]
+        elif isinstance(part, dict):
+            left += part.values()
 
 
 def _producer() -> str:
@@ -93,9 +172,14 @@ def _to_onnx(model: Any, inputs: Inputs) -> Any:
     except (MissingShapeCalculator, MissingConverter) as error:
         match = re.search(r"type '(?:<class ')?([\w.]+)", str(error))
         what = match[1] if match else type(model).__name__
+        raise invalid(f"skl2onnx cannot convert {what}; {NO_CONVERTER}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # of any kind: its converters expect more than they check
+        cause = " ".join(str(error).split())[:_CAUSE_CHARACTERS_MAX]
         raise invalid(
-            f"skl2onnx cannot convert {what}: rebuild that step with an estimator that it knows "
-            "(https://onnx.ai/sklearn-onnx/supported.html)"
+            f"skl2onnx {skl2onnx.__version__} cannot convert this {type(model).__name__} "
+            f"({type(error).__name__}: {cause}); {NO_CONVERTER}"
         ) from error
     raise AssertionError
 
@@ -105,8 +189,6 @@ def _name_inputs(onnx_model: Any, names: list[str]) -> None:
     from onnx import helper
 
     graph = onnx_model.graph
-    if len(graph.input) != len(names):
-        raise AssertionError(f"skl2onnx made {len(graph.input)} inputs of {len(names)}")
     renamed = [(given, name) for given, name in zip(graph.input, names, strict=True) if given.name != name]
     for at, (given, name) in enumerate(renamed):
         graph.node.insert(at, helper.make_node("Identity", [name], [given.name]))
@@ -156,6 +238,7 @@ def _sample(model: Any, inputs: Inputs, onnx_model: Any) -> tuple[Sample, list[s
     columns = draw(inputs)
     fed = _fed(inputs, columns)
     answers = {output.name: _answer(model, at, fed) for at, output in enumerate(onnx_model.graph.output)}
+    _keep_booleans(onnx_model, answers)
     clear = _clear_rows(model, [answer for answer in answers.values() if answer is not None])
     outputs = {}
     for output in onnx_model.graph.output:
@@ -166,8 +249,36 @@ def _sample(model: Any, inputs: Inputs, onnx_model: Any) -> tuple[Sample, list[s
     return Sample(_named(inputs, [column[clear] for column in columns]), outputs), notes
 
 
+def _drop_votes(model: Any, onnx_model: Any) -> None:
+    """Remove the scores of a classifier that has none itself, such as one that counts votes."""
+    is_classifier = hasattr(model, "classes_") and hasattr(model, "predict")
+    if is_classifier and not any(hasattr(model, name) for name in _SCORES[:2]):
+        del onnx_model.graph.output[1:]
+
+
+def _keep_booleans(onnx_model: Any, answers: Mapping[str, Array | None]) -> None:
+    """Give labels that are booleans in scikit-learn back as such: skl2onnx makes integers of them."""
+    from onnx import TensorProto, helper
+
+    graph = onnx_model.graph
+    for output in graph.output:
+        answer = answers[output.name]
+        if answer is None or answer.dtype != np.bool_ or output.type.tensor_type.elem_type != TensorProto.INT64:
+            continue
+        integers = f"{output.name}_integers"
+        for node in graph.node:
+            node.output[:] = [integers if name == output.name else name for name in node.output]
+            node.input[:] = [integers if name == output.name else name for name in node.input]
+        graph.node.append(helper.make_node("Cast", [integers], [output.name], to=TensorProto.BOOL))
+        output.type.tensor_type.elem_type = TensorProto.BOOL
+
+
 def _fed(inputs: Inputs, columns: list[Array]) -> Any:
     """Return what the estimator is called with: a table where it was fitted with one, else an array."""
+    columns = [
+        np.where(values == MISSING, np.nan, values) if column.missing else values
+        for column, values in zip(inputs.columns, columns, strict=True)
+    ]
     if inputs.table:
         import pandas as pd
 

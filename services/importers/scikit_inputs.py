@@ -7,11 +7,12 @@ read from its fitted parts: categories of encoders, means of scalers, centres, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from millstream.services.errors import invalid
+from millstream.services.model.manifest import ColumnCategories
 
 Array = np.ndarray[Any, Any]
 
@@ -19,18 +20,34 @@ ROWS = 64
 #: of a table; a pickle may claim any number, and each takes time here
 COLUMNS_MAX = 1 << 16
 _SEED = 20
+_ODD_SHARE = 0.1  # of the rows of a column of text: missing ones, and others than its categories
+UNSEEN = "no such category"
+#: the text that a converted model takes for a missing one
+MISSING = ""
 #: name of the one input of an estimator whose columns are all numbers
 INPUT = "input"
 
 
 class Column(NamedTuple):
-    """One column of a table: its values to draw from (text or numbers), or the range of its numbers."""
+    """One column of a table.
+
+    Args:
+        text: it has text, else numbers.
+        values: to draw from: text or numbers.
+        low, high: the range of its numbers, where no values are known.
+        words: each of its texts has several of the values.
+        unseen: what other text than the values is: refused, or what the converted model answers as scikit-learn does.
+        missing: its text may be missing, which the converted model takes as an empty text.
+    """
 
     name: str
     text: bool
     values: Sequence[Any] = ()
     low: float = -2.0
     high: float = 2.0
+    words: bool = False
+    unseen: Literal["refused", "model"] = "model"
+    missing: bool = False
 
 
 class Inputs(NamedTuple):
@@ -46,10 +63,21 @@ class Inputs(NamedTuple):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The names of the columns of the one input, if the estimator was fitted with names."""
+        """The names of the columns, if the estimator was fitted with names."""
         names = tuple(column.name for column in self.columns)
         plain = tuple(f"{INPUT}{at}" for at in range(len(names)))
-        return () if self.table or names in {plain, (INPUT,)} else names
+        return () if names in {plain, (INPUT,)} else names
+
+    @property
+    def categories(self) -> dict[str, ColumnCategories]:
+        """The categories of the columns of text, by name."""
+        return {
+            column.name: ColumnCategories(
+                values=tuple(column.values), unseen=column.unseen, empty_is_missing=column.missing
+            )
+            for column in self.columns
+            if column.text and not column.words
+        }
 
     @property
     def text(self) -> bool:
@@ -61,8 +89,7 @@ def inputs_of(model: Any) -> Inputs:
     """Return the inputs of a fitted estimator. Raises Failure(INVALID) if it does not say how many it has."""
     first = _first_step(model)
     if _is_text_vectorizer(first):
-        words = list(getattr(first, "vocabulary_", {}))[:1000] or ["text"]
-        return Inputs((Column(INPUT, text=True, values=words),), table=False)
+        return Inputs((Column(INPUT, text=True, values=_words(first), words=True),), table=False)
     count = getattr(model, "n_features_in_", getattr(first, "n_features_in_", None))
     if count is None:
         raise invalid(
@@ -74,7 +101,8 @@ def inputs_of(model: Any) -> Inputs:
         raise invalid(f"the model takes {count} columns: from 1 to {COLUMNS_MAX} can be served")
     names = [str(name) for name in getattr(model, "feature_names_in_", getattr(first, "feature_names_in_", ()))]
     kinds = _kinds(model, count, names)
-    table = bool(names) and _picks_columns(first)
+    mixed = len({kind.text for kind in kinds}) > 1
+    table = bool(names) and (_picks_columns(first) or mixed)
     labels = names if len(names) == count else [f"{INPUT}{at}" for at in range(count)]
     return Inputs(tuple(kind._replace(name=label) for kind, label in zip(kinds, labels, strict=True)), table)
 
@@ -86,21 +114,30 @@ def draw(inputs: Inputs, rows: int = ROWS) -> list[Array]:
 
 
 def _draw(column: Column, rows: int, random: np.random.Generator) -> Array:
-    if column.text and column.name == INPUT:  # texts of several words
+    if column.words:
         texts = [" ".join(map(str, random.choice(column.values, size=5))) for _ in range(rows)]
         return np.array(texts, dtype=object)
     if len(column.values):
         chosen = [column.values[int(at)] for at in random.integers(len(column.values), size=rows)]
-        return np.array(chosen, dtype=object if column.text else np.float32)
+        if not column.text:
+            return np.array(chosen, dtype=np.float32)
+        drawn = np.array(chosen, dtype=object)
+        if column.unseen == "model":
+            drawn[random.random(rows) < _ODD_SHARE] = UNSEEN
+        if column.missing:
+            drawn[random.random(rows) < _ODD_SHARE] = MISSING
+        return drawn
     return random.uniform(column.low, column.high, size=rows).astype(np.float32)
 
 
 def _first_step(model: Any) -> Any:
-    steps = getattr(model, "steps", None)
-    while steps:
-        model = steps[0][1]
+    """Return the step that sees the columns first, also of a search's best pipeline."""
+    while True:
         steps = getattr(model, "steps", None)
-    return model
+        inner = steps[0][1] if steps else getattr(model, "best_estimator_", None)
+        if inner is None:
+            return model
+        model = inner
 
 
 def _is_text_vectorizer(step: Any) -> bool:
@@ -117,11 +154,19 @@ def _picks_columns(step: Any) -> bool:
 def _kinds(model: Any, count: int, names: list[str]) -> list[Column]:
     """Return the columns, without names."""
     columns = [Column("", text=False) for _ in range(count)]
+    imputed: set[int] = set()
     for part, positions in _parts(model, list(range(count)), names):
         categories = getattr(part, "categories_", None)
         if categories is not None and len(categories) == len(positions):
             for position, known in zip(positions, categories, strict=True):
-                columns[position] = _of_categories(known)
+                columns[position] = _of_categories(part, known, columns[position], imputed=position in imputed)
+            continue
+        if _is_text_vectorizer(part):
+            for position in positions:
+                columns[position] = Column("", text=True, values=_words(part), words=True)
+            continue
+        if imputes_text(part):
+            imputed |= set(positions)
             continue
         for position, (low, high) in zip(positions, _ranges(part, len(positions)), strict=False):
             if not len(columns[position].values):
@@ -129,10 +174,44 @@ def _kinds(model: Any, count: int, names: list[str]) -> list[Column]:
     return columns
 
 
-def _of_categories(known: Any) -> Column:
-    values = [value for value in np.asarray(known).tolist() if value is not None and value == value]  # noqa: PLR0124 - NaN
-    text = any(isinstance(value, str) for value in values)
-    return Column("", text=text, values=values if text else [float(value) for value in values])
+def _of_categories(encoder: Any, known: Any, before: Column, *, imputed: bool) -> Column:
+    """Return a column that an encoder sees. `before`: what another one has shown of it."""
+    values = [value for value in np.asarray(known).tolist() if not is_missing(value)]
+    if not any(isinstance(value, str) for value in values):
+        return Column("", text=False, values=[float(value) for value in values])
+    kind, handling = type(encoder).__name__, getattr(encoder, "handle_unknown", None)
+    takes_all = (kind, handling) in {("OneHotEncoder", "ignore"), ("OrdinalEncoder", "use_encoded_value")}
+    has_missing = len(values) < len(known)
+    missing = imputed or (has_missing and kind == "OneHotEncoder") or (takes_all and not has_missing)
+    if missing and MISSING in values and not has_missing and not imputed:
+        missing = False  # an empty text is a category
+    elif missing and MISSING in values:
+        raise invalid("a column of the model has missing values and the category '': fill one of them with a text")
+    return Column(
+        "",
+        text=True,
+        values=values,
+        unseen="model" if takes_all and before.unseen == "model" else "refused",
+        missing=missing or before.missing,
+    )
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a category or a marker of missing values is NaN or None."""
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def imputes_text(part: Any) -> bool:
+    """Return whether an estimator replaces missing text, NaN or None, and keeps all columns in their places."""
+    if type(part).__name__ != "SimpleImputer" or not hasattr(part, "statistics_"):
+        return False
+    if part.add_indicator or not is_missing(part.missing_values):
+        return False
+    return all(isinstance(value, str) for value in np.asarray(part.statistics_, object).tolist())
+
+
+def _words(vectorizer: Any) -> Sequence[str]:
+    return list(getattr(vectorizer, "vocabulary_", {}))[:1000] or ["text"]
 
 
 def _parts(model: Any, positions: list[int], names: list[str]) -> Iterator[tuple[Any, list[int]]]:
@@ -142,7 +221,7 @@ def _parts(model: Any, positions: list[int], names: list[str]) -> Iterator[tuple
     if steps:
         for _, step in steps:
             yield from _parts(step, positions, names)
-            if hasattr(step, "transform"):
+            if hasattr(step, "transform") and not imputes_text(step):
                 return
     if hasattr(model, "transformers_"):
         for _, part, selected in model.transformers_:
@@ -183,7 +262,7 @@ def _ranges(part: Any, count: int) -> list[tuple[float, float]]:
     for name in ("support_vectors_", "cluster_centers_", "_fit_X", "theta_", "means_"):
         points = getattr(part, name, None)
         if isinstance(points, np.ndarray) and points.ndim == 2 and points.shape[1] == count and len(points):
-            low, high = points.min(axis=0), points.max(axis=0)
+            low, high = np.nan_to_num(np.nanmin(points, axis=0)), np.nan_to_num(np.nanmax(points, axis=0))
             margin = (high - low) / 4
             return list(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
     tree = getattr(part, "tree_", None)

@@ -133,11 +133,18 @@ def _side(size: int) -> str:
 
 
 def column_names(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of the columns of a table: of the one input, or of inputs that are a column each."""
+    """Return the names of the columns of a table: of the one input, or of inputs that are a column each.
+
+    Columns that a model was fitted with and does not use are among them, and no inputs.
+    """
     imported, inputs = manifest.imported, manifest.signature.inputs
     named = () if imported is None else imported.columns
-    if all(spec.shape in _COLUMN for spec in inputs) and (len(inputs) > 1 or (imported is not None and not named)):
-        return tuple(spec.name for spec in inputs)
+    names = tuple(spec.name for spec in inputs)
+    if all(spec.shape in _COLUMN for spec in inputs):
+        if set(names) <= set(named):
+            return named
+        if len(names) > 1 or (imported is not None and not named):
+            return names
     is_table = len(inputs) == 1 and len(inputs[0].shape) == 2 and inputs[0].shape[1] in {-1, len(named)}
     return named if is_table else ()
 
