@@ -6,6 +6,7 @@ has such a size, and goes on behind its replacement:
 Reshape to a constant shape            ─> -1 on the axis that then holds the rows
 Concat and states of LSTM, GRU and RNN ─> operands without rows repeated for each row
 Resize to constant sizes               ─> the number of rows in their place
+GatherND at row 0, GatherElements      ─> within each row, and in a table repeated for each row
 The caller proves the rewrite, and compares its outputs with the original's. Imported by the checker process only.
 """
 
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from millstream.services.ingest.graph import fixed_inputs
 from millstream.services.ingest.independence import changed_nodes
@@ -29,8 +31,11 @@ _RESIZED = 3
 _PREFIX = "millstream_rows"
 
 
-def with_variable_rows(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with a variable first dimension in every input and output."""
+def with_variable_rows(model: onnx.ModelProto, folder: Path = Path()) -> onnx.ModelProto:
+    """Return a copy of `model` with a variable first dimension in every input and output.
+
+    `folder`: that of its weight files.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -43,7 +48,7 @@ def with_variable_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     del graph.value_info[:]  # shapes of inner values, inferred for a batch of 1
     names = [value.name for value in inputs]
     if names:
-        nodes = [_copied(node) for node in changed_nodes(copy, names, _Changes(names[0]))]
+        nodes = [_copied(node) for node in changed_nodes(copy, names, _Changes(names[0], graph, folder))]
         del graph.node[:]
         graph.node.extend(nodes)
     return copy
@@ -54,10 +59,14 @@ class _Changes:
 
     Args:
         counted: an input, whose first dimension is the number of rows.
+        graph: the model's, which has stored positions.
+        folder: that of its weight files.
     """
 
-    def __init__(self, counted: str) -> None:
+    def __init__(self, counted: str, graph: onnx.GraphProto, folder: Path) -> None:
         self._counted = counted
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._folder = folder
         self._made = 0
 
     def __call__(self, node: onnx.NodeProto, operands: Sequence[AnyValue | None]) -> list[onnx.NodeProto]:
@@ -70,6 +79,10 @@ class _Changes:
                 return []
             if node.op_type == "Concat":
                 return self._repeat(node, dict.fromkeys(range(len(values)), rows.axis), values)
+            if node.op_type == "GatherElements":
+                return self._repeat(node, {0: rows.axis}, values)
+            if node.op_type == "GatherND":
+                return self._gather(node, values)
             if node.op_type in _RECURRENT:
                 return self._repeat(node, dict.fromkeys(_RECURRENT[node.op_type], rows.axis), values)
             if node.op_type == "Resize" and len(values) > _RESIZED:
@@ -113,6 +126,31 @@ class _Changes:
         changed = _copied(node)
         changed.input[_RESIZED] = made[-1].output[0]
         return [*made, changed]
+
+    def _gather(self, node: onnx.NodeProto, values: Sequence[Value | None]) -> list[onnx.NodeProto]:
+        """Look stored positions, which begin with row 0, up in each row."""
+        data, positions = values[0], values[1]
+        if data is None or data.rows != Rows(0) or positions is None or positions.rows is not None:
+            return []
+        dims, depth = dims_of(positions), dims_of(positions)[-1].constant or 0
+        tensor = self._stored.get(node.input[1])
+        batched = any(attribute.name == "batch_dims" and attribute.i for attribute in node.attribute)
+        if batched or dims[0] != ONE or depth < 2 or tensor is None or not self._begins_with_zeros(tensor):
+            return []
+        start, end, axis = self._constant([1]), self._constant([depth]), self._constant([len(dims) - 1])
+        names = [node.input[1], *(one.output[0] for one in (start, end, axis))]
+        rest = helper.make_node("Slice", names, [self._name()])
+        sizes = self._sizes([], [1] * (len(dims) - 1))
+        repeated = helper.make_node("Expand", [rest.output[0], sizes[-1].output[0]], [self._name()])
+        within = [node.input[0], repeated.output[0]]
+        changed = helper.make_node("GatherND", within, node.output, name=node.name, batch_dims=1)
+        return [start, end, axis, rest, *sizes, repeated, changed]
+
+    def _begins_with_zeros(self, tensor: onnx.TensorProto) -> bool:
+        try:
+            return not numpy_helper.to_array(tensor, str(self._folder))[..., 0].any()
+        except Exception:  # what is stored is damaged, and may be anything
+            return False
 
     def _sizes(self, before: list[int], after: list[int]) -> list[onnx.NodeProto]:
         """Return nodes, the last of which computes a shape with the number of rows between constants."""

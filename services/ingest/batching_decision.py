@@ -257,7 +257,7 @@ def _rewritten(
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
     assert subject.model is not None  # a program has no folder for a rewrite
-    model = with_variable_rows(subject.model)
+    model = with_variable_rows(subject.model, subject.path.parent)
     proof = subject.prove(model)
     if proof.proven or requested:
         return model, proof

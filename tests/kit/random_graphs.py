@@ -367,6 +367,26 @@ def _own_rows(b: _Builder) -> None:
         b.add("ScatterND", [x, numbers, b.value()])
 
 
+def _flat_places(b: _Builder) -> None:
+    """Look places up in all rows as one sequence, as TorchScript does, or in a way that is slightly different."""
+    x = b.value(rank_min=2)
+    shape = b.add("Shape", [x])
+    rows, length = (b.add("Gather", [shape, b.integers([at])]) for at in (0, 1))
+    flat = b.add("Reshape", [x, b.integers([-1, *b.shape(x)[2:]])])
+    zero, one = b.integers(0), b.integers(1)
+    count = b.add("Squeeze", [rows, b.integers([0])])
+    numbers = b.add("Range", [zero, count, one])
+    numbers = b.add("Unsqueeze", [numbers, b.integers([1] if b.number(0, 5) else [0])])
+    numbers = b.add("Mul", [numbers, length if b.number(0, 3) else b.integers([b.number(0, 3)])])
+    size = b.add("Squeeze", [length, b.integers([0])]) if b.number(0, 1) else b.integers(b.number(1, 4))
+    places = b.add("Range", [b.integers(b.one_of([0, 0, 0, 0, 1])), size, one])
+    if not b.number(0, 3):
+        places = b.one_of([b.integers([b.number(-1, 2)]), b.add("Mod", [b.value("i"), b.integers(2)])])
+    if not b.number(0, 5):
+        places = b.add("Unsqueeze", [places, b.integers([1])])
+    b.add("Gather", [flat, b.add("Add", [numbers, places] if b.number(0, 1) else [places, numbers])])
+
+
 def _branch(b: _Builder) -> None:
     """Add an If whose condition is a constant, a size or data."""
     x, y = b.value(), b.value()
@@ -419,7 +439,7 @@ STEPS = [
     *(_shuffle, _shuffle, _shuffle, _own_rows, _own_rows, _branch, _loop),
     *(_unary, _binary, _weighted, _matmul, _gemm, _einsum, _transpose, _reshape, _by_shape, _count, _softmax, _norm),
     *(_reduce, _arg, _to_float, _concat, _slice, _gather, _embed, _axes, _flatten, _running, _top, _where, _pad, _conv),
-    *(_pool, _split, _scatter, _one_hot, _positions, _nonzero, _triangle, _gather_nd),
+    *(_pool, _split, _scatter, _one_hot, _positions, _nonzero, _triangle, _gather_nd, _flat_places),
     *(_binary, _transpose, _reshape, _reshape, _by_shape, _weighted, _reduce, _axes),
 ]
 

@@ -34,6 +34,11 @@ REWRITTEN = {
         <float[1, 1, 4] state = {1, 2, 3, 4}, int64[1] none = {0}> {
         s = Transpose<perm = [1, 0, 2]>(x)  a, h, c = LSTM<hidden_size = 4>(s, w, r, , , state, state)
         y = Squeeze(h, none) }""",
+    "a mask looked up at row 0": """g (float[1, 3] x) => (float[1, 1, 3] y)
+        <int64[1, 1, 3, 2] places = {0, 0, 0, 2, 0, 1}> { y = GatherND(x, places) }""",
+    "a stored table that each row reads": """g (float[1, 3] x) => (float[1, 3] y)
+        <float[1, 4] table = {5, 6, 7, 8}, int64 axis = {1}> {
+        b = Abs(x)  c = Cast<to = 7>(b)  y = GatherElements<axis = 1>(table, c) }""",
     "an image of a fixed size": """g (float[1, 2, 3, 3] x) => (float[1, 2, 6, 5] y) <int64[4] sizes = {1, 2, 6, 5}> {
         y = Resize<mode = "nearest">(x, , , sizes) }""",
 }

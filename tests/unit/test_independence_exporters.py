@@ -14,6 +14,13 @@ from millstream.services.model.manifest import ROWS_MAX
 from tests.kit.independence import assert_independent, load, run_alone
 from tests.unit.test_independence import ends_with, proof
 
+#: all rows f as one sequence, row numbers r4, places p4, and the length l1
+FLAT = """zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  three = Constant<value_int = 3>()
+        last = Constant<value_ints = [-1]>()  ends = Constant<value_ints = [1, 2, 3]>()
+        front = Constant<value_ints = [0, 1, 2]>()  f = Reshape(x, last)
+        s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)  l1 = Shape<start = 1, end = 2>(x)  l = Squeeze(l1)
+        r = Range(zero, n, one)  r4 = Unsqueeze(r, ends)  p = Range(zero, l, one)  p4 = Unsqueeze(p, front)"""
+
 PROVEN = {
     "tf2onnx: an end that is beyond every run": f"""g (float[N, 4] x) => (float[N, 1, 4] y)
         <int64[2] starts = {{0, 0}}, int64[2] ends = {{{ROWS_MAX}, 4}}, int64[1] one = {{1}}> {{
@@ -45,9 +52,50 @@ PROVEN = {
         => (float[N, 462] y) <int64[2] shape = {-1, 462}> {
         a = ConvTranspose<strides = [2, 3], dilations = [3, 1], output_padding = [1, 0], pads = [0, 1, 0, 0]>(x, w)
         y = Reshape(a, shape) }""",
+    "PyTorch: a mask looked up by row and place, whose shape is that of their maximum": """g (float[N, L] x)
+        => (float[N, 1, 1, L] y) <int64 zero = {0}, int64 one = {1}, int64[3] ends = {1, 2, 3}, int64[3] front = {0, 1, 2},
+        int64[1] last = {-1}, int64[1] none = {0}> {
+        s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)  t = Shape<start = 1, end = 2>(x)  l = Squeeze(t)
+        r = Range(zero, n, one)  r4 = Unsqueeze(r, ends)  p = Range(zero, l, one)  p4 = Unsqueeze(p, front)
+        m = Max(r4, p4)  k = Shape(m)  re = Expand(r4, k)  pe = Expand(p4, k)
+        ri = Unsqueeze(re, last)  pi = Unsqueeze(pe, last)  i = Concat<axis = -1>(ri, pi)  y = GatherND(x, i) }""",
+    "TorchScript: a mask looked up in all rows as one sequence": f"""g (float[N, L] x) => (float[N, 1, 1, L] y) {{ {FLAT}
+        m = Mul(r4, l1)  i = Add(p4, m)  y = Gather<axis = 0>(f, i) }}""",
+    "TorchScript: the first places of each row": f"""g (float[N, L] x) => (float[N, 1, 1, 3] y)
+        <int64[3] few = {{2, 0, 1}}> {{ {FLAT}  m = Mul(l1, r4)  i = Add(m, few)  y = Gather<axis = 0>(f, i) }}""",
 }
 
 ENDED = {
+    "places from 1 on": (
+        "Gather",
+        f"""g (float[N, L] x) => (float[N, 1, 1, L] y) {{ {FLAT}
+        m = Mul(r4, l1)  a = Add(p4, m)  i = Add(a, one)  y = Gather<axis = 0>(f, i) }}""",
+    ),
+    "one place, which may be beyond the row": (
+        "Gather",
+        f"""g (float[N, L] x) => (float[N, 1, 1, 1] y) <int64[1] far = {{3}}> {{ {FLAT}
+        m = Mul(r4, l1)  i = Add(m, far)  y = Gather<axis = 0>(f, i) }}""",
+    ),
+    "a place that the row itself names": (
+        "Add",
+        f"""g (float[N, L] x, int64[N, 1, 1, 1] at) => (float[N, 1, 1, 1] y) {{ {FLAT}
+        m = Mul(r4, l1)  i = Add(m, at)  y = Gather<axis = 0>(f, i) }}""",
+    ),
+    "rows of another length": (
+        "Gather",
+        f"""g (float[N, L] x) => (float[N, 1, 1, L] y) {{ {FLAT}
+        m = Mul(r4, three)  i = Add(p4, m)  y = Gather<axis = 0>(f, i) }}""",
+    ),
+    "a place for each row": (
+        "Gather",
+        f"""g (float[N, L] x) => (float[N, 1, 1, 1] y) <int64[3, 1, 1, 1] places = {{0, 1, 2}}> {{ {FLAT}
+        m = Mul(r4, l1)  i = Add(m, places)  y = Gather<axis = 0>(f, i) }}""",
+    ),
+    "row numbers and places exchanged": (
+        "Gather",
+        f"""g (float[N, L] x) => (float[N, 1, 1, L] y) {{ {FLAT}
+        m = Mul(p4, l1)  i = Add(r4, m)  y = Gather<axis = 0>(f, i) }}""",
+    ),
     "an end that a run may pass": (
         "Slice",
         f"""g (float[N, 4] x) => (float[N, 4] y) <int64[1] start = {{0}}, int64[1] end = {{{ROWS_MAX - 1}}}> {{
@@ -152,7 +200,7 @@ def test_scores_of_a_linear_classifier_have_the_columns_that_the_analysis_assume
 @pytest.mark.parametrize("name", ENDED)
 def test_what_only_looks_like_an_idiom_is_not_proven(name: str) -> None:
     operator, text = ENDED[name]
-    ends_with(operator, text, rows=["x"])
+    ends_with(operator, text, rows=["x", "at"] if "int64[N" in text else ["x"])
 
 
 def texts(filler: str, read: str = "tokens", width: str = "") -> onnx.ModelProto:

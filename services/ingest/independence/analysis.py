@@ -19,6 +19,7 @@ from millstream.services.ingest.independence.expression import ONE, ROWS, Symbol
 from millstream.services.ingest.independence.folding import fold
 from millstream.services.ingest.independence.node import Call
 from millstream.services.ingest.independence.rules import RULES
+from millstream.services.ingest.independence.rules.elementwise import BROADCASTING, broadcast_dims
 from millstream.services.ingest.independence.rules.row_mixing import RANDOM
 from millstream.services.ingest.independence.texts import Texts
 from millstream.services.ingest.independence.value import (
@@ -299,6 +300,9 @@ class _Interpreter:
                 outputs = rule.apply(call)
                 keep = not depends or call.op in _MEASURING
                 return [value if keep or not value.free else counted(value.dims) for value in outputs]
+        if depends and call.domain == "" and call.op in BROADCASTING:
+            with suppress(Dependent, *_MALFORMED):
+                return broadcast_dims(call)
         return [counted() if depends else free()] * call.outputs
 
 

@@ -64,10 +64,15 @@ class Rows(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Row numbers: element i along `axis` is i. `leading`: only at index 0 of the last axis, followed by other data."""
+    """Row numbers: elements at i along `axis` are i * `stride`, plus each number from 0 to `span` - 1.
+
+    `leading`: only at index 0 of the last axis, followed by other data.
+    """
 
     axis: int
     leading: bool = False
+    stride: Expression = ONE
+    span: Expression = ONE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +82,7 @@ class Value:
     Args:
         dims: None if the rank is unknown; always known for a rowed value.
         numbers: the row numbers that a counted value contains, if any.
+        span: the elements are all numbers from 0 to `span` - 1, each at least once.
     """
 
     dims: Dims | None
@@ -84,6 +90,7 @@ class Value:
     counted: bool = False
     content: Content | None = None
     numbers: Numbers | None = None
+    span: Expression | None = None
 
     @property
     def free(self) -> bool:

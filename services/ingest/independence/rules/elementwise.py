@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from millstream.services.ingest.independence.alignment import elementwise
 from millstream.services.ingest.independence.node import Call, Rule, Rules
-from millstream.services.ingest.independence.value import Dependent, Value
+from millstream.services.ingest.independence.value import Dependent, Value, counted
 
 _BROADCAST_OPSET = 7
 
@@ -17,7 +17,7 @@ _UNARY = (  # noqa: SIM905
     "Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu BitCast RegexFullMatch"
 ).split()
 
-_BROADCASTING = (  # noqa: SIM905
+BROADCASTING = (  # noqa: SIM905
     "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
     "Mod Mul Or PRelu Pow StringConcat Sub Sum Where Xor"
 ).split()
@@ -36,6 +36,11 @@ def broadcasting(call: Call) -> list[Value]:
     if call.domain == "" and call.version < _BROADCAST_OPSET and len(operands) > 1:
         _check_early_broadcast(call)
     return [elementwise(call.symbols, operands)]
+
+
+def broadcast_dims(call: Call) -> list[Value]:
+    """Return a value of which only the dimensions are known, and that it depends on the number of rows."""
+    return [counted(broadcasting(call)[0].dims)]
 
 
 def _check_early_broadcast(call: Call) -> None:
@@ -74,7 +79,7 @@ def _is_false(value: Value) -> bool:
 
 RULES: Rules = {
     **{op: Rule(unary) for op in _UNARY},
-    **{op: Rule(broadcasting) for op in _BROADCASTING},
+    **{op: Rule(broadcasting) for op in BROADCASTING},
     "CastLike": Rule(like, frozenset({1})),
     "Clip": Rule(clip),
     "Dropout": Rule(dropout),
