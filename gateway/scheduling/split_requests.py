@@ -145,6 +145,12 @@ class SplitRequest:
     def fail(self, request: Request, failure: Failure, reason: Reason | None = None) -> None:
         """Fail the request, because a part of it failed. `reason`: as in Answers.fail."""
         answers = self.whole.lane.answers
+        if isinstance(request, Part) and failure.code in {
+            Code.INVALID,
+            Code.MODEL,
+        }:  # a row in its message is the part's
+            last = request.first_row + request.rows - 1
+            failure = Failure(failure.code, f"in rows {request.first_row} to {last}: {failure.message}")
         answers.fail((self.whole,), failure, reason)
         answers.rows_done -= self._rows_joined  # which were counted before
         self._close()

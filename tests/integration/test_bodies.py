@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NamedTuple
 
 import grpc
@@ -250,5 +251,8 @@ def test_a_token_id_beyond_the_vocabulary_is_the_callers_mistake(stack: Stack) -
         rows = [[1, 2], [3, 4]]
         rows[row][1] = index
         assert ask(rows) == (400, f"{where}, whose indices are 0 to {highest}")
+    status, error = ask([[0, 1]] * 80 + [[0, 99]] + [[0, 1]] * 19)
+    part = re.match(r"in rows (\d+) to \d+: input 'input_ids' at \[(\d+)\]\[1\]: 99 is outside", error)
+    assert status == 400 and part and int(part[1]) + int(part[2]) == 80, error
     reply = stack.http.post("/v1/embeddings", content=json.dumps({"model": "body-ids", "input": [1, 99_999]}).encode())
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error"), reply.text

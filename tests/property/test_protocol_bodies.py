@@ -82,7 +82,9 @@ TYPES = st.sampled_from(
     [
         "",
         "application/json",
+        "application/jsonlines",
         "text/csv",
+        "text/csv; header=present",
         "application/x-npy",
         "application/octet-stream",
         "image/png",
