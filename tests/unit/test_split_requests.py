@@ -20,7 +20,7 @@ from millstream.gateway.tensors.outputs import OutputTensor, own_copies
 from millstream.services.access.document import Limits
 from millstream.services.access.limits import Account
 from millstream.services.errors import Code, Failure
-from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from millstream.services.model.profile import Profile
 from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import LaneBench
@@ -268,6 +268,32 @@ def test_a_long_timeout_does_not_make_each_part_wait_longer(tmp_path):
         parts.bench.now += RUN_S
     assert parts.bench.now < 30
     parts.run_all()
+
+
+def test_a_queue_policy_bounds_the_wait_of_each_part_and_counts_none(tmp_path):
+    policy = QueuePolicy(timeout_ms_default=500, requests_max=1)
+    parts = Parts(tmp_path, config=ModelConfig(rows_max=ROWS_MAX, queue=policy))
+    asked = parts.ask(100)
+    for _ in range(DEPTH):  # parts of the other wait, but no request
+        small = parts.ask(1)
+        while not parts.answered(*small):
+            parts.run()
+            parts.bench.now += RUN_S
+            parts.lane.tick(parts.bench.now)
+    while not parts.answered(*asked):
+        parts.run()
+        parts.bench.now += RUN_S
+        parts.lane.tick(parts.bench.now)
+    assert parts.bench.now > 1.0  # longer in all than a request may wait
+    request, _ = parts.ask(100)
+    parts.bench.link.up = False
+    parts.run()
+    parts.bench.now += 0.6
+    parts.lane.tick(parts.bench.now)
+    assert parts.heard.failures[id(request)].message == "Request timeout expired"
+    parts.bench.link.up = True
+    parts.run_all()
+    parts.nothing_left()
 
 
 def test_a_version_that_is_removed_answers_all_parts(tmp_path):
