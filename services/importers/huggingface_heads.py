@@ -108,6 +108,7 @@ def _refusal(transformers: Any, model_type: str, folder: Folder, *, known: bool)
             "which is of another model_type"
         )
     tasks = [name.removeprefix("MODEL_").removesuffix("_MAPPING_NAMES") for name in its_own]
+    tasks.sort(key=lambda task: task == "FOR_PRETRAINING")  # which repeats the others: language models are there, too
     what = f", a model {tasks[0].lower().replace('_', ' ')}" if tasks else ""
     if folder.config.get("is_encoder_decoder") is True:
         what = ", an encoder with a decoder"
