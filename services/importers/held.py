@@ -83,11 +83,15 @@ def held_members(folder: Path, path: Path) -> Members:
 
 
 def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
-    """Return a copy of an ONNX file, whose samples ONNX Runtime answers. Raises Failure(INVALID)."""
+    """Return a copy of an ONNX file, mended as an upload of it is, whose samples ONNX Runtime answers.
+
+    There is nothing to compare it with but itself, before it is rewritten. Raises Failure(INVALID).
+    """
     import onnxruntime
 
     from millstream.services.ingest.external_data import check_weights, weight_files
     from millstream.services.ingest.graph import read_model, stored_outside
+    from millstream.services.ingest.mending import mend
     from millstream.services.ingest.model_io import read_tensors
     from millstream.services.ingest.trial_inputs import draw, find_probe
     from millstream.services.ingest.trial_session import Session, TrialError
@@ -95,8 +99,16 @@ def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
     model = read_model(path)
     weights = weight_files(stored_outside(model))
     check_weights(weights, path.parent)
+    mends = mend(model)
+    target = source.folder / IMPORTED
+    target.mkdir(exist_ok=True)
+    for name in weights:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path.parent / name, target / name)
+    served = target / ONNX_FILE
+    served.write_bytes(model.SerializeToString())
     inputs, outputs = read_tensors(model)
-    session = Session(path, inputs, outputs)
+    session = Session(served, inputs, outputs)
     try:
         probe = find_probe(session, inputs)
     except TrialError as error:
@@ -104,16 +116,11 @@ def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
     arrays = draw(inputs, 1, probe.size, probe.style)
     given = {tensor.name: array for tensor, array in zip(inputs, arrays, strict=True)}
     answers = {tensor.name: array for tensor, array in zip(outputs, probe.observed, strict=True)}
-    target = source.folder / IMPORTED
-    target.mkdir(exist_ok=True)
-    for name in weights:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path.parent / name, target / name)
-    served = Path(shutil.copyfile(path, target / "model.onnx"))
     versions = f"{model.producer_name} {model.producer_version}".strip() or "ONNX"
     samples = [Sample(given, answers)]
     made = f"{versions[:100]}, onnxruntime {onnxruntime.__version__}"
-    return Imported(served, "onnx", samples, made, tuple(notes), files=[target / name for name in weights])
+    files = [target / name for name in weights]
+    return Imported(served, "onnx", samples, made, (*notes, *mends.notes), files=files)
 
 
 def missing_modules(modules: Sequence[str]) -> list[str]:

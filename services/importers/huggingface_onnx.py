@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.services.errors import invalid
+from millstream.services.errors import Failure, invalid
 from millstream.services.importers.base import Array, Imported, ImportOptions, Members, Sample, Source
 from millstream.services.importers.held import import_onnx
 from millstream.services.importers.huggingface import TOKENS_PADDED, padding_notes, tokenizer_files
@@ -70,6 +70,8 @@ class HuggingFaceOnnxImporter:
         outputs = imported.samples[0].outputs
         if folder.pipeline is not None and _EMBEDDING not in outputs:
             imported = _pooled(imported, folder.pipeline)
+        elif len(outputs) == 1 and set(outputs) <= {*_STATES, _EMBEDDING}:
+            imported = imported._replace(embeddings=tuple(outputs))
         elif list(outputs) == [LOGITS] and folder.architecture.endswith(tuple(_CLASSIFIERS)):
             imported = _classified(imported, folder, outputs[LOGITS].shape[-1])
         if IDS not in imported.samples[0].inputs:
@@ -109,6 +111,9 @@ def _padding_notes(imported: Imported, folder: Folder, vocabulary: int) -> list[
 
     try:
         return padding_notes(answer, order, vocabulary, embeds=bool(imported.embeddings))
+    except Failure as failure:
+        advice = "export it with an example that is padded, or push the ONNX file by itself for token ids"
+        raise invalid(f"{failure.message}: {advice}") from failure
     except TrialError:  # of fixed shapes, for example: the check says what runs
         return []
 

@@ -14,7 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from millstream.services.errors import invalid
-from millstream.services.importers.base import IMPORTED, Imported, Importer, ImportOptions, Members, Sample, Source
+from millstream.services.importers.base import Imported, Importer, ImportOptions, Members, Source
+from millstream.services.importers.held import import_onnx
+from millstream.services.ingest.external_data import weights_of
+from millstream.services.ingest.onnx_folder import find_onnx
 from millstream.services.model.manifest import ColumnCategories
 
 DOCUMENT = "MLmodel"
@@ -52,8 +55,11 @@ class MlflowImporter:
     def members(self, folder: Path) -> Members:
         """Return the document and all that it names: models, and components of pipelines. It is not parsed as YAML."""
         text = _text(folder / DOCUMENT)
-        named = {escape(name) for name in _NAMED.findall(text) if ".." not in PurePosixPath(name).parts}
-        return Members([DOCUMENT, *_COMPONENTS, *sorted(named), *(f"{name}/**/*" for name in sorted(named))])
+        named = sorted({name for name in _NAMED.findall(text) if ".." not in PurePosixPath(name).parts})
+        onnx = [folder / name for name in named if name.endswith(".onnx") and (folder / name).is_file()]
+        beside = [(path.parent / weights).relative_to(folder) for path in onnx for weights in weights_of(path)]
+        names = [escape(str(name)) for name in (*named, *beside)]
+        return Members([DOCUMENT, *_COMPONENTS, *names, *(f"{name}/**/*" for name in names)])
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
         from millstream.services.importers.registry import find_importer
@@ -64,7 +70,7 @@ class MlflowImporter:
         specs = _specs(signature.get("inputs") if isinstance(signature, dict) else None)
         columns = _columns(specs)
         if flavour == "onnx":
-            imported = _onnx(source.folder, path, columns)
+            imported = import_onnx(source, _onnx_file(path), ())._replace(columns=columns)
         else:
             found = _file_of(path)
             importer = find_importer(Source(source.folder, found))
@@ -156,23 +162,9 @@ def _check_modules(importer: Importer) -> None:
         )
 
 
-def _onnx(folder: Path, path: Path, columns: Sequence[str]) -> Imported:
-    """Return an ONNX model as it is: there is nothing to compare it with but itself, run before it is rewritten."""
-    import shutil
-
-    import onnx
-
-    from millstream.services.importers.onnx_answers import answered
-
-    path = next(iter(sorted(path.glob("*.onnx"))), path) if path.is_dir() else path
-    for file in path.parent.rglob("*"):  # its weights may be in files beside it
-        if file.is_file():
-            target = folder / IMPORTED / file.relative_to(path.parent)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-    copied = folder / IMPORTED / path.name
-    sample: Sample = answered(copied)
-    return Imported(copied, "onnx", [sample], f"onnx {onnx.__version__}", columns=columns)
+def _onnx_file(path: Path) -> Path:
+    found = find_onnx(path) if path.is_dir() else None
+    return found.path if found is not None else path
 
 
 def _specs(text: Any) -> list[dict[str, Any]]:

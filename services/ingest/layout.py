@@ -142,7 +142,10 @@ def _why_none(root: Path) -> str:
     if nested is not None:
         return f"there is none at its top; {nested} is in a folder: push that file, or its folder"
     near = [name for name in names if name.count("/") <= 1]
-    return why_no_model(near) or f"nothing in it is known as one ({shown(near)}): push the model's own file or folder"
+    why = why_no_model(near)
+    if why is not None:
+        return f"{next(name for name in near if why_no_model([name]) == why)}: {why}"
+    return f"nothing in it is known as one ({shown(near)}): push the model's own file or folder"
 
 
 def is_repository(folder: Path) -> bool:

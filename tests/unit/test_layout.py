@@ -94,6 +94,10 @@ def test_of_a_folder_of_mlflow_what_its_document_names_is_sent(tmp_path: Path) -
         "  pytorch:\n    model_data: ../out.bin\n  x:\n    data: /etc/passwd\n    model_path: .\n"
     )
     assert sent(tmp_path) == ["MLmodel", "components/tokenizer/tokenizer.json", "data/model.keras", "model.pkl"]
+    external(tmp_path / "model.onnx")
+    (tmp_path / "MLmodel").write_text("flavors:\n  onnx:\n    data: model.onnx\n")
+    names = ["MLmodel", "components/tokenizer/tokenizer.json", "model.onnx", "model.onnx.data"]
+    assert sent(tmp_path) == names
 
 
 def test_files_that_the_configuration_names_are_sent(tmp_path: Path) -> None:
@@ -188,7 +192,7 @@ def refused(path: Path, says: str) -> None:
         (["work/deep/net.onnx", "x"], "there is none at its top; work/deep/net.onnx is in a folder: push that file"),
         (["config.pbtxt", "1/model.onnx"], "`millstream up --triton-repository FOLDER`"),
         (["a/config.pbtxt", "b/config.pbtxt"], "a Triton repository of 2 models (a, b)"),
-        (["weights.pt", "x"], "this is a PyTorch file (torch.save), not an ONNX model"),
+        (["weights.pt", "x"], "in this folder: weights.pt: this is a PyTorch file (torch.save), not an ONNX model"),
     ],
 )
 def test_a_folder_that_is_no_model_is_refused_before_anything_is_read(
