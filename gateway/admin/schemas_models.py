@@ -35,10 +35,11 @@ class Tensor(BaseModel):
     name: str
     datatype: str
     shape: list[int]
+    on_request: bool = Field(False, description="Of an output: it is answered only to requests that name it.")
 
     @classmethod
     def of(cls, spec: TensorSpec) -> Self:
-        return cls(name=spec.name, datatype=spec.datatype, shape=list(spec.shape))
+        return cls(name=spec.name, datatype=spec.datatype, shape=list(spec.shape), on_request=spec.on_request)
 
 
 class VersionInstance(BaseModel):

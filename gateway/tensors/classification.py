@@ -15,7 +15,7 @@ import numpy as np
 
 from millstream.gateway.tensors.outputs import Column, Outputs, OutputTensor
 from millstream.services.errors import invalid
-from millstream.services.model.classes import Classes
+from millstream.services.model.classes import ANSWERED_MAX, Classes
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature, TensorSpec
 
@@ -33,7 +33,7 @@ class LabelledOutputs:
 
     def __init__(self, signature: Signature, classes: Classes, labels: Sequence[str]) -> None:
         self._at = next(at for at, spec in enumerate(signature.outputs) if spec.name == classes.output)
-        self._all = classes.scores == "sigmoid"
+        self._several = classes.scores == "sigmoid"
         self._labels = np.array([label.encode() for label in labels], object)
 
     def add(self, outputs: Outputs, rows: Sequence[int]) -> Outputs:
@@ -42,8 +42,8 @@ class LabelledOutputs:
         assert isinstance(column.array, np.ndarray)
         scores = _comparable(column.datatype, column.array)
         scores = scores.astype(np.float32) if scores.dtype == np.float16 else scores
-        best, values = _every_class(scores) if self._all else _best_class(scores)
-        inner = column.inner if self._all else column.inner[:-1]
+        best, values = _best_classes(scores) if self._several else _best_class(scores)
+        inner = best.shape[1:] if outputs.batching else best.shape
         found: list[list[bytes]] = []
         at = 0
         for count in rows:
@@ -61,11 +61,18 @@ def _best_class(scores: Array) -> tuple[Array, Array]:
         return scores.argmax(-1), (1 / np.exp(scores - highest).sum(-1)).astype(np.float32)
 
 
-def _every_class(scores: Array) -> tuple[Array, Array]:
-    """Return the indices of all classes, the best first, and their probabilities, each of its own."""
-    order = np.argsort(-scores, axis=-1, kind="stable")
+def _best_classes(scores: Array) -> tuple[Array, Array]:
+    """Return the indices of the best classes, the best first, and their probabilities, each of its own."""
+    below = -scores
+    if scores.shape[-1] > ANSWERED_MAX:  # NaN counts as the largest number, so as the worst class
+        order = np.argpartition(below, ANSWERED_MAX - 1, -1)[..., :ANSWERED_MAX]
+        below = np.take_along_axis(below, order, -1)
+        ranks = np.argsort(below, axis=-1, kind="stable")
+        order = np.take_along_axis(order, ranks, -1)
+    else:
+        order = ranks = np.argsort(below, axis=-1, kind="stable")
     with np.errstate(over="ignore"):  # of numbers that are far below 0
-        values = 1 / (1 + np.exp(-np.take_along_axis(scores, order, -1)))
+        values = 1 / (1 + np.exp(np.take_along_axis(below, ranks, -1)))
     return order, values.astype(np.float32)
 
 

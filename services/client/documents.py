@@ -7,11 +7,15 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Tensor(TypedDict):
-    """A named input or output. -1 in `shape` is a variable dimension."""
+    """A named input or output. -1 in `shape` is a variable dimension.
+
+    `on_request`, of an output: it is answered only to requests that name it.
+    """
 
     name: str
     datatype: str
     shape: list[int]
+    on_request: NotRequired[bool]
 
 
 class Usage(TypedDict):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from millstream.services.errors import Failure, invalid
 from millstream.services.importers.base import ImportOptions
 from millstream.services.importers.huggingface_folder import Folder
-from millstream.services.model.classes import Classes
+from millstream.services.model.classes import ANSWERED_MAX, Classes
 
 LOGITS = "logits"
 LABEL_CHARACTERS_MAX = 512
@@ -143,7 +143,7 @@ def answer_of(config: Any, task: Task, count: int) -> Answer:
     if problem == "regression" or (count == 1 and problem is None):
         return Answer(None, notes=(f"`{LOGITS}` has the numbers that the model computes: {named}.",))
     scores: Literal["softmax", "sigmoid"] = "sigmoid" if problem == "multi_label_classification" else "softmax"
-    what = "the best" if scores == "softmax" else "each, the best first,"
+    what = "the best" if scores == "softmax" else f"the best {min(count, ANSWERED_MAX)}"
     note = f"Label and score of {what} of {count} classes are answered ({named}); `{LOGITS}` if a request names it."
     return Answer(Classes(output=LOGITS, scores=scores), labels, (note,))
 

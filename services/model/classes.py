@@ -1,7 +1,7 @@
 """How a version answers a label and a score in place of a number for each class. Pure.
 
 scores [..., classes] ─> softmax: label and score [...], of the best class
-                      ─> sigmoid: label and score [..., classes], the best class first
+                      ─> sigmoid: label and score [..., classes up to ANSWERED_MAX], the best class first
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.model.signature import Signature, TensorSpec
 
 LABEL, SCORE = "label", "score"
+#: classes of a text that are answered where each may hold; beyond, the best ones: a label is text, made for each
+ANSWERED_MAX = 100
 
 
 class Classes(BaseModel):
@@ -24,7 +26,8 @@ class Classes(BaseModel):
 
     output: str = Field(max_length=1000, description="It is answered to requests that name it; `labels` has its file.")
     scores: Literal["softmax", "sigmoid"] = Field(
-        description="softmax: one class holds, and the best is answered; sigmoid: each class may hold, and all are."
+        description="softmax: one class holds, and the best is answered; sigmoid: each class may hold, and the best "
+        f"{ANSWERED_MAX} are."
     )
 
 
@@ -35,7 +38,9 @@ def answered(signature: Signature, classes: Classes | None) -> Signature:
     outputs: list[TensorSpec] = []
     for spec in signature.outputs:
         if spec.name == classes.output:
-            shape = spec.shape if classes.scores == "sigmoid" else spec.shape[:-1]
+            shape = spec.shape[:-1]
+            if classes.scores == "sigmoid":
+                shape = (*shape, min(spec.shape[-1], ANSWERED_MAX))
             outputs.append(TensorSpec(name=LABEL, datatype=BYTES, shape=shape))
             outputs.append(TensorSpec(name=SCORE, datatype="FP32", shape=shape))
             spec = spec.model_copy(update={"on_request": True})

@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 from millstream.services.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit import models
+from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack
 
 LABELS = [f"class {at}" for at in range(9)] + ["größer"]
@@ -125,6 +126,8 @@ def test_a_request_that_runs_in_parts(stack: Stack, expected: Any) -> None:
 def test_the_version_says_what_it_answers(stack: Stack, expected: Any) -> None:
     document = stack.http.get("/admin/v1/models/lo-mlp/versions/1").json()
     assert [spec["name"] for spec in document["outputs"]] == ["label", "score", "output"]
+    assert [spec["on_request"] for spec in document["outputs"]] == [False, False, True]
+    assert "output FP32 [-1, 10] (if named)" in Millstream(stack.home).ok("describe", "lo-mlp")
     assert document["batching_decided"] == "proven"
     config = stack.http.get("/v2/models/lo-mlp/config").json()
     assert [one["name"] for one in config["output"]] == ["label", "score", "output"]

@@ -126,6 +126,16 @@ def test_every_label_with_a_probability_of_its_own_the_best_first() -> None:
     assert np.isnan(score.array[1, 2])
 
 
+def test_many_labels_of_a_text_are_the_best_hundred() -> None:
+    scores = np.random.default_rng(1).standard_normal((3, 500)).astype(np.float32)
+    scores[1, 7] = np.nan
+    ((label, score),) = labelled(scores, [str(at) for at in range(500)], kind="sigmoid")
+    assert label.shape == score.shape == (3, 100)
+    best = np.argsort(-scores, -1)[:, :100]
+    assert label.array == [str(at).encode() for at in best.ravel()]
+    np.testing.assert_allclose(score.array, 1 / (1 + np.exp(-np.take_along_axis(scores, best, -1))), rtol=1e-5)
+
+
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP64"])
 def test_labels_of_other_datatypes_and_without_rows(datatype: str) -> None:
     scores = np.array([1.5, -2, 4])

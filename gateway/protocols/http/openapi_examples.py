@@ -162,7 +162,7 @@ def choose(candidates: Sequence[Manifest], *, name_target: bool) -> Examples:
     ]
     as_json = (manifest for manifest in shown if not _is_binary_only(manifest.signature))
     best = next((manifest for some in (as_json, shown, candidates) for manifest in some), None)
-    embedding = next((manifest for manifest in shown if _embedded(manifest.signature) is not None), None)
+    embedding = next((manifest for manifest in shown if _embedded(manifest.answered) is not None), None)
     return Examples(
         DIGITS if best is None else _example_of(best),
         None if embedding is None else _example_of(embedding),
@@ -171,7 +171,7 @@ def choose(candidates: Sequence[Manifest], *, name_target: bool) -> Examples:
 
 
 def _example_of(manifest: Manifest) -> ModelExample:
-    return model_example(manifest.model, manifest.version, manifest.signature, manifest.trial)
+    return model_example(manifest.model, manifest.version, manifest.answered, manifest.trial)
 
 
 def with_examples(document: Document, examples: Examples) -> Document:

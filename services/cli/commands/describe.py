@@ -67,8 +67,11 @@ def _model(server: ServerAddress, name: str) -> Model:
 
 
 def tensors(specs: Sequence[Tensor]) -> str:
-    """Format a signature's tensors on one line: pixels FP32 [-1, 64]."""
-    return ", ".join(f"{spec['name']} {spec['datatype']} {spec['shape']}" for spec in specs)
+    """Format a signature's tensors on one line: label BYTES [-1], logits FP32 [-1, 3] (if named)."""
+    return ", ".join(
+        f"{spec['name']} {spec['datatype']} {spec['shape']}{' (if named)' if spec.get('on_request') else ''}"
+        for spec in specs
+    )
 
 
 def batching(version: Version | ListedVersion) -> str:
