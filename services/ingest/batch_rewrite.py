@@ -28,6 +28,7 @@ from millstream.services.ingest.independence.value import AnyValue, Dependent, M
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _RESIZED = 3
+_ALLOWZERO_OPSET = 14
 _PREFIX = "millstream_rows"
 
 
@@ -146,6 +147,20 @@ class _Changes:
         changed = helper.make_node("GatherND", within, node.output, name=node.name, batch_dims=1)
         return [start, end, axis, rest, *sizes, repeated, changed]
 
+    def reshaped(self, name: str, sizes: Sequence[tuple[str, int]]) -> list[onnx.NodeProto]:
+        """Return nodes, the last of which reshapes `name` to sizes, each of an axis of an input."""
+        made: list[onnx.NodeProto] = []
+        parts = []
+        for source, axis in sizes:
+            place = self._constant([axis])
+            shape = helper.make_node("Shape", [source], [self._name()])
+            size = helper.make_node("Gather", [shape.output[0], place.output[0]], [self._name()], axis=0)
+            made += [place, shape, size]
+            parts.append(size.output[0])
+        target = helper.make_node("Concat", parts, [self._name()], axis=0)
+        equal = helper.make_node("Reshape", [name, target.output[0]], [self._name()], allowzero=1)
+        return [*made, target, equal]
+
     def _begins_with_zeros(self, tensor: onnx.TensorProto) -> bool:
         try:
             return not numpy_helper.to_array(tensor, str(self._folder))[..., 0].any()
@@ -224,3 +239,41 @@ def _unused_symbol(graph: onnx.GraphProto) -> str:
     while symbol in used:
         symbol += "_"
     return symbol
+
+
+def with_equal_sizes(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Return a copy that fails for inputs whose dimensions of one name differ; None if it has none, or an old opset.
+
+    A graph may take a length from one input and apply it to another. A Reshape to the same shape makes sure that both
+    are equal, and lets the analysis see it.
+    """
+    if max((one.version for one in model.opset_import if one.domain in {"", "ai.onnx"}), default=0) < _ALLOWZERO_OPSET:
+        return None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    stored = fixed_inputs(graph)
+    first: dict[str, tuple[str, int]] = {}
+    guards: list[onnx.NodeProto] = []
+    changes = _Changes("", graph, Path())
+    for value in [value for value in graph.input if value.name not in stored]:
+        names = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        shared = {axis: first[name] for axis, name in enumerate(names) if axis and name in first}
+        first |= {name: (value.name, axis) for axis, name in enumerate(names) if axis and name not in first and name}
+        if shared:
+            guards += changes.reshaped(value.name, [shared.get(axis, (value.name, axis)) for axis in range(len(names))])
+            _rename(graph.node, value.name, guards[-1].output[0])
+    for at, node in enumerate(guards):
+        graph.node.insert(at, node)
+    return copy if guards else None
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], old: str, new: str) -> None:
+    """Let nodes, and those of graphs inside, read `new` in place of `old`."""
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            if name == old:
+                node.input[at] = new
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                _rename(graph.node, old, new)

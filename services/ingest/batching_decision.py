@@ -2,6 +2,7 @@
 
 first dimensions ─ all variable ────> keep the file    ┐
                  ─ some fixed at 1 ─> rewrite the file ┴> proven by the graph? ─> trials agree? ─> requests share runs
+                   not proven, and inputs name sizes alike ─> make sure that they are equal ^
                  ─ anything else ───> no
 Without a proof requests run one at a time, unless the configuration requests batching: then agreeing trials suffice. A
 model in place, whose max_batch_size says that requests have rows, need not share runs: as Triton without
@@ -18,7 +19,7 @@ from typing import NamedTuple, Protocol
 import onnx
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.ingest.batch_rewrite import with_variable_rows
+from millstream.services.ingest.batch_rewrite import with_equal_sizes, with_variable_rows
 from millstream.services.ingest.batch_trials import (
     Contradiction,
     Expected,
@@ -135,12 +136,15 @@ def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDe
             subject.path, observed, Batching(decided="off", reason="the configuration says so")
         ), session
     try:
-        if _first_dimensions(subject, requested):
+        if not _first_dimensions(subject, requested):
+            rewrite = _rewritten(subject, probe, failure, bool(requested))
+        elif (guarded := None if requested or probe is None else _guarded(subject)) is None:
             return _decide_unchanged(subject, session, probe, failure, bool(requested)), session
-        rewritten, proof = _rewritten(subject, probe, failure, bool(requested))
+        else:
+            rewrite = guarded
         expected = _expected(session, subject, probe)
         del session  # frees the original before the rewrite is loaded: a large model fits into memory once
-        return _decide_rewritten(subject, rewritten, proof, expected, observed)
+        return _decide_rewritten(subject, rewrite, expected, observed)
     except (_Unbatchable, Contradiction) as reason:
         why = str(reason)
         if requested and subject.in_place and isinstance(reason, Influence):
@@ -250,40 +254,57 @@ def _decide_unchanged(
     )
 
 
-def _rewritten(
-    subject: ModelUnderCheck, probe: Probe | None, failure: str, requested: bool
-) -> tuple[onnx.ModelProto, Proof]:
-    """Return the model with a variable batch, and its proof. Raises _Unbatchable if it is needed and not proven."""
+class _Rewrite(NamedTuple):
+    """A model to serve in place of the upload, its proof, and the note on it; `failed`: why not, if trials differ."""
+
+    model: onnx.ModelProto
+    proof: Proof
+    note: str
+    failed: str
+
+
+def _guarded(subject: ModelUnderCheck) -> _Rewrite | None:
+    """Return the model with equal sizes where inputs name them so, if that alone proves it."""
+    if subject.model is None or subject.compiled is None or subject.prove().proven:
+        return None
+    model = with_equal_sizes(subject.model)
+    proof = subject.prove(model) if model is not None else None
+    if model is None or proof is None or not proof.proven:
+        return None
+    note = (
+        "Inputs have dimensions of the same name: a request in which their sizes differ fails, so that runs are shared."
+    )
+    return _Rewrite(model, proof, note, "equal sizes of its inputs change its answers")
+
+
+def _rewritten(subject: ModelUnderCheck, probe: Probe | None, failure: str, requested: bool) -> _Rewrite:
+    """Return the model with a variable batch. Raises _Unbatchable if a proof is needed and there is none."""
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
     assert subject.model is not None  # a program has no folder for a rewrite
     model = with_variable_rows(subject.model, subject.path.parent)
     proof = subject.prove(model)
     if proof.proven or requested:
-        return model, proof
+        proven = "as the graph proves" if proof.proven else "in all trials"
+        note = f"The fixed batch of 1 was made variable; {proven}, each row's outputs equal the original's."
+        return _Rewrite(model, proof, note, "the fixed batch of 1 could not be made variable")
     raise _Unbatchable(f"the fixed batch of 1 stays, as {_unproven_reason(proof)}")
 
 
 def _decide_rewritten(
-    subject: ModelUnderCheck,
-    model: onnx.ModelProto,
-    proof: Proof,
-    expected: Sequence[Expected],
-    observed: list[Array] | None,
+    subject: ModelUnderCheck, rewrite: _Rewrite, expected: Sequence[Expected], observed: list[Array] | None
 ) -> tuple[BatchingDecision, TrialSession]:
     """Decide for the rewritten model if its outputs agree with the original's. Raises _Unbatchable otherwise."""
     assert subject.compiled is not None
     try:
-        served = save_model(model, subject.files, subject.path.parent, subject.compiled)
+        served = save_model(rewrite.model, subject.files, subject.path.parent, subject.compiled)
         session = Session(served, subject.inputs, subject.outputs)
         check_batches(session, subject.outputs, expected, subject.rows_max)
     except (Failure, Contradiction) as failure:
         shutil.rmtree(subject.compiled)
-        raise _Unbatchable(f"the fixed batch of 1 could not be made variable: {failure}") from failure
-    proven = "as the graph proves" if proof.proven else "in all trials"
-    note = f"The fixed batch of 1 was made variable; {proven}, each row's outputs equal the original's."
-    notes = (note, *_requested_note(proof), *_constant_note(subject, expected))
-    return BatchingDecision(served, observed, _outcome(proof), notes), session
+        raise _Unbatchable(f"{rewrite.failed}: {failure}") from failure
+    notes = (rewrite.note, *_requested_note(rewrite.proof), *_constant_note(subject, expected))
+    return BatchingDecision(served, observed, _outcome(rewrite.proof), notes), session
 
 
 def _expected(session: TrialSession, subject: ModelUnderCheck, probe: Probe | None) -> list[Expected]:

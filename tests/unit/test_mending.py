@@ -219,6 +219,41 @@ def test_names_that_an_exporter_makes_up_do_not_say_that_sizes_differ(
     assert found.batching.decided == decided
 
 
+@pytest.mark.parametrize(("names", "decided"), [(("L", "L"), "proven"), (("L", "M"), "off")])
+def test_sizes_that_inputs_name_alike_are_equal_or_the_request_fails(
+    folder: Path, names: tuple[str, str], decided: str
+) -> None:
+    data = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", names[0], 4])
+    mask = helper.make_tensor_value_info("m", TensorProto.FLOAT, ["N", names[1]])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "L", 4])
+    stored = [numpy_helper.from_array(np.array([value]), name) for name, value in (("one", -1), ("four", 4))]
+    branch = helper.make_graph(
+        [helper.make_node("ReduceMax", ["m"], ["top"], axes=[1])],
+        "b",
+        [],
+        [helper.make_tensor_value_info("top", 1, None)],
+    )
+    nodes = [
+        helper.make_node("Shape", ["m"], ["length"], start=1),
+        helper.make_node("Concat", ["one", "length", "four"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["h"]),
+        helper.make_node("If", ["yes"], ["top"], then_branch=branch, else_branch=branch),
+        helper.make_node("Unsqueeze", ["top", "one"], ["wide"]),
+        helper.make_node("Mul", ["h", "wide"], ["y"]),
+    ]
+    stored.append(numpy_helper.from_array(np.array(True), "yes"))
+    found = checked(folder, model_of(nodes, [result], stored, [data, mask]))
+    assert found.batching.decided == decided
+    fed = {"x": np.ones((2, 6, 4), np.float32), "m": np.full((2, 6), 3, np.float32)}
+    original, served = folder / "source" / "model.onnx", folder / found.served
+    assert np.array_equal(answers(original, **fed)[0], answers(served, **fed)[0])  # type: ignore[arg-type]
+    fed["m"] = fed["m"][:, :3]
+    if decided == "proven":
+        assert "dimensions of the same name" in found.notes[0]
+        with pytest.raises(Exception, match="Reshape"):
+            answers(served, **fed)
+
+
 #: ONNX Runtime has kernels from opset 7 on
 OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
 IR_VERSIONS = range(1, onnx.IR_VERSION + 1)
