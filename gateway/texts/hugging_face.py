@@ -18,9 +18,9 @@ from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import invalid
+from millstream.services.model.classes import LABEL, SCORE
 from millstream.services.model.signature import Signature
 
-LABEL, SCORE = "label", "score"
 #: what the public inference API does before it runs a model
 _OPTIONS = frozenset({"use_cache", "wait_for_model", "use_gpu", "gpu", "dont_load_model"})
 

@@ -32,11 +32,13 @@ def tokenizer() -> Any:
     return made
 
 
-def archive(model: Path, content: str) -> bytes:
+def archive(model: Path, content: str, **files: str) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as packed:
         packed.write(model, "model.onnx")
         packed.writestr("tokenizer.json", content)
+        for name, text in files.items():
+            packed.writestr(f"{name}.txt", text)
     return file.getvalue()
 
 
@@ -55,6 +57,11 @@ def _served(shared_stack: Stack, model: Path) -> None:
         path = model.with_name(f"{name}.zip")
         path.write_bytes(archive(models.labelled(model.with_name(f"{name}.onnx"), classes), tokenizer().to_str()))
         shared_stack.push(name, path)
+    path = model.with_name("tx-made.zip")
+    path.write_bytes(archive(model, tokenizer().to_str(), labels="\n".join("abcdefgh")))
+    for scores in ("softmax", "sigmoid"):
+        config = {"labels": {"embedding": "source/labels.txt"}, "classes": {"output": "embedding", "scores": scores}}
+        shared_stack.push(f"tx-{scores}", path, config=json.dumps(config))
     shared_stack.push("tx-plain", model)
 
 
@@ -335,6 +342,20 @@ def test_bodies_of_hugging_face(stack: Stack, path: str, expected: Any) -> None:
     ):
         status, message = ask(model, {"inputs": TEXTS[0], **more})
         assert (status, message[: len(error)]) == (400, error)
+
+
+def test_labels_that_are_made_of_scores(stack: Stack, expected: Any) -> None:
+    """As transformers' TextClassificationPipeline makes them."""
+    soft = np.exp(expected) / np.exp(expected).sum(-1, keepdims=True)
+    best = [{"label": "abcdefgh"[row.argmax()], "score": pytest.approx(row.max(), rel=1e-3)} for row in soft]
+    every = [
+        [{"label": "abcdefgh"[at], "score": pytest.approx(row[at], rel=1e-3)} for at in np.argsort(-row)]
+        for row in 1 / (1 + np.exp(-expected))
+    ]
+    for model, answer in (("tx-softmax", best), ("tx-sigmoid", every)):
+        for texts, rows in ((TEXTS, answer), (TEXTS[0], answer[:1])):
+            reply = stack.http.post(f"/endpoints/{model}/invocations", json={"inputs": texts})
+            assert reply.json() == rows
 
 
 def test_the_client_of_hugging_face(stack: Stack) -> None:
