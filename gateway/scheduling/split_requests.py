@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from millstream.gateway.scheduling.pool_context import PoolContext
 
 
+_OF_ROWS = frozenset({Code.INVALID, Code.MODEL})  # failures whose messages may name a row, which is one of the part
+
+
 class Part(Request):
     """Some rows of a request. It has no permit and is not counted: its request is."""
 
@@ -117,9 +120,8 @@ class SplitRequest:
         if differs is not None:
             spec = self.whole.lane.manifest.answered.outputs[differs]
             raise invalid(
-                f"the rows of the request ran in parts, and output '{spec.name}' has the shape "
-                f"{list(reply[differs].shape)} for rows {part.first_row} to {part.first_row + part.rows - 1}, but "
-                "other dimensions for others: these outputs cannot be joined; send at most "
+                f"output '{spec.name}' has the shape {list(reply[differs].shape)}, and other dimensions for other rows "
+                "of the request, which ran in parts: these outputs cannot be joined; send at most "
                 f"{splits.rows_max} rows in a request"
             )
         self._rows_joined += part.rows
@@ -145,10 +147,7 @@ class SplitRequest:
     def fail(self, request: Request, failure: Failure, reason: Reason | None = None) -> None:
         """Fail the request, because a part of it failed. `reason`: as in Answers.fail."""
         answers = self.whole.lane.answers
-        if isinstance(request, Part) and failure.code in {
-            Code.INVALID,
-            Code.MODEL,
-        }:  # a row in its message is the part's
+        if isinstance(request, Part) and failure.code in _OF_ROWS:
             last = request.first_row + request.rows - 1
             failure = Failure(failure.code, f"in rows {request.first_row} to {last}: {failure.message}")
         answers.fail((self.whole,), failure, reason)

@@ -148,7 +148,7 @@ def test_a_part_that_fails_fails_the_request_with_its_error(tmp_path):
     request, _ = parts.ask(100)
     parts.run()
     parts.bench.answer(failures={0: [Code.MODEL.value, "row 3 is bad"]})
-    assert parts.heard.failures[id(request)].message == "row 3 is bad"
+    assert parts.heard.failures[id(request)].message == "in rows 8 to 15: row 3 is bad"
     assert request.done
     parts.run_all()
     assert not parts.heard.replies
@@ -313,7 +313,7 @@ def test_outputs_that_differ_cannot_be_joined(tmp_path):
     parts.bench.answer(columns=3)
     failure = parts.heard.failures[id(request)]
     assert failure.code is Code.INVALID
-    assert "output 'y' has the shape [8, 3] for rows 8 to 15" in failure.message
+    assert "in rows 8 to 15: output 'y' has the shape [8, 3], and other dimensions for other rows" in failure.message
     assert "send at most 8 rows" in failure.message
     parts.run_all()
     parts.nothing_left()
