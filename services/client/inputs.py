@@ -137,8 +137,10 @@ def _of_table(metadata: Metadata, columns: Mapping[str, Any]) -> list[Given]:
         raise invalid("the table has no columns")
     specs = metadata["inputs"]
     only = specs[0] if len(specs) == 1 and len(specs[0]["shape"]) in {1, 2} else None
-    named = only is None or only["name"] in columns or _column_names(metadata) or _text_spec(metadata)
-    if only is None or (named and list(columns) != [str(at) for at in range(len(columns))]):
+    names = _column_names(metadata)
+    unnamed = list(columns) == [str(at) for at in range(len(columns))] and columns.keys() != set(names)
+    named = names or _text_spec(metadata) is not None or (only is not None and only["name"] in columns)
+    if only is None or (named and not unnamed):
         return _of_names(metadata, columns)
     width = (*only["shape"], 1)[1]
     if width not in {-1, len(columns)}:
@@ -193,14 +195,19 @@ def _given(metadata: Metadata, spec: Tensor, value: Any) -> Given:
 
 
 def _array(value: Any, name: str, *, as_objects: bool = False) -> Array:
-    """Return a value as an array; `as_objects`: of Python's objects, since numpy cuts zero bytes off text."""
+    """Return a value as an array; `as_objects`: of Python's objects.
+
+    Texts in a list stay objects: numpy would cut zero bytes off them, and make texts of the numbers beside them.
+    """
+    as_objects |= isinstance(value, list | tuple) and any(isinstance(one, str | bytes) for one in value)
     try:
         array = np.asarray(value, dtype=object if as_objects else None)
     except Exception as error:  # whatever `__array__` of a foreign type raises
         why = "its arrays differ in shape" if "inhomogeneous" in str(error) else error
         raise invalid(f"input '{name}' is no array: {_uneven(value) or why}") from error
-    lists = as_objects and next((one for one in array.ravel().tolist() if isinstance(one, list | tuple)), None)
-    if lists:
+    if array.dtype == object and any(isinstance(one, list | tuple | np.ndarray) for one in array.ravel()):
+        if not isinstance(value, list | tuple):
+            return _array(array.tolist(), name)  # a column of lists
         raise invalid(f"input '{name}' is no array: {_uneven(value) or 'it has lists beside values'}")
     if array.dtype == object and array.ndim == 0 and not (isinstance(value, str | bytes | Number) or is_missing(value)):
         raise invalid(f"input '{name}' is no array: it is a value of type {type(value).__name__}")

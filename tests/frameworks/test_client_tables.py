@@ -156,6 +156,14 @@ def test_a_table_for_a_model_without_names_is_read_by_position(client: Client) -
         client.predict("nameless", FLOWERS.iloc[:, :3])
 
 
+def test_a_column_of_lists_is_an_input_of_several_values(client: Client) -> None:
+    rows = pd.DataFrame({"x": [np.arange(27).reshape(3, 3, 3)] * 2}, index=["a", "b"])
+    answer = client.predict("last", rows)
+    assert (answer.index.tolist(), answer["y"].tolist()) == (["a", "b"], [rows["x"]["a"].tolist()] * 2)
+    with pytest.raises(Failure, match="its lists differ in length"):
+        client.predict("last", rows.assign(x=[[1, 2], [3]]))
+
+
 def test_the_command_reads_and_writes_tables(stack: Stack, tmp_path: Path) -> None:
     command = Millstream(stack.home)
     rows = FLOWERS[FLOWERS.columns[::-1]].reset_index(drop=True)
