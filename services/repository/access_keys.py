@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 from millstream.services.access.document import KeyDocument
 from millstream.services.access.secret import is_id
 from millstream.services.errors import Code, Failure, not_found
-from millstream.services.repository.disk import fsync, locked, replace_file, storage_errors
+from millstream.services.repository.disk import fsync, locked, read_file, replace_file, storage_errors
 
 log = logging.getLogger("millstream.access")
 
@@ -168,11 +167,7 @@ class AccessKeys:
         try:
             about = path.stat()
             stamp = (about.st_mtime_ns, about.st_size)
-            if not stat.S_ISREG(about.st_mode):
-                raise ValueError("it is no file")
-            if about.st_size > DOCUMENT_BYTES_MAX:
-                raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
-            document = KeyDocument.model_validate_json(path.read_bytes())
+            document = KeyDocument.model_validate_json(read_file(path, DOCUMENT_BYTES_MAX))
             if document.id != path.stem:
                 raise ValueError("it is of another key")
             return document

@@ -13,6 +13,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from millstream.services.repository.disk import read_file
+
 #: The log starts over beyond this size, and readers look at all models once.
 LOG_BYTES_MAX = 64 << 10
 NO_ID = "-"
@@ -31,7 +33,7 @@ class ChangeLog:
         A log that cannot be written is no error: it has a gap then.
         """
         with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(self._path, flags, 0o644)
             try:
                 if os.fstat(descriptor).st_size > LOG_BYTES_MAX:
@@ -52,8 +54,8 @@ class ChangeLog:
         if seen == now and not seen_unfinished:
             return set()
         try:
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
+            lines = read_file(self._path, 2 * LOG_BYTES_MAX).decode(errors="replace").splitlines()
+        except (OSError, ValueError):
             return None
         changed: set[str] = set()
         passed_now = False

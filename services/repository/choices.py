@@ -24,7 +24,7 @@ from millstream.services.compiler.race.report import Gate
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
-from millstream.services.repository.disk import replace_file, storage_errors
+from millstream.services.repository.disk import read_file, replace_file, storage_errors
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.races")
@@ -141,9 +141,7 @@ class Choices:
             return None
         stamp = (about.st_ino, about.st_mtime_ns, about.st_size)
         try:
-            if about.st_size > DOCUMENT_BYTES_MAX:
-                raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
-            choice = Choice.model_validate_json(path.read_bytes())
+            choice = Choice.model_validate_json(read_file(path, DOCUMENT_BYTES_MAX))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:

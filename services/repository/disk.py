@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,40 @@ LOCK_S_MAX = 10.0  # that a change waits for the lock; changes hold it for milli
 LOCK_PAUSE_S_MIN, LOCK_PAUSE_S_MAX = 0.001, 0.02  # between two tries; random, so that all who wait have one chance
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+def read_file(path: str | Path, bytes_max: int, flags: int = 0) -> bytes:
+    """Return the bytes of a regular file without blocking, which opening a pipe in its place would do.
+
+    Args:
+        path: of the file.
+        bytes_max: a larger file is damaged.
+        flags: further ones of open(2), such as O_NOFOLLOW.
+
+    Raises:
+        ValueError: it is no file, or larger.
+        OSError: it is not there, or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise ValueError("it is no file") from None
+        raise
+    try:
+        about = os.fstat(descriptor)
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is no file")
+        if about.st_size <= bytes_max:
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                content = file.read(bytes_max + 1)
+            if len(content) <= bytes_max:
+                return content
+        raise ValueError(f"it has more than {bytes_max} bytes")
+    finally:
+        os.close(descriptor)
 
 
 def storage_failure(error: OSError, root: Path) -> Failure:
@@ -114,7 +149,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 def overwrite(path: Path, content: bytes) -> None:
     """Overwrite the start of the file at `path` in one write, which needs no new block on a full disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(descriptor, content, 0)
     finally:

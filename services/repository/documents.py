@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.repository.disk import storage_failure
+from millstream.services.repository.disk import read_file, storage_failure
 
 #: Of a document; a larger one is damaged. A manifest has some MiB at most.
 DOCUMENT_BYTES_MAX = 64 << 20
@@ -29,14 +28,13 @@ def content_of(document: BaseModel) -> bytes:
 def read_document(path: Path, kind: type[Document], root: Path) -> Document | None:
     """Return the document at `path`; None if there is none. Raises Failure(INTERNAL) when it is damaged."""
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # a pipe or a device would block, or never end
-            raise damaged(path, "it is no file")
-        if about.st_size > DOCUMENT_BYTES_MAX:
-            raise damaged(path, f"it has more than {DOCUMENT_BYTES_MAX} bytes")
-        content = path.read_bytes()
+        content = read_file(path, DOCUMENT_BYTES_MAX)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except IsADirectoryError:
+        raise damaged(path, "it is no file") from None
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
     except OSError as error:
         raise storage_failure(error, root) from error
     try:

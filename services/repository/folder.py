@@ -36,6 +36,7 @@ from millstream.services.repository.disk import (
     fsync_tree,
     locked,
     overwrite,
+    read_file,
     replace_file,
     replacing,
     storage_errors,
@@ -54,6 +55,7 @@ from millstream.services.repository.verdicts import FolderVerdicts
 
 T = TypeVar("T")
 
+_TOKEN_BYTES_MAX = 1 << 20  # a change overwrites the start of a damaged one alone
 _CHANGING = "changing"
 _SETTLED = "settled "
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
@@ -239,7 +241,7 @@ class FolderRepository:
     def token(self) -> str:
         """Return another string after every change; during a change, or after an interrupted one, at each call."""
         try:
-            token = self._token.read_text(encoding="ascii")
+            token = read_file(self._token, _TOKEN_BYTES_MAX).decode("ascii")
         except FileNotFoundError:
             return ""
         except ValueError:
@@ -269,7 +271,7 @@ class FolderRepository:
 
     def _current_id(self) -> str:
         try:
-            return _id(self._token.read_text(encoding="ascii"))
+            return _id(read_file(self._token, _TOKEN_BYTES_MAX).decode("ascii"))
         except (OSError, ValueError):
             return NO_ID
 
@@ -280,7 +282,7 @@ class FolderRepository:
         """Write a settled token if a dead process left "changing". In a read-only folder readers read at each call."""
         with suppress(OSError):
             with suppress(ValueError):  # a damaged one is written anew
-                if not self._token.read_text(encoding="ascii").startswith(_CHANGING):
+                if not read_file(self._token, _TOKEN_BYTES_MAX).decode("ascii").startswith(_CHANGING):
                     return
             descriptor = try_lock(self._lock)
             if descriptor is None:

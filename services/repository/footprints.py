@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 from collections.abc import Iterable
 from itertools import islice
@@ -24,7 +23,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.placement.prediction import ASSUMED_ON_DEVICE, ASSUMED_RATIOS, MEASURED_MAX, Ratios, at_least
 from millstream.services.placement.views import Footprint
-from millstream.services.repository.disk import locked, storage_errors
+from millstream.services.repository.disk import locked, read_file, storage_errors
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.footprints")
@@ -249,26 +248,13 @@ def _name(manifest: Manifest) -> str:
 def _read(path: Path) -> dict[str, Measured]:
     """Return a document; empty, with a log line, if it is damaged."""
     try:
-        # Follow no link, and do not block on a FIFO without a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return _DOCUMENT.validate_json(read_file(path, DOCUMENT_BYTES_MAX, os.O_NOFOLLOW))
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        log.warning("%s cannot be read and counts as not measured: %s", path, error.strerror)
-        return {}
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
-        content = os.read(descriptor, DOCUMENT_BYTES_MAX + 1)
-        if len(content) > DOCUMENT_BYTES_MAX:
-            raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
-        return _DOCUMENT.validate_json(content)
     except (OSError, ValueError) as error:
         why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         log.warning("%s is damaged and counts as not measured: %s", path, why)
         return {}
-    finally:
-        os.close(descriptor)
 
 
 def _forget_oldest(folder: Path, kept: Path) -> None:

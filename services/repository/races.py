@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
-from millstream.services.repository.disk import locked, replace_file, storage_errors, try_lock
+from millstream.services.repository.disk import locked, read_file, replace_file, storage_errors, try_lock
 from millstream.services.repository.race_parts import TRIALS_MAX, StoredProgress, StoredReport, Trial, trials_of
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import WorkerRecord
@@ -416,9 +416,7 @@ def _names(folder: Path) -> list[str]:
 def _read(path: Path) -> Race | None:
     """Return a race; None: there is none, or its document is damaged. Raises OSError if it cannot be read."""
     try:
-        if path.stat().st_size > DOCUMENT_BYTES_MAX:
-            raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
-        race = Race.model_validate_json(path.read_bytes())
+        race = Race.model_validate_json(read_file(path, DOCUMENT_BYTES_MAX))
         if f"{race.key.name}.json" != path.name:
             raise ValueError("it is of another race")
         return race

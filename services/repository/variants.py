@@ -20,11 +20,11 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.model.version_files import describe_file
-from millstream.services.repository.disk import fsync_tree, storage_errors
+from millstream.services.repository.disk import fsync_tree, read_file, storage_errors
 from millstream.services.repository.verdicts import content_digest
 
 log = logging.getLogger("millstream.variants")
@@ -98,10 +98,8 @@ class Variants:
         """Return the report of a variant; None if there is none, or it is damaged or of something else."""
         path = self.folder(manifest, target) / REPORT
         try:
-            if path.stat().st_size > REPORT_BYTES_MAX:
-                return None
-            report = Report.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
+            report = Report.model_validate_json(read_file(path, REPORT_BYTES_MAX))
+        except (OSError, ValueError):
             return None
         made_for = (report.digest, report.target, report.runtime, report.device)
         return report if made_for == (content_digest(manifest), *target) else None
@@ -110,9 +108,8 @@ class Variants:
         """Return the readable reports of a version's variants by the names of their folders, engines included."""
         found: dict[str, Report] = {}
         for path in sorted(self._compiled(manifest).glob(f"[!.]*/{REPORT}")):
-            with suppress(OSError, ValidationError):
-                if path.stat().st_size <= REPORT_BYTES_MAX:
-                    found[path.parent.name] = Report.model_validate_json(path.read_bytes())
+            with suppress(OSError, ValueError):
+                found[path.parent.name] = Report.model_validate_json(read_file(path, REPORT_BYTES_MAX))
         return found
 
     def find(self, manifest: Manifest, target: Target) -> Path | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name, check_version
-from millstream.services.repository.disk import replace_file, storage_errors
+from millstream.services.repository.disk import read_file, replace_file, storage_errors
 from millstream.services.repository.documents import content_of
 
 log = logging.getLogger("millstream.verdicts")
@@ -226,26 +225,13 @@ def _name(manifest: Manifest) -> str:
 
 def _read(path: Path) -> Verdict:
     try:
-        # Follow no link, and do not block on a FIFO without a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return Verdict.model_validate_json(read_file(path, DOCUMENT_BYTES_MAX, os.O_NOFOLLOW))
     except FileNotFoundError:
         return NO_VERDICT
-    except OSError as error:
-        log.warning("%s cannot be read and counts as no verdict: %s", path, error.strerror)
-        return NO_VERDICT
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
-        content = os.read(descriptor, DOCUMENT_BYTES_MAX + 1)
-        if len(content) > DOCUMENT_BYTES_MAX:
-            raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
-        return Verdict.model_validate_json(content)
     except (OSError, ValueError) as error:
         why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         log.warning("%s is damaged and counts as no verdict: %s", path, why)
         return NO_VERDICT
-    finally:
-        os.close(descriptor)
 
 
 def _forget_oldest(folder: Path, kept: Path) -> None:
