@@ -156,6 +156,8 @@ class Client:
     ) -> Version:
         """Upload a file or folder as a new version, and return its document when the server has checked it.
 
+        Of a folder only what belongs to its model is sent, and of an ONNX file also the files of its weights. A version
+        with the same bytes and configuration stands for the upload; its document says `existing` then.
         An upload may take any time, but Timeout is raised if the server is silent for too long.
 
         Args:

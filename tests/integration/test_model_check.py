@@ -436,6 +436,21 @@ def test_the_same_upload_is_the_same_version(repository: FolderRepository, tmp_p
     assert uploaded(repository, content).version == 6
 
 
+def test_a_version_that_has_failed_does_not_stand_for_an_upload(repository: FolderRepository, tmp_path: Path) -> None:
+    content = mlp(tmp_path)
+    uploaded(repository, content)
+
+    async def again() -> Published:
+        async with ModelUpload(repository, Settings(), "digits", None, ModelConfig()) as incoming:
+            incoming.reusable = lambda manifest: manifest.version != 1
+            await incoming.write(content)
+            return await incoming.publish()
+
+    for new in (True, False):
+        made = asyncio.run(again())
+        assert (made.manifest.version, made.new) == (2, new)
+
+
 def test_the_same_upload_at_once_is_one_version(repository: FolderRepository, tmp_path: Path) -> None:
     content = mlp(tmp_path)
 
