@@ -62,7 +62,7 @@ def test_a_model_has_the_owner_that_uploaded_its_first_version(stack: Stack, fil
     with client_of(stack, first) as red, client_of(stack, second) as crimson:
         red.push("red-a", file)
         red.push("red-staged", file, activate=False)
-        crimson.push("red-a", file)
+        crimson.push("red-a", file, version=2)
         stack.push("green", file)  # with the admin key
         assert [red.model(name)["owner"] for name in ("red-a", "red-staged")] == ["red", "red"]
         assert crimson.model("green")["owner"] == ""
