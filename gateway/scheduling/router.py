@@ -218,6 +218,8 @@ class Router:
         plans = InputPlans(manifest.model, manifest.answered, rows_max, limits, manifest.trial)
         plans.texts = text_plans(manifest, rows_max, limits)
         plans.columns = NamedColumns.of(manifest, plans)
+        if plans.columns is not None and plans.columns.closed:
+            plans.trial = None  # its texts are no categories: as an example it would be refused
         codec = await self._codec(manifest, plans)
         timeout_s = manifest.config.timeout_ms_default / 1000
         rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None

@@ -30,7 +30,7 @@ from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY
 from millstream.services.model.manifest import ColumnCategories, Manifest
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.model.usage import column_names
+from millstream.services.model.usage import column_names, table_input
 from millstream.services.nearest_names import did_you_mean
 
 _NUMBERS = {int, float, bool, type(None)}
@@ -58,7 +58,8 @@ class NamedColumns:
         self.names = tuple(names)
         self._known = frozenset(names)
         self._plans = plans
-        self._one = _table_input(plans, names)
+        table = table_input(plans.signature, names)
+        self._one = None if table is None else plans.named(table.name)
         self._without_null = frozenset(without_null)
         self._categories = {name: Categories(name, one) for name, one in categories.items()}
         #: whether some columns take the texts of their categories alone
@@ -108,7 +109,8 @@ class NamedColumns:
         """Whether the first line of a CSV has names of columns rather than values."""
         words = [cell for cell in cells if not _is_number(cell)]
         named = sum(self._own_name(cell) in self._known for cell in words)
-        return 2 * named >= len(cells) or (len(words) == len(cells) and not any(map(self._takes_text, self.names)))
+        no_values = len(words) == len(cells) and all(words) and not any(map(self._takes_text, self.names))
+        return no_values or 2 * named >= len(cells)
 
     def of_texts(self, header: Sequence[str], *lines: Sequence[str]) -> Inputs:
         """Return the inputs in a CSV, whose first line has the names. Raises Failure(INVALID)."""
@@ -232,14 +234,6 @@ class NamedColumns:
                 raise invalid(f"column '{excerpt(name)}': a number is out of the range of {plan.datatype}")
             return values.astype(NUMPY[plan.datatype])
         return values
-
-
-def _table_input(plans: InputPlans, names: Sequence[str]) -> InputPlan | None:
-    """Return the one input that has all columns; None if each column is an input."""
-    first = next(iter(plans), None)
-    if first is None or len(plans) > 1 or not names or list(names) == [first.name]:
-        return None
-    return first if len(first.shape) == 2 and first.shape[1] in {-1, len(names)} else None
 
 
 def read_named(

@@ -145,8 +145,15 @@ def column_names(manifest: Manifest) -> tuple[str, ...]:
             return named
         if len(names) > 1 or (imported is not None and not named):
             return names
-    is_table = len(inputs) == 1 and len(inputs[0].shape) == 2 and inputs[0].shape[1] in {-1, len(named)}
-    return named if is_table else ()
+    return () if table_input(manifest.signature, named) is None else named
+
+
+def table_input(signature: Signature, columns: Sequence[str]) -> TensorSpec | None:
+    """Return the one input that has all of the columns; None if each is an input of its own."""
+    first = signature.inputs[0] if len(signature.inputs) == 1 else None
+    if first is None or len(first.shape) != 2 or list(columns) in ([], [first.name]):
+        return None
+    return first if first.shape[1] in {-1, len(columns)} else None
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -174,7 +181,7 @@ def _example(manifest: Manifest) -> dict[str, Any] | None:
 def _example_row(manifest: Manifest, columns: Sequence[str]) -> dict[str, Any] | None:
     """Return a request with a tensor for each column: a category where it has some; None if a name gives no value."""
     inputs = {spec.name: spec for spec in manifest.signature.inputs}
-    only = next(iter(inputs.values())) if len(inputs) == 1 and set(inputs) != set(columns) else None
+    only = table_input(manifest.signature, columns)
     categories = {} if manifest.imported is None else manifest.imported.categories
     binary = any(spec.datatype in BINARY_ONLY for spec in (*inputs.values(), *manifest.signature.outputs))
     # Without a trial no equal elements are known to run, for text since they are no categories.
@@ -183,7 +190,9 @@ def _example_row(manifest: Manifest, columns: Sequence[str]) -> dict[str, Any] |
     fill = 0 if manifest.trial is None else manifest.trial.fill
     tensors = []
     for name in columns:
-        spec, known = only or inputs[name], categories.get(name)
+        spec, known = only or inputs.get(name), categories.get(name)
+        if spec is None:  # the model does not use it
+            continue
         if known is not None and known.coded and not known.values:
             return None
         datatype, value = spec.datatype, _element(spec.datatype, fill)

@@ -72,6 +72,9 @@ def test_columns_are_matched_by_name(stack: Stack, way: str, model: str, names: 
         assert not isinstance(answered, str), answered
         np.testing.assert_allclose(answered, PROBABILITIES, rtol=1e-3, atol=1e-5)
         assert send(stack, model, given, "label").ravel().tolist() == PREDICTED
+    many = {name: values * 40 for name, values in table.items()}  # more rows than a run takes
+    answered = send(stack, model, turned(many), "probabilities")
+    np.testing.assert_allclose(answered, np.tile(PROBABILITIES, (40, 1)), rtol=1e-3, atol=1e-5)
     last = names[-1]
     few = {name: values for name, values in table.items() if name != last}
     for wrong, says in (

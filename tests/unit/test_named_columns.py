@@ -217,6 +217,10 @@ def test_an_empty_field_is_missing() -> None:
     assert np.isnan(table_of(forms.reader(forms.CSV)(AB, b"b,a\n1,\n").inputs.tensors)[0][0])
 
 
+def test_a_row_of_missing_values_is_no_header() -> None:
+    assert np.isnan(table_of(forms.reader(forms.CSV)(AB, b",\n1,2\n").inputs.tensors)[0]).all()
+
+
 def test_a_header_of_numbers_is_a_row() -> None:
     assert table_of(forms.reader(forms.CSV)(plans(["0", "1"]), b"0,1\n").inputs.tensors) == [[0, 1]]
 

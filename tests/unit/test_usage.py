@@ -105,6 +105,11 @@ def test_the_example_of_a_table_names_its_columns() -> None:
     found = usage(town, age, columns=("town", "age"), categories=closed)
     assert found.example is not None
     assert [one["data"] for one in found.example["inputs"]] == [["Basel"], [1.0]]
+    for used in ([town, age], [age]):  # not the other columns that the model was fitted with
+        found = usage(*used, columns=("town", "not used", "age"), categories=closed)
+        assert found.columns == ("town", "not used", "age")
+        assert found.example is not None
+        assert [one["name"] for one in found.example["inputs"]] == [name for name, _, _ in used]
     unknown = {"sex": ColumnCategories(coded=True)}  # codes alone, which have no names
     assert usage(("input", "FP32", (-1, 2)), columns=("age", "sex"), categories=unknown).example is None
     many = tuple(f"c{number}" for number in range(EXAMPLE_COLUMNS_MAX + 1))
