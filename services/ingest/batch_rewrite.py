@@ -1,4 +1,4 @@
-"""Rewrites a model whose batch size is fixed at 1 to accept any number of rows.
+"""Rewrites models so that requests can share runs: batches fixed at 1, and sizes of inputs that must be equal.
 
 Exporters write the size of their example's batch into the graph. The analysis of rows follows them until an operator
 has such a size, and goes on behind its replacement:
@@ -7,6 +7,7 @@ Reshape to a constant shape            ─> -1 on the axis that then holds the r
 Concat and states of LSTM, GRU and RNN ─> operands without rows repeated for each row
 Resize to constant sizes               ─> the number of rows in their place
 GatherND at row 0, GatherElements      ─> within each row, and in a table repeated for each row
+Dimensions of one name in two inputs    ─> a Reshape of the one to the size of the other
 The caller proves the rewrite, and compares its outputs with the original's. Imported by the checker process only.
 """
 
@@ -29,6 +30,8 @@ from millstream.services.ingest.independence.value import AnyValue, Dependent, M
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _RESIZED = 3
 _ALLOWZERO_OPSET = 14
+#: larger models, without their weight files, are not copied once more to try a proof
+_COPIED_BYTES_MAX = 1 << 29
 _PREFIX = "millstream_rows"
 
 
@@ -158,7 +161,9 @@ class _Changes:
             made += [place, shape, size]
             parts.append(size.output[0])
         target = helper.make_node("Concat", parts, [self._name()], axis=0)
-        equal = helper.make_node("Reshape", [name, target.output[0]], [self._name()], allowzero=1)
+        others = " and ".join(dict.fromkeys(repr(source[:80]) for source, _ in sizes if source != name))
+        why = f"{name[:80]!r} must have the sizes of {others} in dimensions of the same name"  # errors of a run show it
+        equal = helper.make_node("Reshape", [name, target.output[0]], [self._name()], name=why, allowzero=1)
         return [*made, target, equal]
 
     def _begins_with_zeros(self, tensor: onnx.TensorProto) -> bool:
@@ -242,12 +247,13 @@ def _unused_symbol(graph: onnx.GraphProto) -> str:
 
 
 def with_equal_sizes(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return a copy that fails for inputs whose dimensions of one name differ; None if it has none, or an old opset.
+    """Return a copy that fails for inputs whose dimensions of one name differ; None if it has none, is large, or old.
 
     A graph may take a length from one input and apply it to another. A Reshape to the same shape makes sure that both
     are equal, and lets the analysis see it.
     """
-    if max((one.version for one in model.opset_import if one.domain in {"", "ai.onnx"}), default=0) < _ALLOWZERO_OPSET:
+    opset = max((one.version for one in model.opset_import if one.domain in {"", "ai.onnx"}), default=0)
+    if opset < _ALLOWZERO_OPSET or model.ByteSize() > _COPIED_BYTES_MAX:
         return None
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
