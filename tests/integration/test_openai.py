@@ -118,7 +118,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"input": "text"}, openai.BadRequestError, "has no tokenizer"),
         ({"dimensions": 9}, openai.BadRequestError, "'dimensions' is 9"),
         ({"encoding_format": "hex"}, openai.BadRequestError, "encoding_format"),
-        ({"input": [[99]]}, openai.BadRequestError, "99 is outside of the model.s table"),
+        ({"input": [[99]]}, openai.BadRequestError, "99 is outside of the model's table"),
     ],
 )
 def test_errors_as_the_client_reads_them(client: openai.OpenAI, options: Any, kind: Any, text: str) -> None:
