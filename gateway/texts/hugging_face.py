@@ -19,6 +19,7 @@ from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import invalid
 from millstream.services.model.classes import LABEL, SCORE
+from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature
 
 #: what the public inference API does before it runs a model
@@ -31,29 +32,41 @@ def gives_texts(document: object) -> bool:
     return type(inputs) is str or (type(inputs) is list and set(map(type, inputs)) == {str})
 
 
-def check_parameters(signature: Signature, document: Mapping[str, Any]) -> None:
+def check_parameters(manifest: Manifest, document: Mapping[str, Any]) -> None:
     """Raise Failure(INVALID) for the parameters and options in a body that are not what the version does anyway.
 
     Args:
-        signature: of the version as callers see it.
+        manifest: of the version.
         document: a body for which `gives_texts` holds.
     """
     options = _members(document, "options")
     unknown = next((name for name in options if name not in _OPTIONS), None)
     if unknown is not None:
-        raise invalid(
-            f"the option '{excerpt(unknown)}' is unknown; these have no effect: {', '.join(sorted(_OPTIONS))}"
-        )
-    labels = _labels(signature)
-    done = {} if labels is None else {"top_k": 1, "function_to_apply": "softmax"}
-    if labels is not None and len(signature.outputs[labels[0]].shape) == 2:  # all classes, the best first
-        classes = signature.outputs[labels[0]].shape[1]
-        done = {"top_k": classes, "function_to_apply": "sigmoid"}
-    for name, value in _members(document, "parameters").items():
+        known = ", ".join(sorted(_OPTIONS))
+        raise invalid(f"the option '{excerpt(unknown)}' is unknown; these have no effect: {known}")
+    parameters = _members(document, "parameters")
+    done = _done(manifest) if parameters else {}
+    for name, value in parameters.items():
         if value is None or (name in done and value == done[name] and type(value) is type(done[name])):
             continue
         only = f": it is {done[name]}" if name in done else ""
         raise invalid(f"the parameter '{excerpt(name)}' is not supported{only}: leave it out")
+
+
+def _done(manifest: Manifest) -> dict[str, Any]:
+    """Return the parameters of a pipeline that answers as the version does."""
+    imported = manifest.imported
+    done: dict[str, Any] = {}
+    if imported is not None and imported.importer == "Hugging Face":  # which cuts texts to the model's positions
+        done["truncation"] = True
+    signature = manifest.answered
+    labels = _labels(signature)
+    if labels is None:
+        return done
+    if manifest.config.classes is not None:
+        done["function_to_apply"] = manifest.config.classes.scores
+    shape = signature.outputs[labels[0]].shape
+    return {**done, "top_k": shape[1] if len(shape) == 2 else 1}  # all classes, the best first; or the best
 
 
 def write_labels(signature: Signature, outputs: Sequence[OutputTensor]) -> bytes | None:

@@ -172,6 +172,10 @@ def test_a_classifier_answers_texts_as_its_pipeline_does(
     label, score = stack.http.post(f"/v2/models/{name}/infer", json={"inputs": [given]}).json()["outputs"]
     assert (label["name"], label["data"], score["name"]) == ("label", labels, "score")
     assert np.allclose(score["data"], scores, atol=1e-4)
+    body = {"inputs": texts, "parameters": {"truncation": True}}
+    answered = stack.http.post(f"/endpoints/{name}/invocations", json=body).json()
+    assert [one["label"] for one in answered] == labels
+    assert np.allclose([one["score"] for one in answered], scores, atol=1e-4)
     rows = {"instances": [{"text": text} for text in texts]}
     reply = stack.http.post(f"/v1/models/{name}:predict", json=rows)
     assert [row["label"] for row in reply.json()["predictions"]] == labels, reply.text

@@ -322,9 +322,8 @@ def test_bodies_of_hugging_face(stack: Stack, path: str, expected: Any) -> None:
         ("tx-label", {"inputs": TEXTS[0]}, [label(4)]),
         ("tx-label", {"inputs": TEXTS[:2], "parameters": {}, "options": options}, [label(4), label(5)]),
         ("tx-label", {"inputs": [TEXTS[0]], "parameters": {"top_k": 1, "truncation": None}}, [label(4)]),
-        ("tx-label", {"inputs": TEXTS[0], "parameters": {"function_to_apply": "softmax"}}, [label(4)]),
         ("tx-labels", {"inputs": TEXTS[:2]}, both),
-        ("tx-labels", {"inputs": TEXTS[0], "parameters": {"function_to_apply": "sigmoid", "top_k": 2}}, both[:1]),
+        ("tx-labels", {"inputs": TEXTS[0], "parameters": {"top_k": 2}}, both[:1]),
         ("tx-label", {"instances": TEXTS[:1]}, {"predictions": [label(4)]}),
     ):
         assert ask(model, body) == (200, answer), body
@@ -352,10 +351,13 @@ def test_labels_that_are_made_of_scores(stack: Stack, expected: Any) -> None:
         [{"label": "abcdefgh"[at], "score": pytest.approx(row[at], rel=1e-3)} for at in np.argsort(-row)]
         for row in 1 / (1 + np.exp(-expected))
     ]
-    for model, answer in (("tx-softmax", best), ("tx-sigmoid", every)):
+    for scores, answer, count in (("softmax", best, 1), ("sigmoid", every, 8)):
+        path = f"/endpoints/tx-{scores}/invocations"
         for texts, rows in ((TEXTS, answer), (TEXTS[0], answer[:1])):
-            reply = stack.http.post(f"/endpoints/{model}/invocations", json={"inputs": texts})
-            assert reply.json() == rows
+            parameters = {"function_to_apply": scores, "top_k": count}
+            assert stack.http.post(path, json={"inputs": texts, "parameters": parameters}).json() == rows
+        reply = stack.http.post(path, json={"inputs": TEXTS[0], "parameters": {"function_to_apply": "none"}})
+        assert f"'function_to_apply' is not supported: it is {scores}" in reply.json()["OriginalMessage"]
 
 
 def test_the_client_of_hugging_face(stack: Stack) -> None:

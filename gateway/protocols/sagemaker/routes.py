@@ -258,7 +258,7 @@ def _parsed(route: ModelRoute, document: Any) -> tuple[forms.ParsedBody, bool]:
     """Return the inputs of a JSON document, and whether they are texts. Raises Failure(INVALID)."""
     check_params(document)
     if gives_texts(document):
-        check_parameters(route.plans.signature, document)
+        check_parameters(route.lane.manifest, document)
     if is_dataframe(document):
         return read_with_texts(
             route.plans, lambda plans: forms.ParsedBody(read_dataframe(plans, document), row_form=True)

@@ -228,7 +228,7 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
 def _parsed(route: ModelRoute, read: Reader, data: bytes) -> _Parsed:
     document = read_document(data, route.plans.json_limits)
     if gives_texts(document):
-        check_parameters(route.plans.signature, document)
+        check_parameters(route.lane.manifest, document)
     parsed, texts = read_with_texts(
         route.plans, lambda plans: read.read(route, plans, document), strings=are_strings(document)
     )
