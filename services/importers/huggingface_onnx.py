@@ -31,6 +31,7 @@ from millstream.services.importers.huggingface_folder import (
 from millstream.services.importers.huggingface_heads import LOGITS, Task, answer_of
 from millstream.services.importers.huggingface_model import IDS, MASK, TYPES
 from millstream.services.ingest.external_data import weights_of
+from millstream.services.ingest.file_kind import why_not_onnx
 from millstream.services.ingest.graph import read_model
 from millstream.services.ingest.model_io import read_tensors
 from millstream.services.ingest.onnx_folder import OnnxFile, find_onnx, notes_on_others
@@ -122,6 +123,8 @@ def _onnx(folder: Path) -> OnnxFile:
     found = find_onnx(folder)
     if found is None:
         raise invalid("the folder has no ONNX file")
+    if (why := why_not_onnx(found.path)) is not None:  # a pointer of Git LFS, for example
+        raise invalid(f"{found.path.relative_to(folder)}: {why}")
     return found
 
 

@@ -130,6 +130,8 @@ def _in_folder(root: Path) -> Found:
             return Found(root, folder, importer)
         onnx = find_onnx(folder) if folder.is_dir() else None
         if onnx is not None:
+            if (why := why_not_onnx(onnx.path)) is not None:  # a pointer of Git LFS, for example
+                raise invalid(f"{onnx.path.relative_to(folder)}: {why}")
             return Found(root, onnx.path, None, notes_on_others(folder, onnx), kept=_KEPT)
     raise NoModel(_why_none(root))
 

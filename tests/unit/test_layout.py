@@ -241,6 +241,16 @@ def climbing(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(content.replace(b"model.onnx.data", b"../../../passwd"))
 
 
+def pointer(folder: Path) -> None:
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_text(LFS)
+
+
+def hub_pointer(folder: Path) -> None:
+    pointer(folder)
+    put(folder, "config.json")
+
+
 def fifo(folder: Path) -> None:
     put(folder, "model.onnx")
     os.mkfifo(folder / "tokenizer.json")
@@ -261,6 +271,8 @@ def huge(folder: Path) -> None:
         (other_case, "there is 'Model.onnx.data', whose name differs in case: rename it"),
         (short, "'model.onnx.data' has 1 bytes, but the model reads up to byte 4"),
         (climbing, "'../../../passwd', which is not a path below the model's folder"),
+        (pointer, "onnx/model.onnx: this is a Git LFS pointer, not an ONNX model: run `git lfs pull`"),
+        (hub_pointer, "onnx/model.onnx: this is a Git LFS pointer, not an ONNX model: run `git lfs pull`"),
         (fifo, "tokenizer.json is neither a file nor a folder"),
         (huge, "has more than 50 entries: it is no model's folder"),
     ],
