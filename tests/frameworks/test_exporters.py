@@ -17,7 +17,7 @@ EXPORTERS = Path(__file__).parent / "exporters"
 PAGE = Path(__file__).parents[2] / "docs" / "batching.md"
 
 
-@pytest.mark.parametrize("script", ["of_torch", "of_tensorflow", "of_tables"])
+@pytest.mark.parametrize("script", ["of_torch", "of_tensorflow", "of_tables", "of_transformers"])
 def test_the_page_says_what_is_proven(script: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, EXPORTERS / f"{script}.py", tmp_path], check=True, capture_output=True)
     page = PAGE.read_text().splitlines()
