@@ -23,10 +23,11 @@ DOCUMENT_BYTES_MAX = 8 << 20
 LAYERS_MAX, COUNT_MAX, SIZE_MAX = 1000, 1_000_000, (1 << 31) - 1
 HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors library
 CONFIG, MODULES, TOKENIZER = "config.json", "modules.json", "tokenizer.json"
+ADAPTER = "adapter_config.json"  # of peft
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 #: what transformers and sentence-transformers write beside the weights
 _MEMBERS = (
-    CONFIG, TOKENIZER, _INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    CONFIG, TOKENIZER, ADAPTER, _INDEX, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
     "tokenizer.model", "preprocessor_config.json", "processor_config.json", "sentence_bert_config.json",
     "config_sentence_transformers.json",
@@ -207,6 +208,11 @@ def _span(tensor: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def _check_weights(folder: Path, options: ImportOptions) -> bool:
     """Return whether the weights are pickles. Raises Failure(INVALID) if there are none that may be read."""
+    if (folder / ADAPTER).is_file():
+        raise invalid(
+            f"the folder has an adapter ({ADAPTER}), which would be left out: merge it into the weights, "
+            "model.merge_and_unload().save_pretrained(FOLDER) of peft"
+        )
     for path in _weight_files(folder):
         check_safetensors(path)
     if (folder / _WEIGHTS).is_file() or (folder / _INDEX).is_file():

@@ -196,7 +196,7 @@ class ModelUpload:
                 manifest = manifest or self._repository.manifest(self._model, number)
             except Failure:  # deleted, or damaged
                 continue
-            same = manifest.digest == digest and manifest.config == self.config
+            same = manifest.digest == digest and _as_given(manifest.config) == _as_given(self.config)
             if same and (not declared or manifest.signature.inputs == declared) and self.reusable(manifest):
                 yield manifest
 
@@ -363,6 +363,13 @@ class ModelUpload:
             imported=checked.imported,
             url=self.url,
         )
+
+
+def _as_given(config: ModelConfig) -> ModelConfig:
+    """Return the configuration without what the check added: labels in files that it wrote, and their classes."""
+    labels = {output: path for output, path in config.labels.items() if path.startswith(f"{SOURCE}/")}
+    classes = config.classes if config.classes is not None and config.classes.output in labels else None
+    return config.model_copy(update={"labels": labels, "classes": classes})
 
 
 def _tokenizers(source: Path) -> list[Path]:

@@ -108,6 +108,19 @@ def test_tied_weights_are_no_missing_ones(client: Client, tmp_path: Path) -> Non
     assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_the_encoder_of_a_model_with_a_decoder_embeds(client: Client, tmp_path: Path) -> None:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    model = small(tmp_path / "model", "T5EncoderModel", **sizes)
+    client.push("encoder", tmp_path / "model", wait_s=300)
+    ids = np.array([[5, 6, 7]])
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(ids)).last_hidden_state.numpy()
+    found = client.predict("encoder", {"input_ids": ids, "attention_mask": np.ones_like(ids)})["last_hidden_state"]
+    assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)
+    small(tmp_path / "whole", "T5Model", **sizes)
+    assert "'T5Model', an encoder with a decoder" in refusal(client, tmp_path / "whole")
+
+
 def test_code_of_a_known_model_type_is_refused_unless_allowed(client: Client, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     small(folder, "BertModel")
@@ -227,6 +240,7 @@ def test_labels_over_every_protocol(stack: Stack, client: Client, tmp_path: Path
     small(folder, "BertForSequenceClassification", id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
     fast_tokenizer("WordLevel", TEXTS).save_pretrained(folder)
     client.push("film", folder, wait_s=300)
+    assert client.push("film", folder, wait_s=300)["version"] == 1  # the same files, though the import added labels
     document = stack.http.get("/v2/models/film").json()
     assert [spec["name"] for spec in document["outputs"]] == ["label", "score", "logits"]
     expected = predictions(stack, "film")

@@ -123,6 +123,16 @@ def test_a_request_that_runs_in_parts(stack: Stack, expected: Any) -> None:
     assert many[0]["data"] == labels * 50
 
 
+def test_the_same_labels_are_the_same_version(stack: Stack, expected: Any, tmp_path: Path) -> None:
+    sigmoid = {**CONFIG, "classes": {"output": "output", "scores": "sigmoid"}}
+    with Client(stack.url, key=stack.key) as client:
+        first, again, other = (
+            client.push("lo-same", archive(tmp_path), config=config, wait_s=60)["version"]
+            for config in (CONFIG, CONFIG, sigmoid)
+        )
+    assert (first, again, other) == (1, 1, 2)
+
+
 def test_the_version_says_what_it_answers(stack: Stack, expected: Any) -> None:
     document = stack.http.get("/admin/v1/models/lo-mlp/versions/1").json()
     assert [spec["name"] for spec in document["outputs"]] == ["label", "score", "output"]

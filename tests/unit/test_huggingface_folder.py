@@ -11,7 +11,13 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.importers.base import ImportOptions
-from millstream.services.importers.huggingface_folder import Folder, check_safetensors, is_folder, read_folder
+from millstream.services.importers.huggingface_folder import (
+    Folder,
+    check_safetensors,
+    is_folder,
+    member_patterns,
+    read_folder,
+)
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 TENSORS = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
@@ -108,6 +114,12 @@ def test_weights_as_pickles_alone_are_refused_unless_allowed(tmp_path: Path) -> 
     assert read(path, allow_pickle=True).pickled
     (path / "pytorch_model.bin").unlink()
     assert "no weights" in refusal(path)
+
+
+def test_an_adapter_is_not_left_out(tmp_path: Path) -> None:
+    path = folder(tmp_path, adapter_config={"peft_type": "LORA"})
+    assert "merge_and_unload" in refusal(path)
+    assert "adapter_config.json" in member_patterns(path)  # else the client would leave it out
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
