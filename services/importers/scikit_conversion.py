@@ -86,10 +86,21 @@ def convert_estimator(model: Any, folder: Path) -> Imported:
         "onnx",
         [Sample(given, sample.outputs)],
         _producer(),
-        notes=notes,
+        notes=[*notes, *_notes_of_encoders(model)],
         columns=inputs.named,
         categories=inputs.categories if inputs.named else {},
     )
+
+
+def _notes_of_encoders(model: Any) -> list[str]:
+    """Return a note if numbers that scikit-learn refuses are encoded: only texts are looked up before a run."""
+    for part in _all_parts(model):
+        if type(part).__name__ != "OrdinalEncoder" or part.handle_unknown != "error":
+            continue
+        known = getattr(part, "categories_", ())
+        if any(not any(isinstance(value, str) for value in values.tolist()) for values in known):
+            return ["Numbers that an OrdinalEncoder was not fitted with are -1 here; scikit-learn refuses them."]
+    return []
 
 
 def _used(onnx_model: Any, names: list[str]) -> list[str]:

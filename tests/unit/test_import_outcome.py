@@ -10,6 +10,8 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.importers.base import IMPORTED, ImportOptions
 from millstream.services.importers.conversion import _outcome
+from millstream.services.importers.import_process import _of_import
+from millstream.services.importers.registry import importer_named
 from millstream.services.importers.report import ImportTask
 from millstream.services.ingest.forked_check import Ended
 
@@ -71,3 +73,14 @@ def test_a_report_that_names_what_is_not_of_the_upload_is_the_callers_error(fold
 
 def test_a_report_of_what_is_there_is_taken(folder: Path) -> None:
     assert _outcome(Ended(report(), b"", 0), task(folder)).served == "imported/model.onnx"
+
+
+def test_a_module_that_is_missing_is_named() -> None:
+    importer = importer_named("scikit-learn")
+    missing = _of_import(ModuleNotFoundError("No module named 'pandas'", name="pandas"), importer, 1 << 30).message
+    assert missing == (
+        "importing this scikit-learn model needs pandas, which the gateway does not have: "
+        "pip install 'millstream[scikit-learn]' where it runs"
+    )
+    broken = _of_import(ImportError("libgomp.so.1: failed to map segment"), importer, 1 << 30).message
+    assert "are 1024 MiB enough" in broken
