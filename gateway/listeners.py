@@ -15,6 +15,7 @@ from millstream.gateway.connection.asgi_protocol import asgi_protocol
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
+from millstream.gateway.connection.path_cache import infer_path
 from millstream.gateway.connection.server import SideServer
 from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
@@ -92,7 +93,9 @@ def _tls(
 
 
 def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
-    if not settings.http_fast_path:
+    # The fast path looks at no header of Vertex AI, which may send all calls to the path of one model.
+    predictions = (settings.vertex_predict_route or "").encode()
+    if not settings.http_fast_path or infer_path(predictions) is not None:
         plain = asgi_protocol(gateway.drain, settings.client_connections_max, settings.client_stall_s_max)
         return with_cors(plain, settings.cors_origin_list)
     protocol = fast_path_protocol(

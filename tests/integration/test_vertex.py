@@ -19,11 +19,13 @@ from millstream.services.settings import read_settings
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.ports import free_port
+from tests.kit.stack import running_stack
 from tests.kit.wait import wait_until
 
 HEALTH = "/v1/endpoints/123/deployedModels/456"
 PREDICT = f"{HEALTH}:predict"
 REDIRECT = "X-Vertex-Ai-Triton-Redirect"
+FACTORS = {"any": 2.0, "other": 3.0}
 SERVE = [sys.executable, "-P", "-m", "millstream.services.cli", "serve"]
 
 
@@ -73,6 +75,19 @@ def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
         process.terminate()
         process.communicate(timeout=300)
     assert process.returncode == 0
+
+
+def test_redirects_are_followed_on_a_path_that_is_an_infer_path_of_its_own(tmp_path: Path) -> None:
+    paths = {name: models.scale(tmp_path / f"{name}.onnx", factor=factor) for name, factor in FACTORS.items()}
+    predict = "/v2/models/any/infer"
+    with running_stack(tmp_path, models=paths, environment={"AIP_PREDICT_ROUTE": predict}) as stack:
+        tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+        for headers, answer in (
+            ({}, ("any", [2.0, 4.0])),
+            ({REDIRECT: "v2/models/other/infer"}, ("other", [3.0, 6.0])),
+        ):
+            reply = stack.http.post(predict, json={"inputs": [tensor]}, headers=headers).json()
+            assert (reply["model_name"], reply["outputs"][0]["data"]) == answer
 
 
 def check_redirects(client: httpx2.Client) -> None:
