@@ -106,12 +106,16 @@ def files_of(found: Found, named: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def _matching(root: Path, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the files below a folder that match, sorted, without hidden ones. Raises Failure(INVALID) for too many."""
+    """Return the files below a folder that match, sorted, without hidden ones that are not named.
+
+    Raises Failure(INVALID) for too many.
+    """
     names: set[str] = set()
     for pattern in patterns:
         for path in root.glob(pattern):
             name = path.relative_to(root)
-            if not any(part.startswith(".") for part in name.parts) and not path.is_dir():
+            hidden = any(part.startswith(".") for part in name.parts)
+            if ".." not in name.parts and not path.is_dir() and (not hidden or escape(str(name)) == pattern):
                 names.add(name.as_posix())
             if len(names) > ENTRIES_MAX:
                 raise invalid(f"the model has more than {ENTRIES_MAX} files")

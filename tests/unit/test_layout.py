@@ -122,6 +122,13 @@ def test_weights_beside_a_file_are_sent_with_it(tmp_path: Path) -> None:
     assert sent(tmp_path / "elsewhere" / "latest.onnx") == ["cls.onnx", "cls.onnx.data"]
 
 
+def test_hidden_files_that_are_named_are_sent(tmp_path: Path) -> None:
+    external(tmp_path / "net.onnx", ".weights")
+    assert sent(tmp_path) == [".weights", "net.onnx"]
+    put(tmp_path, ".hidden.onnx")
+    assert sent(tmp_path / ".hidden.onnx") == [".hidden.onnx"]
+
+
 def test_two_models_may_share_their_weights(tmp_path: Path) -> None:
     for name in ("a.onnx", "b.onnx"):
         external(tmp_path / name, "both.data")
