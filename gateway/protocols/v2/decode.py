@@ -164,7 +164,7 @@ class V2Decoder:
         try:
             call = self._read(self._plans, document, text, body[header_bytes:])
         except Failure as failure:
-            return self._read_columns(failure, document, text, body[header_bytes:])
+            return self._read_columns(failure, document, body[header_bytes:])
         if not call.options.id and call.options.output_options is None and header_bytes <= PREFIX_BYTES_MAX:
             envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
             if envelope is not None:
@@ -179,7 +179,7 @@ class V2Decoder:
         try:
             call = self._read(self._plans, document, body, memoryview(b""))
         except Failure as failure:
-            return self._read_columns(failure, document, body, memoryview(b""))
+            return self._read_columns(failure, document, memoryview(b""))
         first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
         if len(body) > _ENVELOPE_BYTES_MAX:
             first = None
@@ -189,7 +189,7 @@ class V2Decoder:
                 remember(self._json, *envelope)
         return call
 
-    def _read_columns(self, failure: Failure, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
+    def _read_columns(self, failure: Failure, document: dict[str, Any], tail: memoryview) -> InferCall:
         """Return a request, which the version's inputs refused with `failure`, that gives columns by name."""
         items = document.get("inputs")
         if type(items) is not list or not all(type(item) is dict for item in items):
@@ -197,7 +197,7 @@ class V2Decoder:
         columns = columns_given(self._plans, failure, [item.get("name") for item in items])
         given = [(item["name"], item.get("datatype"), item.get("shape")) for item in items]
         sent = plans_of_columns(self._plans, columns, given)
-        call = self._read(sent, document, text, tail)
+        call = self._read(sent, document, b"", tail)  # a search of the whole text for each column would be quadratic
         inputs, rows = from_columns(columns, sent, call.inputs)
         return InferCall(inputs, call.options._replace(rows=rows))
 
