@@ -35,7 +35,12 @@ SPECIES = IRIS.target_names[IRIS.target]
 NAMED = LogisticRegression(max_iter=500).fit(FLOWERS, SPECIES)
 NAMELESS = LinearRegression().fit(FLOWERS.to_numpy(), IRIS.target)
 RIDES = pd.DataFrame(
-    {"city": ["Zürich", "Genève", "😀", "Zürich"] * 10, "age": np.arange(40.0), "fare": np.arange(40) ** 2}
+    {
+        "city": ["Zürich", "Genève", "😀", "Zürich"] * 10,
+        "unused": "text",
+        "age": np.arange(40.0),
+        "fare": np.arange(40) ** 2,
+    }
 )
 MIXED = make_pipeline(
     ColumnTransformer([("text", OneHotEncoder(), ["city"]), ("numbers", StandardScaler(), ["age", "fare"])]),
@@ -109,7 +114,8 @@ def test_each_kind_of_column_gives_the_same_answer(client: Client) -> None:
         rows.assign(city=rows["city"].astype("category")),
         rows.assign(city=rows["city"].astype("string"), fare=rows["fare"].astype("Int64")),
         rows.assign(age=rows["age"].astype(object), fare=rows["fare"].astype("Float32")),
-        rows[["fare", "city", "age"]],
+        rows[["fare", "city", "unused", "age"]],
+        rows.assign(unused=1),
     ):
         answer = client.predict("mixed", changed)
         assert np.allclose(answer[["probabilities_0", "probabilities_1"]], expected, rtol=1e-3, atol=1e-5)
@@ -117,7 +123,7 @@ def test_each_kind_of_column_gives_the_same_answer(client: Client) -> None:
         (rows.assign(city=[None] * 6), "input 'city': value 0 is missing"),
         (rows.assign(age=pd.Timestamp("2020-01-01")), "input 'age': dates .* cannot be sent as FP32"),
         (rows.assign(age="old"), "input 'age': 'old' cannot be sent as FP32"),
-        (rows.set_axis(["city", "age", "age"], axis="columns"), "the table has 2 columns 'age'"),
+        (rows.set_axis(["city", "unused", "age", "age"], axis="columns"), "the table has 2 columns 'age'"),
         (rows.set_axis(pd.MultiIndex.from_product([["a"], rows.columns]), axis="columns"), "whose name is no text"),
         (rows.drop(columns="age"), "age"),
         (rows.rename(columns={"age": "Age"}), "'Age'.* did you mean 'age'"),
@@ -136,10 +142,9 @@ def test_missing_values_reach_a_model_that_takes_them(client: Client) -> None:
         assert np.allclose(np.asarray(answer["probabilities_1"]), expected[:, 1], rtol=1e-3, atol=1e-5)
 
 
-def test_categories_are_sent_as_text(client: Client) -> None:
-    rows = COLOURS.dropna()
-    expected = CODED.predict_proba(rows)[:, 1]
-    for given in (rows, rows.astype({"colour": "string"})[["size", "colour"]], rows.astype(object)):
+def test_categories_are_sent_as_text_and_a_missing_one_as_missing(client: Client) -> None:
+    expected = CODED.predict_proba(COLOURS)[:, 1]
+    for given in (COLOURS, COLOURS.astype({"colour": "string"})[["size", "colour"]], COLOURS.astype(object)):
         answer = client.predict("coded", given)
         assert np.allclose(answer["probabilities_1"], expected, rtol=1e-3, atol=1e-5)
     with pytest.raises(Failure, match="has 'pink' in row 0, a category that the model was not fitted with"):
