@@ -125,10 +125,10 @@ def test_a_request_that_runs_in_parts(stack: Stack, expected: Any) -> None:
 
 def test_the_same_labels_are_the_same_version(stack: Stack, expected: Any, tmp_path: Path) -> None:
     sigmoid = {**CONFIG, "classes": {"output": "output", "scores": "sigmoid"}}
+    file = archive(tmp_path)  # each has times of its own
     with Client(stack.url, key=stack.key) as client:
         first, again, other = (
-            client.push("lo-same", archive(tmp_path), config=config, wait_s=60)["version"]
-            for config in (CONFIG, CONFIG, sigmoid)
+            client.push("lo-same", file, config=config, wait_s=60)["version"] for config in (CONFIG, CONFIG, sigmoid)
         )
     assert (first, again, other) == (1, 1, 2)
 
