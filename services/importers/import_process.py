@@ -19,6 +19,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import NoReturn
 
+from millstream.services.environment import ENVIRONMENT
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.base import IMPORTED, LABELS, SCRATCH, Imported, Importer, Source
 from millstream.services.importers.registry import importer_named, may_execute
@@ -123,7 +124,7 @@ def _confine(task: ImportTask) -> Layers:
     (task.folder / SCRATCH).mkdir(exist_ok=True)
     (task.folder / IMPORTED).mkdir(exist_ok=True)
     tempfile.tempdir = str(task.folder / SCRATCH)
-    os.environ.update(dict.fromkeys(_FOLDERS, tempfile.tempdir))  # noqa: TID251 - written, for libraries
+    ENVIRONMENT.update(dict.fromkeys(_FOLDERS, tempfile.tempdir))  # which libraries read when they are loaded
     folder = task.folder.resolve()
     limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
     return confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)

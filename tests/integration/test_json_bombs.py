@@ -135,6 +135,7 @@ def test_grpc_messages_of_millions_of_fields_are_refused(stack: Stack) -> None:
             call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             for name, field in unit.items():
                 with pytest.raises(grpc.RpcError) as refusal:
-                    call((b"\x1a\x00" if method != "ModelInfer" else field) * (20 * MIB), timeout=CALL_S_MAX)
+                    message = (b"\x1a\x00" if method != "ModelInfer" else field) * (20 * MIB)
+                    call(message, timeout=CALL_S_MAX, metadata=[("authorization", stack.headers["Authorization"])])
                 assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, name
     assert memory_kib(stack) < MEMORY_KIB_MAX
