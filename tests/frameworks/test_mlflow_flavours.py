@@ -143,7 +143,9 @@ def test_the_runtimes_of_mlserver_for_mlflow_and_hugging_face(client: Client, tm
     given = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     with torch.inference_mode():
         expected = model(torch.from_numpy(ids)).logits.numpy()
-    assert np.allclose(client.predict("mlserver-bert", given)["logits"], expected, rtol=1e-3, atol=1e-4)
+    assert np.allclose(
+        client.predict("mlserver-bert", given, outputs=["logits"])["logits"], expected, rtol=1e-3, atol=1e-4
+    )
 
     settings["parameters"] = {"extra": {"task": "text-classification", "pretrained_model": "distilbert-base-uncased"}}
     (hugging / "model-settings.json").write_text(json.dumps(settings))
