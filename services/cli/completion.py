@@ -61,12 +61,14 @@ VALUE_OPTIONS = frozenset(
         "--seconds",
         "--svg",
         "--targets",
+        "--text",
         "--version",
         "-c",
         "-i",
         "-n",
         "-o",
         "-s",
+        "-t",
     }
 )
 

@@ -32,10 +32,7 @@ from millstream.services.importers.huggingface_heads import LOGITS, Task, answer
 from millstream.services.importers.huggingface_model import IDS, MASK, TYPES
 from millstream.services.ingest.external_data import weights_of
 from millstream.services.ingest.file_kind import why_not_onnx
-from millstream.services.ingest.graph import read_model
-from millstream.services.ingest.model_io import read_tensors
 from millstream.services.ingest.onnx_folder import OnnxFile, find_onnx, notes_on_others
-from millstream.services.ingest.trial_session import Session, TrialError
 from millstream.services.model.datatypes import NUMPY
 
 _EMBEDDING = "sentence_embedding"
@@ -99,6 +96,10 @@ def _classified(imported: Imported, folder: Folder, count: int) -> Imported:
 
 def _padding_notes(imported: Imported, folder: Folder, vocabulary: int) -> list[str]:
     """Return a note if padding changes the answers: an export without the mask. Raises Failure(INVALID)."""
+    from millstream.services.ingest.graph import read_model
+    from millstream.services.ingest.model_io import read_tensors
+    from millstream.services.ingest.trial_session import Session, TrialError
+
     names = list(imported.samples[0].inputs)
     positions = positions_of(folder.config)
     if not {IDS, MASK} <= set(names) <= {IDS, MASK, TYPES} or 0 < positions < TOKENS_PADDED:

@@ -49,7 +49,9 @@ async def versions(application: Application) -> list[Manifest]:
 async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versions: list[Manifest]) -> None:
     reply = await client.get(f"{ADMIN}/models/m/versions/1")
     assert reply.status_code == 200
-    assert reply.json() == {
+    document = reply.json()
+    assert document.pop("usage")["sentence"] == "tensors: x FP32 [-1, 4]"
+    assert document == {
         "model": "m",
         "version": 1,
         "state": "ready",
@@ -63,8 +65,8 @@ async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versio
         "batching_decided": "proven",
         "batching_reason": None,
         "rows_max": 64,
-        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "on_request": False}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2], "on_request": False}],
         "notes": ["made for a test"],
         "instances": [
             {
@@ -92,6 +94,8 @@ async def test_a_model_lists_its_versions(client: httpx2.AsyncClient, versions: 
     model = (await client.get(f"{ADMIN}/models/m")).json()
     assert (model["name"], model["active"], model["serving"]) == ("m", 1, 1)
     assert [(one["version"], one["state"]) for one in model["versions"]] == [(1, "ready"), (2, "ready"), (3, "failed")]
+    assert all(one["usage"]["kind"] == "tensors" for one in model["versions"])
+    model["versions"] = [one | {"usage": None} for one in model["versions"]]  # the list is short
     assert (await client.get(f"{ADMIN}/models")).json() == {"models": [model]}
 
 

@@ -134,7 +134,7 @@ BODIES = {
     "too many dimensions": (but(0, shape=[1, 3, 1]), "unexpected shape for input 'x0'"),
     "a thousand dimensions": (but(0, shape=[1] * 1000), "unexpected shape for input 'x0'"),
     "another dimension": (but(0, shape=[1, 4], data=[1.0] * 4), "Expected [-1,3], got [1,4]"),
-    "too many rows": (but(0, shape=[65, 3], data=[0.0] * 195), "must be <= 64"),
+    "too many rows": (but(0, shape=[1_000_001, 3], data=[0.0]), "must be <= 1000000"),
     "rows that differ": (but(1, shape=[2, 3], data=[1] * 6), "input 'x1' batch size does not match"),
     "too few elements": (but(0, data=[1.0, 2.0]), "'data'"),
     "too many elements": (but(0, data=[1.0] * 4), "'data'"),

@@ -42,7 +42,7 @@ def bad_repository(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "says"),
     [
-        (bad_file, "none of its models can be served: m: "),
+        (bad_file, "model.onnx: this is text, not an ONNX model"),
         (bad_repository, "none of its models can be served: "),
         (lambda folder: None, "there is no model in "),
         (

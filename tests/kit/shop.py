@@ -122,8 +122,10 @@ class Shop:
         wait_until(lambda: self.is_ready(manifest), what=f"{manifest.model} is ready")
 
     def until_known(self, name: str) -> None:
-        """Wait until the gateway knows a model, and the worker has seen it."""
-        wait_until(lambda: self.stack.http.get(f"/v2/models/{name}").status_code == 200, what=f"{name} is known")
+        """Wait until the gateway knows a model's active version, and the worker has seen it."""
+        active = self.repository.endpoint(name).active
+        path = f"/admin/v1/models/{name}"
+        wait_until(lambda: self.stack.http.get(path).json().get("active") == active, what=f"{name} is known")
         wait_until(lambda: self.record.token == self.repository.token(), what="the worker has seen it")
 
     @property

@@ -140,8 +140,9 @@ def test_a_failed_version_has_no_request_ahead(tmp_path):
 
 
 def test_large_requests_wait_in_the_gateway(tmp_path):
-    bench = Bench(tmp_path)
-    bench.call(rows=INLINE_BYTES_MAX // 16 + 1)
+    rows = INLINE_BYTES_MAX // 16 + 1
+    bench = Bench(tmp_path, ModelConfig(rows_max=rows))
+    bench.call(rows=rows)
     assert (bench.put, bench.lane.waiting) == ([], 1)
 
 

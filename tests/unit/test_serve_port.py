@@ -11,6 +11,7 @@ import typer
 import millstream.services.cli.commands.serve  # noqa: F401 - the package has the function of this name
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings
+from tests.kit import models
 
 serve = sys.modules["millstream.services.cli.commands.serve"]
 VARIABLES = ("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT", "MILLSTREAM_HTTP_PORT", "PORT")
@@ -34,7 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 def test_the_first_variable_that_is_set_wins(
     started: list[Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "m.onnx").touch()
+    models.scale(tmp_path / "m.onnx")
     for port, name in enumerate((None, *reversed(VARIABLES), None), 8999):
         if name is not None:
             monkeypatch.setenv(name, str(port))
@@ -48,7 +49,7 @@ def test_the_first_variable_that_is_set_wins(
 def test_a_port_that_is_none_is_refused(
     started: list[Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "m.onnx").touch()
+    models.scale(tmp_path / "m.onnx")
     monkeypatch.setenv("PORT", "http")
     with pytest.raises(Failure, match=r"^PORT: "):
         serve.serve(tmp_path)

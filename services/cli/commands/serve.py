@@ -16,8 +16,6 @@ from millstream.services.cli.failures import usage_of
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.extras import require
-from millstream.services.ingest.layout import NoModel, files_of, is_repository, recognise
-from millstream.services.ingest.onnx_folder import entries
 from millstream.services.process.descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
@@ -114,6 +112,9 @@ def discover(folder: Path, name: str) -> tuple[str | None, str | None]:
 
     Raises Failure(INVALID) for a folder that is neither a model nor a repository, and for several models.
     """
+    from millstream.services.ingest.layout import NoModel, files_of, is_repository, recognise
+    from millstream.services.ingest.onnx_folder import entries
+
     if not folder.is_dir() or not (found := entries(folder)):
         return None, None
     if is_repository(folder):
