@@ -116,13 +116,15 @@ def test_code_of_another_repository_is_never_fetched(repository: FolderRepositor
 
 
 def test_code_of_a_model_that_transformers_has_is_never_run(repository: FolderRepository, folder: Path) -> None:
-    """Nor is an adapter looked for elsewhere: the tokenizer's own class and the adapter's base model are ignored."""
+    """The tokenizer's own class is ignored; an adapter, which names a model elsewhere, is refused."""
     configured(folder, auto_map={"AutoConfig": "code.Mine", "AutoModel": "code.Mine"})
     (folder / "code.py").write_text("raise SystemExit('it ran')")
     auto_map = {"AutoTokenizer": ["code.Mine", None]}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Mine", "auto_map": auto_map}))
     adapter = {"base_model_name_or_path": "/etc", "peft_type": "LORA"}
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    assert "the folder has an adapter" in refused(repository, folder, allow_code=True)
+    (folder / "adapter_config.json").unlink()
     manifest = pushed(repository, folder, allow_code=True)
     assert manifest.imported is not None
     assert manifest.imported.importer == "Hugging Face"
