@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -28,9 +27,8 @@ from millstream.services.importers.samples import write_samples
 from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection, one_line
 from millstream.services.model.manifest import CATEGORIES_MAX, COLUMNS_MAX, ColumnCategories
 from millstream.services.process.low_priority import NICE
-from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import is_full, storage_failure
-from millstream.services.sandbox.confine import Layers, Limits, begin, confine, serve_task
+from millstream.services.sandbox.confine import Layers, Limits, confine, serve_forked
 
 _CAUSE_CHARACTERS_MAX = 400
 _NAME_CHARACTERS_MAX = 512  # of a column or a category, as in a manifest
@@ -43,22 +41,10 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
 def main(set_title: Callable[..., None] | None = None) -> NoReturn:
-    """Convert one model. Exits with 0 if it printed a report.
-
-    `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it imports. Such a
-    process ends with its parent already.
-    """
-    if set_title is None:
-        begin(int(sys.argv[2]))
-        unpin()
-
-    def answer(document: bytes) -> bytes:
-        task = ImportTask.model_validate_json(document)
-        if set_title is not None:
-            set_title(sys.executable, "-m", __name__, str(task.folder))
-        return _report(task).model_dump_json().encode()
-
-    serve_task(answer)
+    """Convert one model. Exits with 0 if it printed a report. `set_title`: as in `serve_forked`."""
+    serve_forked(
+        lambda task: _report(task).model_dump_json().encode(), ImportTask.model_validate_json, __name__, set_title
+    )
 
 
 def _report(task: ImportTask) -> ImportReport:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -31,29 +30,16 @@ from millstream.services.ingest.report import (
 )
 from millstream.services.jax_export.document import is_export_file
 from millstream.services.process.low_priority import NICE
-from millstream.services.process.pinning import unpin
 from millstream.services.repository.disk import storage_failure
-from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
+from millstream.services.sandbox.confine import Limits, confine, serve_forked
 from millstream.services.torch_export.archive import is_program_file
 
 
 def main(set_title: Callable[..., None] | None = None) -> NoReturn:
-    """Check one model. Exits with 0 if it printed a report.
-
-    `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it checks. Such a
-    process ends with its parent already.
-    """
-    if set_title is None:
-        begin(int(sys.argv[2]))
-        unpin()
-
-    def answer(document: bytes) -> bytes:
-        task = CheckTask.model_validate_json(document)
-        if set_title is not None:
-            set_title(sys.executable, "-m", __name__, str(task.folder))
-        return _report(task).model_dump_json().encode()
-
-    serve_task(answer)
+    """Check one model. Exits with 0 if it printed a report. `set_title`: as in `serve_forked`."""
+    serve_forked(
+        lambda task: _report(task).model_dump_json().encode(), CheckTask.model_validate_json, __name__, set_title
+    )
 
 
 def _confine(task: CheckTask) -> None:

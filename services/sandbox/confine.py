@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 from millstream.services.process.c_library import c_library
 from millstream.services.process.descriptors import close_all_but
 from millstream.services.process.parent_death import die_with_parent
+from millstream.services.process.pinning import unpin
 from millstream.services.sandbox import landlock, namespaces, seccomp
 
 #: open files and pipes; a pipe may hold 64 KiB of the kernel's memory, and libraries open hundreds of files at most
@@ -54,6 +55,16 @@ _LOADERS = tuple(
 _DRIVERS = tuple(map(Path, ("/proc", "/sys", "/etc/OpenCL", "/etc/nvidia", "/etc/vulkan", "/usr/share/nvidia", "/opt")))
 #: The links by which programs find each other. Landlock asks about the files themselves, a mount about the names.
 _PROGRAMS = (Path("/usr/bin"), Path("/bin"))
+
+
+class Task(Protocol):
+    """What a process is asked to do with the files of an upload. `folder`: theirs."""
+
+    @property
+    def folder(self) -> Path: ...
+
+
+T = TypeVar("T", bound=Task)
 
 
 class Limits(NamedTuple):
@@ -112,6 +123,31 @@ def serve_task(answer: Callable[[bytes], bytes]) -> NoReturn:
         file.write(answered)
     sys.stderr.flush()
     os._exit(0)  # skips destructors of libraries, which may crash after a broken model
+
+
+def serve_forked(
+    answer: Callable[[T], bytes], read: Callable[[bytes], T], module: str, set_title: Callable[..., None] | None
+) -> NoReturn:
+    """Answer one task, as `serve_task` does, in a process that was forked for it, or started for it.
+
+    Args:
+        answer: returns the report on a task.
+        read: returns the task of a document.
+        module: of the process, for its command line.
+        set_title: replaces the command line of a process that was forked, so that `ps` shows what it reads. Such a
+            process ends with its parent already; None: it was started.
+    """
+    if set_title is None:
+        begin(int(sys.argv[2]))
+        unpin()
+
+    def answer_document(document: bytes) -> bytes:
+        task = read(document)
+        if set_title is not None:
+            set_title(sys.executable, "-m", module, str(task.folder))
+        return answer(task)
+
+    serve_task(answer_document)
 
 
 def confine(
