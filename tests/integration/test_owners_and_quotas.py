@@ -246,4 +246,5 @@ def test_uploads_at_once_exceed_a_quota_by_themselves_at_most(stack: Stack, file
         statuses = Counter(threads.map(push, range(16)))
         assert 1 <= statuses[201] <= 3 * 2, statuses  # two gateways hear of each other's uploads a moment later
         assert set(statuses) <= {201, 403, 429}
+        wait_until(lambda: push(16) == 403, what="both gateways have heard that no upload is in flight")
         refused(burst, "burst-late", file, 403, "its limit is 1: delete one")
