@@ -35,7 +35,8 @@ _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 #: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root in a container may not own the files; Landlock limits access to them
 _KEPT_CAPABILITIES = 0b110
 _PACKAGE = Path(__file__).parents[2]  # in a checkout it contains links to the folders; Landlock rules follow no links
-_SERVICES = Path(__file__).resolve().parents[1]
+#: their own places in a checkout; a plug-in of another distribution is among the libraries
+_FOLDERS = tuple((_PACKAGE / name).resolve() for name in ("services", "plugins"))
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives",
     "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
@@ -234,7 +235,7 @@ def _installed_paths() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     folders = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [Path(prefix) / "lib" for prefix in (sys.base_prefix, sys.base_exec_prefix)]
-    return (*(folder for folder in folders if folder.is_absolute()), _PACKAGE, _SERVICES, *map(Path, _SYSTEM))
+    return (*(folder for folder in folders if folder.is_absolute()), _PACKAGE, *_FOLDERS, *map(Path, _SYSTEM))
 
 
 @cache
