@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from millstream.gateway.connection.http2.frames import PREFACE
+from millstream.gateway.http2.frames import PREFACE
 
 
 class _HandedOver(ConnectionError):

@@ -16,10 +16,10 @@ from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.http2 import frames
-from millstream.gateway.connection.http2.connection import TURN_WORK_MAX, Connection
-from millstream.gateway.connection.http2.faults import ErrorCode
-from millstream.gateway.connection.http2.frames import Frame, FrameReader, Setting, frame
+from millstream.gateway.http2 import frames
+from millstream.gateway.http2.connection import TURN_WORK_MAX, Connection
+from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.frames import Frame, FrameReader, Setting, frame
 from millstream.gateway.protocols.grpc import fast_server
 from millstream.gateway.protocols.grpc.connections import fast_connection, reply_blocks
 from millstream.gateway.protocols.grpc.connections.fast_call import FastCall

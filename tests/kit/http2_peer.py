@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from hpack import Decoder, Encoder
 
-from millstream.gateway.connection.http2 import frames
-from millstream.gateway.connection.http2.connection import Connection
-from millstream.gateway.connection.http2.events import ConnectionEnded, DataReceived, Event
-from millstream.gateway.connection.http2.faults import ErrorCode
-from millstream.gateway.connection.http2.frames import Frame, FrameReader, frame
-from millstream.gateway.connection.http2.header_blocks import Headers
-from millstream.gateway.connection.http2.limits import Limits
-from millstream.gateway.connection.http2.request_headers import check_request
+from millstream.gateway.http2 import frames
+from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.events import ConnectionEnded, DataReceived, Event
+from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.frames import Frame, FrameReader, frame
+from millstream.gateway.http2.header_blocks import Headers
+from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.request_headers import check_request
 
 H = TypeVar("H")
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/service/Method"), (":authority", "test")]

@@ -8,12 +8,12 @@ from hpack import Encoder
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.connection.http2 import frames
-from millstream.gateway.connection.http2.connection import Connection
-from millstream.gateway.connection.http2.events import DataReceived, Event
-from millstream.gateway.connection.http2.frames import frame
-from millstream.gateway.connection.http2.header_blocks import Headers
-from millstream.gateway.connection.http2.limits import Limits
+from millstream.gateway.http2 import frames
+from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.events import DataReceived, Event
+from millstream.gateway.http2.frames import frame
+from millstream.gateway.http2.header_blocks import Headers
+from millstream.gateway.http2.limits import Limits
 from tests.kit.http2_peer import GREETING, REQUEST, interpret
 
 STEADY = settings(deadline=None, derandomize=True)

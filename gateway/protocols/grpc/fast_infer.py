@@ -18,8 +18,8 @@ from millstream.gateway.access.gate import Gate, Pass
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.connection.http2.header_blocks import encode
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
+from millstream.gateway.http2.header_blocks import encode
 from millstream.gateway.protocols.grpc.codec.encode import GrpcEncoder
 from millstream.gateway.protocols.grpc.codec.envelopes import inputs_of
 from millstream.gateway.protocols.grpc.codec.status import refusal

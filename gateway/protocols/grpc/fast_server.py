@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import Any
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
+from millstream.gateway.http2.limits import Limits
 from millstream.gateway.protocols.grpc.codec.messages import Messages
 from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
 from millstream.gateway.protocols.grpc.connections.fast_connection import FastConnection, Parts

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.connection.http2 import account, frames
-from millstream.gateway.connection.http2.faults import ErrorCode
-from millstream.gateway.connection.http2.frames import Setting, frame
-from millstream.gateway.connection.http2.limits import Limits
+from millstream.gateway.http2 import account, frames
+from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.frames import Setting, frame
+from millstream.gateway.http2.limits import Limits
 from tests.kit.http2_peer import REQUEST, Peer, ended_with, of_kind
 
 STEADY = settings(deadline=None, derandomize=True, max_examples=30)

@@ -7,8 +7,8 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
-from millstream.gateway.connection.http2.header_blocks import (
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.header_blocks import (
     BLOCK_BYTES_MAX,
     NO_TABLE,
     HeaderReader,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hpack import Encoder
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
-from millstream.gateway.connection.http2.header_blocks import HeaderReader, Headers
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.header_blocks import HeaderReader, Headers
 
 
 def reader() -> HeaderReader[Headers]:

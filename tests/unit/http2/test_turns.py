@@ -6,13 +6,13 @@ import struct
 
 import pytest
 
-from millstream.gateway.connection.http2 import frames
-from millstream.gateway.connection.http2.connection import SETTINGS_BYTES_MAX, SETTINGS_WORK, TURN_WORK_MAX
-from millstream.gateway.connection.http2.events import DataReceived, Event, RequestStarted
-from millstream.gateway.connection.http2.faults import ErrorCode
-from millstream.gateway.connection.http2.frames import Setting, frame
-from millstream.gateway.connection.http2.header_blocks import Headers
-from millstream.gateway.connection.http2.sender import Sender
+from millstream.gateway.http2 import frames
+from millstream.gateway.http2.connection import SETTINGS_BYTES_MAX, SETTINGS_WORK, TURN_WORK_MAX
+from millstream.gateway.http2.events import DataReceived, Event, RequestStarted
+from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.frames import Setting, frame
+from millstream.gateway.http2.header_blocks import Headers
+from millstream.gateway.http2.sender import Sender
 from tests.kit.http2_peer import Peer, ended_with
 
 MANY = 3 * TURN_WORK_MAX

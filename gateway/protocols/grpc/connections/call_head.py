@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from millstream.gateway.connection.http2.header_blocks import Headers
-from millstream.gateway.connection.http2.request_headers import check_request
+from millstream.gateway.http2.header_blocks import Headers
+from millstream.gateway.http2.request_headers import check_request
 from millstream.services.tracing.traceparent import HEADER, usable_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]

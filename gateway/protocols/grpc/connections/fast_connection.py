@@ -13,17 +13,11 @@ from typing import Any
 import grpc
 
 from millstream.gateway.connection.bounded_protocol import LINGER_S
-from millstream.gateway.connection.http2.connection import Connection
-from millstream.gateway.connection.http2.events import (
-    ConnectionEnded,
-    DataReceived,
-    Event,
-    RequestStarted,
-    StreamReset,
-)
-from millstream.gateway.connection.http2.limits import Limits
 from millstream.gateway.connection.receive_budget import BodyReservation, ReceiveBudget
 from millstream.gateway.connection.slow_reader import WriteStallGuard
+from millstream.gateway.http2.connection import Connection
+from millstream.gateway.http2.events import ConnectionEnded, DataReceived, Event, RequestStarted, StreamReset
+from millstream.gateway.http2.limits import Limits
 from millstream.gateway.protocols.grpc.connections import reply_blocks
 from millstream.gateway.protocols.grpc.connections.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.protocols.grpc.connections.fast_call import FastCall

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Iterable
 from functools import lru_cache
 
-from millstream.gateway.connection.http2.header_blocks import encode
+from millstream.gateway.http2.header_blocks import encode
 
 _OK = b"\x88"  # ":status: 200" of the static table (RFC 7541, appendix A)
 _CONTENT_TYPE = (b"content-type", b"application/grpc")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
-from millstream.gateway.connection.http2.frames import FRAME_BYTES_MAX, Setting
-from millstream.gateway.connection.http2.windows import WINDOW_BYTES_MAX
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.frames import FRAME_BYTES_MAX, Setting
+from millstream.gateway.http2.windows import WINDOW_BYTES_MAX
 
 _SETTING = struct.Struct(">HI")
 _FRAME_SIZE_MAX = (1 << 24) - 1

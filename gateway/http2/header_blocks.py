@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
 
 #: names in lower case, values as sent
 Headers = list[tuple[bytes, bytes]]

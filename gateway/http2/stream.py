@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from millstream.gateway.connection.http2.windows import ReceiveWindow
+from millstream.gateway.http2.windows import ReceiveWindow
 
 Piece = bytes | memoryview
 

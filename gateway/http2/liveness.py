@@ -5,8 +5,8 @@ Source: RFC 9113, sections 6.5.3 (SETTINGS_TIMEOUT) and 6.7 (PING).
 
 from __future__ import annotations
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
-from millstream.gateway.connection.http2.limits import Limits
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.limits import Limits
 
 #: payloads of our PING frames
 KEEPALIVE_PING = b"liveness"

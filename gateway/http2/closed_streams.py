@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
 
 #: Streams remembered that the server closed first. Beyond, the oldest is forgotten: a frame of a stream up to its
 #: number is then never a fault.

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from millstream.gateway.connection.http2 import account, frames
-from millstream.gateway.connection.http2.account import Account
-from millstream.gateway.connection.http2.closed_streams import ClosedStreams
-from millstream.gateway.connection.http2.events import (
+from millstream.gateway.http2 import account, frames
+from millstream.gateway.http2.account import Account
+from millstream.gateway.http2.closed_streams import ClosedStreams
+from millstream.gateway.http2.events import (
     ConnectionEnded,
     DataReceived,
     Event,
@@ -23,17 +23,17 @@ from millstream.gateway.connection.http2.events import (
     StreamReset,
     StreamSent,
 )
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
-from millstream.gateway.connection.http2.frames import PREFACE, Frame, Setting
-from millstream.gateway.connection.http2.header_blocks import HeaderReader, Headers
-from millstream.gateway.connection.http2.limits import Limits
-from millstream.gateway.connection.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
-from millstream.gateway.connection.http2.peer_settings import read_settings
-from millstream.gateway.connection.http2.received_frames import ReceivedFrames
-from millstream.gateway.connection.http2.request_headers import check_trailers, content_length, without_blanks
-from millstream.gateway.connection.http2.sender import Sender
-from millstream.gateway.connection.http2.stream import Piece, Stream
-from millstream.gateway.connection.http2.windows import WINDOW_BYTES, ReceiveWindow
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode, StreamFault
+from millstream.gateway.http2.frames import PREFACE, Frame, Setting
+from millstream.gateway.http2.header_blocks import HeaderReader, Headers
+from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
+from millstream.gateway.http2.peer_settings import read_settings
+from millstream.gateway.http2.received_frames import ReceivedFrames
+from millstream.gateway.http2.request_headers import check_trailers, content_length, without_blanks
+from millstream.gateway.http2.sender import Sender
+from millstream.gateway.http2.stream import Piece, Stream
+from millstream.gateway.http2.windows import WINDOW_BYTES, ReceiveWindow
 
 H = TypeVar("H")
 #: seconds between the two steps of a drain, if the client does not acknowledge the PING that separates them

@@ -27,7 +27,7 @@ class Limits:
     header_bomb_bytes: int = 64 * 1024
     #: a header block as sent
     header_block_bytes_max: int = 32 * 1024
-    #: the account of frames that are no work (gateway/connection/http2/account.py): its first balance, for what
+    #: the account of frames that are no work (gateway/http2/account.py): its first balance, for what
     #: `streams_max` calls may need before one of them is answered; and what each second adds, up to that balance
     account: int = 16 * 1024
     account_per_s: float = 32 * 1024

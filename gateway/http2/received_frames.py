@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from millstream.gateway.connection.http2.faults import ConnectionFault
-from millstream.gateway.connection.http2.frames import Frame, FrameReader
+from millstream.gateway.http2.faults import ConnectionFault
+from millstream.gateway.http2.frames import Frame, FrameReader
 
 CUT_MAX = 256  # frames that are cut at once
 

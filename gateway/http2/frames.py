@@ -10,7 +10,7 @@ import sys
 from collections.abc import MutableSequence
 from enum import IntEnum
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from millstream.gateway.connection.http2.header_blocks import Headers
+from millstream.gateway.http2.header_blocks import Headers
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # without upper case
 _VALUE = re.compile(rb"[^\x00\r\n]*")

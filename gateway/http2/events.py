@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-from millstream.gateway.connection.http2.faults import ErrorCode
+from millstream.gateway.http2.faults import ErrorCode
 
 H = TypeVar("H")
 

@@ -5,8 +5,8 @@ work done for the client, time ─> earn ─> balance ─> spend ─> frames tha
 
 from __future__ import annotations
 
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode
-from millstream.gateway.connection.http2.limits import Limits
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.limits import Limits
 
 # What frames cost: 1 is about a microsecond. DATA costs only if it is empty, HEADERS only if they begin no call.
 FRAME = 1  # WINDOW_UPDATE, PRIORITY, CONTINUATION, GOAWAY, frames of unknown types, RST_STREAM of an ended stream

@@ -8,15 +8,15 @@ Source: RFC 9113, sections 6.9 (flow control) and 8.1 (a reply that ends before 
 
 from __future__ import annotations
 
-from millstream.gateway.connection.http2 import account, frames
-from millstream.gateway.connection.http2.account import Account
-from millstream.gateway.connection.http2.closed_streams import ClosedStreams
-from millstream.gateway.connection.http2.events import StreamSent
-from millstream.gateway.connection.http2.faults import ConnectionFault, ErrorCode, StreamFault
-from millstream.gateway.connection.http2.header_blocks import NO_TABLE
-from millstream.gateway.connection.http2.limits import READ_RATE_MIN
-from millstream.gateway.connection.http2.stream import Piece, Stream
-from millstream.gateway.connection.http2.windows import WINDOW_BYTES, WINDOW_BYTES_MAX
+from millstream.gateway.http2 import account, frames
+from millstream.gateway.http2.account import Account
+from millstream.gateway.http2.closed_streams import ClosedStreams
+from millstream.gateway.http2.events import StreamSent
+from millstream.gateway.http2.faults import ConnectionFault, ErrorCode, StreamFault
+from millstream.gateway.http2.header_blocks import NO_TABLE
+from millstream.gateway.http2.limits import READ_RATE_MIN
+from millstream.gateway.http2.stream import Piece, Stream
+from millstream.gateway.http2.windows import WINDOW_BYTES, WINDOW_BYTES_MAX
 
 #: output that waits to be written; beyond, data stays in the queues of the streams, and other streams get their turn
 OUTPUT_BYTES_MAX = 64 * 1024
