@@ -9,8 +9,8 @@ from pathlib import Path
 
 import onnx
 
+from millstream.plugins.proof import prove
 from millstream.services.compiler.candidate import Compiled, Subject
-from millstream.services.ingest.independence import prove
 from millstream.services.model.signature import needed_inputs
 
 #: Operators that quantize by the values of the whole batch.

@@ -20,12 +20,12 @@ from pathlib import Path
 import onnx
 from onnx import helper, numpy_helper
 
+from millstream.plugins.proof import changed_nodes
+from millstream.plugins.proof.expression import ONE, ROWS, Expression, number, product
+from millstream.plugins.proof.node import dims_of
+from millstream.plugins.proof.rules.layout import arranged
+from millstream.plugins.proof.value import AnyValue, Dependent, Mixed, Rows, Value
 from millstream.services.ingest.graph import fixed_inputs
-from millstream.services.ingest.independence import changed_nodes
-from millstream.services.ingest.independence.expression import ONE, ROWS, Expression, number, product
-from millstream.services.ingest.independence.node import dims_of
-from millstream.services.ingest.independence.rules.layout import arranged
-from millstream.services.ingest.independence.value import AnyValue, Dependent, Mixed, Rows, Value
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _RESIZED = 3

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import onnx
 
+from millstream.plugins.proof import Proof, prove
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.batch_rewrite import with_equal_sizes, with_variable_rows
 from millstream.services.ingest.batch_trials import (
@@ -29,7 +30,6 @@ from millstream.services.ingest.batch_trials import (
     run_rows_alone,
 )
 from millstream.services.ingest.graph import save_model
-from millstream.services.ingest.independence import Proof, prove
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Probe, find_probe
 from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialSession

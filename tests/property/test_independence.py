@@ -10,8 +10,8 @@ import onnx
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
+from millstream.plugins.proof import prove
 from millstream.services.ingest.batch_rewrite import with_variable_rows
-from millstream.services.ingest.independence import prove
 from tests.kit.independence import assert_independent, load, run_alone
 from tests.kit.random_graphs import Graph, graphs
 

@@ -13,10 +13,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from millstream.plugins.proof import Proof
 from millstream.services.errors import Failure
 from millstream.services.ingest import batching_decision
 from millstream.services.ingest.batch_trials import batch_sizes
-from millstream.services.ingest.independence import Proof
 from millstream.services.ingest.inspection import inspect
 from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.manifest import Batching

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from millstream.plugins.proof import Proof, analysis, prove
 from millstream.services.ingest.batch_rewrite import with_variable_rows
-from millstream.services.ingest.independence import Proof, analysis, prove
 from tests.kit import models
 
 HEAD = '<ir_version: 8, opset_import: ["": {opset}, "ai.onnx.ml": 3, "com.microsoft": 1]>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.ingest.independence import Proof, prove
+from millstream.plugins.proof import Proof, prove
 from tests.kit import architectures
 from tests.kit.independence import assert_independent, load, run_alone
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
+from millstream.plugins.proof import prove
 from millstream.services.ingest.batch_rewrite import with_variable_rows
 from millstream.services.ingest.graph import fixed_inputs
-from millstream.services.ingest.independence import prove
 from tests.kit.independence import assert_independent, load, run_alone
 
 DATA = Path(onnx.__file__).parent / "backend/test/data"

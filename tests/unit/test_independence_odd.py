@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from millstream.services.ingest.independence import Proof, prove
+from millstream.plugins.proof import Proof, prove
 from tests.kit.independence import load
 from tests.unit.test_independence import chain, ends_with, named_function, parsed, proof
 from tests.unit.test_independence_hostile import SIZE

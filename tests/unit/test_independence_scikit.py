@@ -33,7 +33,7 @@ from sklearn import (
 )
 from sklearn.datasets import load_iris
 
-from millstream.services.ingest.independence import Proof, prove
+from millstream.plugins.proof import Proof, prove
 from tests.kit.independence import assert_independent, load, run_alone
 
 OPSETS = {"": 17, "ai.onnx.ml": 3}

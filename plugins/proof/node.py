@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from millstream.services.ingest.independence.expression import Expression, Symbols
-from millstream.services.ingest.independence.value import Content, Dependent, Value
+from millstream.plugins.proof.expression import Expression, Symbols
+from millstream.plugins.proof.value import Content, Dependent, Value
 
 
 class Call:

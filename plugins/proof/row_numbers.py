@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from millstream.services.ingest.independence.expression import ONE, ROWS, ZERO, Expression, number
-from millstream.services.ingest.independence.node import Call, dims_of
-from millstream.services.ingest.independence.rules import layout
-from millstream.services.ingest.independence.rules.elementwise import broadcast_dims
-from millstream.services.ingest.independence.value import Dependent, Numbers, Rows, Value, rowed
+from millstream.plugins.proof.expression import ONE, ROWS, ZERO, Expression, number
+from millstream.plugins.proof.node import Call, dims_of
+from millstream.plugins.proof.rules import layout
+from millstream.plugins.proof.rules.elementwise import broadcast_dims
+from millstream.plugins.proof.value import Dependent, Numbers, Rows, Value, rowed
 
 _WHOLE_NUMBERS = frozenset({TensorProto.INT64, TensorProto.INT32})
 

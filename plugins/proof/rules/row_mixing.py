@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.services.ingest.independence.node import Call, Rule, Rules
-from millstream.services.ingest.independence.value import Dependent, Value
+from millstream.plugins.proof.node import Call, Rule, Rules
+from millstream.plugins.proof.value import Dependent, Value
 
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.alignment import elementwise
-from millstream.services.ingest.independence.expression import ONE
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
-from millstream.services.ingest.independence.rules.matrix import product
-from millstream.services.ingest.independence.rules.normalization import check_axis, same
-from millstream.services.ingest.independence.value import Dependent, Value
+from millstream.plugins.proof.alignment import elementwise
+from millstream.plugins.proof.expression import ONE
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of
+from millstream.plugins.proof.rules.matrix import product
+from millstream.plugins.proof.rules.normalization import check_axis, same
+from millstream.plugins.proof.value import Dependent, Value
 
 
 def linear(call: Call) -> list[Value]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.services.ingest.independence.expression import ONE, ZERO, Expression, number
-from millstream.services.ingest.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
-from millstream.services.ingest.independence.rules.normalization import check_axis, same
-from millstream.services.ingest.independence.value import Dependent, Element, Value, depends_on_count, free, rowed
+from millstream.plugins.proof.expression import ONE, ZERO, Expression, number
+from millstream.plugins.proof.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
+from millstream.plugins.proof.rules.normalization import check_axis, same
+from millstream.plugins.proof.value import Dependent, Element, Value, depends_on_count, free, rowed
 
 #: an end of at least this value covers a whole axis, however many elements each row has there
 _ALL = 2**31 - 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.services.ingest.independence.expression import ONE, ROWS, Expression, number
+from millstream.plugins.proof.expression import ONE, ROWS, Expression, number
 
 Dims = tuple[Expression, ...]
 Content = np.ndarray[Any, np.dtype[Any]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.expression import ONE
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, unknown_dims
-from millstream.services.ingest.independence.rules.normalization import same
-from millstream.services.ingest.independence.value import Dependent, Rows, Value, rowed
+from millstream.plugins.proof.expression import ONE
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of, unknown_dims
+from millstream.plugins.proof.rules.normalization import same
+from millstream.plugins.proof.value import Dependent, Rows, Value, rowed
 
 _MASK = 3
 _POSITION_IDS = 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.services.ingest.independence.alignment import broadcast
-from millstream.services.ingest.independence.expression import ONE, ROWS, ZERO, Expression, number, product
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, normalized, unknown_dims
-from millstream.services.ingest.independence.rules.normalization import check_axis
-from millstream.services.ingest.independence.rules.reduction import without_axes
-from millstream.services.ingest.independence.value import (
+from millstream.plugins.proof.alignment import broadcast
+from millstream.plugins.proof.expression import ONE, ROWS, ZERO, Expression, number, product
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of, normalized, unknown_dims
+from millstream.plugins.proof.rules.normalization import check_axis
+from millstream.plugins.proof.rules.reduction import without_axes
+from millstream.plugins.proof.value import (
     Dependent,
     Dims,
     Element,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from millstream.services.ingest.independence.alignment import combine
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
-from millstream.services.ingest.independence.value import Dependent, Value, free
+from millstream.plugins.proof.alignment import combine
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of
+from millstream.plugins.proof.value import Dependent, Value, free
 
 Labels = list[Hashable]
 

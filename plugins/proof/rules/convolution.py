@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.expression import ONE, Expression, number
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, unknown_dims
-from millstream.services.ingest.independence.value import Dependent, Rows, Value, depends_on_count, free, rowed
+from millstream.plugins.proof.expression import ONE, Expression, number
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of, unknown_dims
+from millstream.plugins.proof.value import Dependent, Rows, Value, depends_on_count, free, rowed
 
 
 def batch(call: Call, index: int = 0, rank: int | None = None) -> tuple[Value, Rows | None]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from millstream.services.ingest.independence.expression import ONE, ZERO, Expression, number
-from millstream.services.ingest.independence.node import Call, constant, normalized
-from millstream.services.ingest.independence.value import (
+from millstream.plugins.proof.expression import ONE, ZERO, Expression, number
+from millstream.plugins.proof.node import Call, constant, normalized
+from millstream.plugins.proof.value import (
     CONTENT_ELEMENTS_MAX,
     Content,
     Dependent,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.node import Rules
-from millstream.services.ingest.independence.rules import (
+from millstream.plugins.proof.node import Rules
+from millstream.plugins.proof.rules import (
     attention,
     convolution,
     elementwise,

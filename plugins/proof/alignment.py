@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from millstream.services.ingest.independence.expression import ONE, Expression, Symbols
-from millstream.services.ingest.independence.node import dims_of
-from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.plugins.proof.expression import ONE, Expression, Symbols
+from millstream.plugins.proof.node import dims_of
+from millstream.plugins.proof.value import Dependent, Rows, Value, free, rowed
 
 Labels = Sequence[Hashable]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.alignment import elementwise
-from millstream.services.ingest.independence.expression import ONE
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, normalized
-from millstream.services.ingest.independence.rules.convolution import batch
-from millstream.services.ingest.independence.value import Dependent, Value, free, rowed
+from millstream.plugins.proof.alignment import elementwise
+from millstream.plugins.proof.expression import ONE
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of, normalized
+from millstream.plugins.proof.rules.convolution import batch
+from millstream.plugins.proof.value import Dependent, Value, free, rowed
 
 _SOFTMAX_ONE_AXIS_OPSET = 13
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import onnx
 
-from millstream.services.ingest.independence.expression import Symbols
-from millstream.services.ingest.independence.value import Rows, Value, rowed
+from millstream.plugins.proof.expression import Symbols
+from millstream.plugins.proof.value import Rows, Value, rowed
 
 _DOMAIN = "com.microsoft"
 

@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from millstream.services.ingest.independence.expression import ONE, ROWS, Expression, Symbols
-from millstream.services.ingest.independence.node import Call, dims_of, normalized
-from millstream.services.ingest.independence.value import AnyValue, Content, Dependent, Mixed, Value, free, rowed
+from millstream.plugins.proof.expression import ONE, ROWS, Expression, Symbols
+from millstream.plugins.proof.node import Call, dims_of, normalized
+from millstream.plugins.proof.value import AnyValue, Content, Dependent, Mixed, Value, free, rowed
 
 Scope = MutableMapping[str, AnyValue | None]
 Attributes = Mapping[str, onnx.AttributeProto]

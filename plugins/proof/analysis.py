@@ -14,15 +14,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from millstream.services.ingest.independence import control, functions, row_numbers
-from millstream.services.ingest.independence.expression import ONE, ROWS, Symbols, TooLarge, number
-from millstream.services.ingest.independence.folding import fold
-from millstream.services.ingest.independence.node import Call
-from millstream.services.ingest.independence.rules import RULES
-from millstream.services.ingest.independence.rules.elementwise import BROADCASTING, broadcast_dims
-from millstream.services.ingest.independence.rules.row_mixing import RANDOM
-from millstream.services.ingest.independence.texts import Texts
-from millstream.services.ingest.independence.value import (
+from millstream.plugins.proof import control, functions, row_numbers
+from millstream.plugins.proof.expression import ONE, ROWS, Symbols, TooLarge, number
+from millstream.plugins.proof.folding import fold
+from millstream.plugins.proof.node import Call
+from millstream.plugins.proof.rules import RULES
+from millstream.plugins.proof.rules.elementwise import BROADCASTING, broadcast_dims
+from millstream.plugins.proof.rules.row_mixing import RANDOM
+from millstream.plugins.proof.texts import Texts
+from millstream.plugins.proof.value import (
     CONTENT_ELEMENTS_MAX,
     AnyValue,
     Dependent,

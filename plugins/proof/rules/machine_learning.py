@@ -5,12 +5,12 @@ Most of them treat a vector as one example, so a value with rows must be a matri
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.expression import ONE, Expression, number, product
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
-from millstream.services.ingest.independence.rules.elementwise import unary
-from millstream.services.ingest.independence.rules.normalization import same
-from millstream.services.ingest.independence.rules.row_mixing import always_dependent
-from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.plugins.proof.expression import ONE, Expression, number, product
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of
+from millstream.plugins.proof.rules.elementwise import unary
+from millstream.plugins.proof.rules.normalization import same
+from millstream.plugins.proof.rules.row_mixing import always_dependent
+from millstream.plugins.proof.value import Dependent, Rows, Value, free, rowed
 
 
 def _examples(call: Call) -> tuple[Value, Rows | None]:

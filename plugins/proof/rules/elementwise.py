@@ -5,9 +5,9 @@ Source: ONNX, "Broadcasting in ONNX"; before opset 7 operands had the same shape
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.alignment import elementwise
-from millstream.services.ingest.independence.node import Call, Rule, Rules
-from millstream.services.ingest.independence.value import Dependent, Value, counted
+from millstream.plugins.proof.alignment import elementwise
+from millstream.plugins.proof.node import Call, Rule, Rules
+from millstream.plugins.proof.value import Dependent, Value, counted
 
 _BROADCAST_OPSET = 7
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.expression import ONE, Expression, number
-from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
-from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.plugins.proof.expression import ONE, Expression, number
+from millstream.plugins.proof.node import Call, Rule, Rules, dims_of
+from millstream.plugins.proof.value import Dependent, Rows, Value, free, rowed
 
 _LENGTHS = 4
 _STATES = (5, 6)

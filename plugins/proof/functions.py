@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import onnx
 
-from millstream.services.ingest.independence.node import Call
-from millstream.services.ingest.independence.value import AnyValue, Dependent, Mixed
+from millstream.plugins.proof.node import Call
+from millstream.plugins.proof.value import AnyValue, Dependent, Mixed
 
 Scope = MutableMapping[str, AnyValue | None]
 

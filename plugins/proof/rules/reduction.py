@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from millstream.services.ingest.independence.expression import ONE, Expression, number
-from millstream.services.ingest.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
-from millstream.services.ingest.independence.rules.normalization import check_axis, same
-from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.plugins.proof.expression import ONE, Expression, number
+from millstream.plugins.proof.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
+from millstream.plugins.proof.rules.normalization import check_axis, same
+from millstream.plugins.proof.value import Dependent, Rows, Value, free, rowed
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  # noqa: SIM905
 
