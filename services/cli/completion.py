@@ -154,7 +154,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _url(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the server to ask: the one that services/client/address.py finds, without its checks."""
+    """Return the server to ask: the one that client/address.py finds, without its checks."""
     endpoint = _value("--endpoint", words) or environment.get("MILLSTREAM_ENDPOINT")
     if not endpoint:
         try:
@@ -223,8 +223,9 @@ def _tls_context(url: str, environment: Mapping[str, str]) -> ssl.SSLContext:
     """Return the TLS context for a URL that `_url` returned. Raises OSError if a certificate cannot be used."""
     from pathlib import Path
 
-    from millstream.services.client.address import certificate_of_home, url_of_home
-    from millstream.services.client.trust import Trust
+    from millstream.client.address import certificate_of_home, url_of_home
+    from millstream.client.trust import Trust
+
     from millstream.services.errors import Failure
 
     home = Path(_home(environment))

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import typer
+from millstream.client.errors import ServerError, WrongFile
 from typer.exceptions import TyperException
 
 from millstream.services.cli.help import nearest
 from millstream.services.cli.terminal import allows_colour
-from millstream.services.client.errors import ServerError, WrongFile
 from millstream.services.errors import Code, Failure
 from millstream.services.process.printable import printable
 

@@ -9,13 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.services.client.documents import (
-    PlacedInstance,
-    PlacedVersion,
-    PlacedWorker,
-    Placement,
-    VersionStatistics,
-)
+from millstream.client.documents import PlacedInstance, PlacedVersion, PlacedWorker, Placement, VersionStatistics
+
 from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.simulation.models import MEDIAN_RUN_S, SimulatedModel
 from millstream.services.placement.views import Footprint

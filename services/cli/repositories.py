@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.client.async_client import AsyncClient
+from millstream.client.documents import Model
+
 from millstream.services.cli.preload import Preload
-from millstream.services.client.async_client import AsyncClient
-from millstream.services.client.documents import Model
 from millstream.services.errors import Failure, invalid
 from millstream.services.process.cancel import cancel_all
 from millstream.services.triton_config.repositories import model_names

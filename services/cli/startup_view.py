@@ -16,14 +16,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from millstream.client.address import ServerAddress
+from millstream.client.async_client import AsyncClient
+
 from millstream.services.cli import preload, repositories
 from millstream.services.cli.commands.demo import version_text
 from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
 from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.cli.threaded_output import ThreadedOutput
-from millstream.services.client.address import ServerAddress
-from millstream.services.client.async_client import AsyncClient
 from millstream.services.errors import Code, Failure
 from millstream.services.local_token import read_token
 from millstream.services.process.logs import about

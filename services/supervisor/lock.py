@@ -8,7 +8,8 @@ import json
 import os
 from pathlib import Path
 
-from millstream.services.client.address import CERTIFICATE
+from millstream.client.address import CERTIFICATE
+
 from millstream.services.errors import Code, Failure
 
 

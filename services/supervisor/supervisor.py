@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from millstream.services.client.trust import Trust
+from millstream.client.trust import Trust
+
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure

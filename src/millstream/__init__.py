@@ -7,18 +7,11 @@ editors, and collides with no other distribution's `services`.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from millstream.services.client.async_client import AsyncClient
-    from millstream.services.client.client import Client
-    from millstream.services.client.errors import (
-        ConnectionFailed,
-        ModelNotFound,
-        ServerError,
-        Timeout,
-        VersionFailed,
-        WrongFile,
-    )
-    from millstream.services.client.inference import Prediction
-    from millstream.services.client.metrics_page import Metrics
+    from millstream.client.async_client import AsyncClient
+    from millstream.client.client import Client
+    from millstream.client.errors import ConnectionFailed, ModelNotFound, ServerError, Timeout, VersionFailed, WrongFile
+    from millstream.client.inference import Prediction
+    from millstream.client.metrics_page import Metrics
     from millstream.services.errors import Code, Failure
 
 #: public names -> their modules, imported when a name is used first: `import millstream` stays cheap

@@ -223,7 +223,7 @@ def test_settings_of_an_unknown_model(stack):
 
 
 def test_the_client_reads_all_pages_and_changes_settings(stack, monkeypatch):
-    monkeypatch.setattr("millstream.services.client.models.PLACEMENT_MODELS_MAX", 1)
+    monkeypatch.setattr("millstream.client.models.PLACEMENT_MODELS_MAX", 1)
     with Client(stack.url, key=stack.key) as client:
         found = client.placement()
         assert [one["model"] for one in found["models"]] == ["first", "second"]

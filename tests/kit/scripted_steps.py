@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from millstream.services.client.call import NO_REPLY, Call, Pause, Reply, Steps
-from millstream.services.client.retry import Budget, Retries, with_retries
+from millstream.client.call import NO_REPLY, Call, Pause, Reply, Steps
+from millstream.client.retry import Budget, Retries, with_retries
+
 from millstream.services.errors import Failure
 
 T = TypeVar("T")

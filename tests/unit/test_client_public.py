@@ -66,7 +66,7 @@ def test_type_checkers_see_the_client(tmp_path: Path):
     assert [line for line in revealed if line][1:] == [
         "str",
         "int",
-        "millstream.services.client.inference.Prediction",
+        "millstream.client.inference.Prediction",
         "list[dict[str, Any]]",
     ], done.stdout
     assert "ndarray" in next(line for line in revealed if line)

@@ -18,9 +18,8 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.printable import printable
 
 if TYPE_CHECKING:
+    from millstream.client.documents import PoolScale
     from rich.console import Console
-
-    from millstream.services.client.documents import PoolScale
 
 WATCH_S = 2.0  # between two looks
 UNBOUNDED = "unbounded"  # the reason for the size of a pool without limits, which nothing changes
@@ -88,7 +87,7 @@ def autoscale(
 
 def _pools(server: ServerAddress, pool: str | None, *, fresh: bool) -> list[PoolScale]:
     """Return the decisions about all pools, or one. Raises Failure if one is not known, or old and `fresh` is asked."""
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         pools = client.scale()

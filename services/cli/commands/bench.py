@@ -12,9 +12,10 @@ from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAdd
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
+    from millstream.client.infer_codec import EncodedRequest
+    from millstream.client.metrics_page import Metrics
+
     from millstream.services.cli.load_generator import LoadTotals
-    from millstream.services.client.infer_codec import EncodedRequest
-    from millstream.services.client.metrics_page import Metrics
 
 _METRIC = "millstream_batch_rows"
 
@@ -54,10 +55,10 @@ async def _bench(
     server: ServerAddress, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
 ) -> dict[str, Any]:
     import numpy as np
+    from millstream.client.async_client import AsyncClient
+    from millstream.client.infer_codec import random_request
 
     from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
-    from millstream.services.client.async_client import AsyncClient
-    from millstream.services.client.infer_codec import random_request
 
     async with AsyncClient(server, retries=0) as client:
         call = random_request(await client.metadata(name), rows, np.random.default_rng(0))

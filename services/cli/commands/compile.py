@@ -34,7 +34,7 @@ def compile_(
 
     Workers swap without losing a request. The report of the race stays; `millstream race NAME` begins a new one.
     """
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     del action  # there is one
     with Client(server_address(context, endpoint, key), retries=0) as client:

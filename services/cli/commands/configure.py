@@ -11,7 +11,7 @@ from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAdd
 from millstream.services.cli.terminal import emit, escape, labels_text, results, show_detail
 
 if TYPE_CHECKING:
-    from millstream.services.client.documents import EndpointSettings
+    from millstream.client.documents import EndpointSettings
 
 
 def configure(
@@ -84,7 +84,7 @@ def configure(
 
 
 def _configure(server: ServerAddress, name: str, changes: dict[str, Any]) -> EndpointSettings:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         return client.configure(name, **changes) if changes else client.settings(name)

@@ -56,7 +56,7 @@ def demo(
 
 def _check(server: ServerAddress) -> None:
     """Raise Failure if no server answers or the example model is missing."""
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         client.metadata("digits")

@@ -10,9 +10,8 @@ import typer
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 
 if TYPE_CHECKING:
+    from millstream.client.documents import ImportedModel, ListedVersion, Model, RaceSummary, Tensor, Version
     from rich.console import Console
-
-    from millstream.services.client.documents import ImportedModel, ListedVersion, Model, RaceSummary, Tensor, Version
 
 
 def describe(
@@ -60,7 +59,7 @@ def _show_calls(console: Console, url: str, model: Model) -> None:
 
 
 def _model(server: ServerAddress, name: str) -> Model:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         return client.model(name)

@@ -90,7 +90,7 @@ def keys(
         document["name"] = name
     if grace is not None:
         document["grace_s"] = _seconds("--grace", grace)
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server_address(context, endpoint, key), retries=0) as client:
         found = client.keys(action.value, name, document, forget=forget)
@@ -150,7 +150,7 @@ def audit(
     key: Key = None,
 ) -> None:
     """Show what was changed through the admin API: when, by whom, from where, and how it ended. The newest is last."""
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server_address(context, endpoint, key)) as client:
         first = None if since is None else time.time() - _seconds("--since", since)  # noqa: TID251 - instants for people

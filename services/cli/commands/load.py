@@ -54,14 +54,14 @@ def unload(
 
 
 def _load(server: ServerAddress, name: str, config: str | None) -> None:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         client.load(name, config=config)
 
 
 def _unload(server: ServerAddress, name: str) -> None:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         client.model(name)

@@ -13,7 +13,7 @@ from millstream.services.cli.terminal import ago, emit, escape, labels_text, res
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.services.client.documents import ListedVersion, Model
+    from millstream.client.documents import ListedVersion, Model
 
 WAIT_S = 300.0
 
@@ -75,7 +75,7 @@ def _team(model: Model) -> tuple[str, str]:
 
 
 def _models(server: ServerAddress, owner: str | None, labels: dict[str, str]) -> list[Model]:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         return client.models(owner=owner, labels=labels)
@@ -122,7 +122,7 @@ def activate(
 
 
 def _activate(server: ServerAddress, name: str, version: int, *, wait_s: float) -> Model:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         model = client.activate(name, version)
@@ -171,7 +171,7 @@ def rm(
 
 
 def _remove(server: ServerAddress, name: str, version: int | None, *, force: bool) -> None:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         client.remove(name, version, force=force)

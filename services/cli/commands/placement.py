@@ -26,15 +26,8 @@ from millstream.services.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from millstream.client.documents import LoadPrediction, PlacedInstance, PlacedVersion, PlacedWorker, Placement
     from rich.console import Console
-
-    from millstream.services.client.documents import (
-        LoadPrediction,
-        PlacedInstance,
-        PlacedVersion,
-        PlacedWorker,
-        Placement,
-    )
 
 WATCH_S = 2.0  # between two pictures
 #: Narrower terminals do not show how long the load of an instance took.
@@ -84,7 +77,7 @@ def placement(
 
 
 def _placement(server: ServerAddress, name: str | None) -> Placement:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server, retries=0) as client:
         return client.placement(name)

@@ -241,7 +241,7 @@ def _known(source: str, seed: int, context: typer.Context, endpoint: str | None,
         made_up = generated_models(int(source), seed)
         return KnownModels(made_up, len(made_up))
     if source == SERVER:
-        from millstream.services.client.client import Client
+        from millstream.client.client import Client
 
         with Client(server_address(context, endpoint, key), retries=0) as client:
             found, statistics = client.placement(), client.statistics()

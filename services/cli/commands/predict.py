@@ -21,12 +21,13 @@ TOO_SLOW = 429
 OUTPUT_SUFFIXES = (".npz", ".csv", ".jsonl", ".parquet")
 
 if TYPE_CHECKING:
+    from millstream.client.call import Reply
+    from millstream.client.client import Client
+    from millstream.client.documents import Metadata
+    from millstream.client.infer_codec import EncodedRequest
+
     from millstream.services.cli.example import Example
     from millstream.services.cli.inputs import Content
-    from millstream.services.client.call import Reply
-    from millstream.services.client.client import Client
-    from millstream.services.client.documents import Metadata
-    from millstream.services.client.infer_codec import EncodedRequest
 
 
 class _Request(NamedTuple):
@@ -105,10 +106,11 @@ def _predict(
     json_output: bool,
 ) -> None:
     """Send one request and print the reply; `given` None: an example."""
+    from millstream.client.client import Client
+    from millstream.client.inference import decode
+
     from millstream.services.cli.outputs import save, show
     from millstream.services.cli.terminal import working
-    from millstream.services.client.client import Client
-    from millstream.services.client.inference import decode
 
     with Client(server, retries=0) as client:
         request = _request(client.metadata(name, version), given, binary_outputs=not json_output)
@@ -130,8 +132,9 @@ def _answer(
     client: Client, name: str, version: int | None, encoded: EncodedRequest, more: Callable[[str], None]
 ) -> Reply:
     """Send a request and return its reply. While the model is loading for longer than a request may wait, wait here."""
+    from millstream.client.errors import ServerError
+
     from millstream.services.cli.terminal import duration, notices
-    from millstream.services.client.errors import ServerError
 
     until = time.monotonic() + LOAD_WAIT_S_MAX
     while True:
@@ -172,8 +175,9 @@ def _print_json(request: _Request, reply: Reply) -> None:
     if request.example is None:
         print(reply.text)
         return
+    from millstream.client.inference import decode
+
     from millstream.services.cli.terminal import emit
-    from millstream.services.client.inference import decode
 
     emit({"request": request.example.document, "reply": decode(reply).document})
 

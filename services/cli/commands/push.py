@@ -13,7 +13,7 @@ from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAdd
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.services.client.documents import Version
+    from millstream.client.documents import Version
 
 WAIT_S = 300.0
 #: Narrower terminals show a percentage instead of a bar.
@@ -93,7 +93,7 @@ def push(
 
 def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any], *, quiet: bool) -> Version:
     """Upload the file, and show on a terminal how far it is; `options` are those of `Client.push`."""
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     then = "checking, loading and warming up" if options["wait_s"] else "checking"
     importer = _importer(file)

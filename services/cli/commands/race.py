@@ -15,8 +15,9 @@ from millstream.services.cli.terminal import ago, emit, escape, results, show_de
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.services.client.client import Client
-    from millstream.services.client.documents import Race
+    from millstream.client.client import Client
+    from millstream.client.documents import Race
+
     from millstream.services.compiler.race.report import RaceReport
 
 POLL_S = 0.5  # between two pictures of a race
@@ -111,7 +112,7 @@ def race(
     if (svg or markdown) and not show:
         raise wrong_usage("--svg and --markdown go with --show")
     content = _content(samples)
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     with Client(server_address(context, endpoint, key), retries=0) as client:
         number = version if version is not None else serving_version(client, name)

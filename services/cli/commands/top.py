@@ -16,10 +16,10 @@ from millstream.services.cli.top.picture import Sort, picture, sorted_endpoints
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
+    from millstream.client.client import Client
     from rich.console import Console
 
     from millstream.services.cli.top.rates import Overview
-    from millstream.services.client.client import Client
 
 #: longest wait for an answer before the picture says that the server does not answer
 ANSWER_S_MAX = 10.0
@@ -58,7 +58,7 @@ def top(
     """
     if svg is not None and not once:
         raise wrong_usage("--svg writes one picture: add --once")
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
     console = results()
     with Client(server_address(context, endpoint, key), retries=0, timeout=ANSWER_S_MAX) as client:

@@ -11,8 +11,9 @@ from millstream.services.cli.doctor.redis import CLOCK_S_MAX, clock_check
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
-    from millstream.services.client.address import ServerAddress
-    from millstream.services.client.client import Client
+    from millstream.client.address import ServerAddress
+    from millstream.client.client import Client
+
     from millstream.services.settings import Settings
 
 #: Longest wait for the installation that is asked who leads it.
@@ -21,8 +22,8 @@ SERVER_S_MAX = 5.0
 
 def server_checks(server: ServerAddress) -> list[Check]:
     """Return the checks of a server on any machine."""
-    from millstream.services.client.client import Client
-    from millstream.services.client.errors import ConnectionFailed
+    from millstream.client.client import Client
+    from millstream.client.errors import ConnectionFailed
 
     try:
         with Client(server, retries=0, timeout=SERVER_S_MAX) as client:
@@ -47,9 +48,9 @@ def _governed(client: Client) -> list[Check]:
 
 def installation_checks(settings: Settings) -> list[Check]:
     """Return the checks of the installation; nothing if there is none."""
-    from millstream.services.client.address import find_server, url_of_home
-    from millstream.services.client.client import Client
-    from millstream.services.client.errors import ConnectionFailed
+    from millstream.client.address import find_server, url_of_home
+    from millstream.client.client import Client
+    from millstream.client.errors import ConnectionFailed
 
     if not settings.endpoint and url_of_home(settings.home) is None:
         return _frozen(settings)  # it has no gateway, or does not run

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.services.client.metrics_page import Metrics, Sample
-from millstream.services.client.replies import document_of
+from millstream.client.metrics_page import Metrics, Sample
+from millstream.client.replies import document_of
+
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.services.client.client import Client
+    from millstream.client.client import Client
 
 REQUESTS = "millstream_requests_total"
 DURATION = "millstream_request_duration_seconds_bucket"

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from millstream.services.client.call import Body, Call, Steps, json_of, send
-from millstream.services.client.documents import Version
-from millstream.services.client.errors import Timeout, VersionFailed, WrongFile
-from millstream.services.client.models import admin_path, version, wait
-from millstream.services.client.replies import document_of
-from millstream.services.client.retry import Budget
+from millstream.client.call import Body, Call, Steps, json_of, send
+from millstream.client.documents import Version
+from millstream.client.errors import Timeout, VersionFailed, WrongFile
+from millstream.client.models import admin_path, version, wait
+from millstream.client.replies import document_of
+from millstream.client.retry import Budget
+
 from millstream.services.errors import Failure, invalid
 from millstream.services.importers.base import SOURCE
 from millstream.services.ingest.file_kind import PICKLE_REFUSAL, content_head, is_pickle

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millstream.services.client.address import URL_DEFAULT, checked_url
+from millstream.client.address import URL_DEFAULT, checked_url
+
 from millstream.services.environment import user_config_file
 from millstream.services.errors import invalid
 from millstream.services.nearest_names import unknown_key

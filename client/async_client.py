@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from millstream.services.client import inference, keys, models, races
-from millstream.services.client.address import ServerAddress
-from millstream.services.client.call import Call, Reply, Steps, T, listed, send
-from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike
-from millstream.services.client.documents import (
+from millstream.client import inference, keys, models
+from millstream.client.address import ServerAddress
+from millstream.client.call import Call, Reply, Steps, T, listed, send
+from millstream.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike
+from millstream.client.documents import (
     EndpointSettings,
     ListedVersion,
     Metadata,
@@ -29,13 +29,15 @@ from millstream.services.client.documents import (
     Version,
     VersionStatistics,
 )
-from millstream.services.client.infer_codec import EncodedRequest
-from millstream.services.client.inference import Options, Prediction, PredictOptions, Scalar, Signatures
-from millstream.services.client.inputs import Inputs, TableT
-from millstream.services.client.metrics_page import Metrics
-from millstream.services.client.retry import Budget
-from millstream.services.client.transport import AwaitingTransport, announces, connection_to
-from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
+from millstream.client.infer_codec import EncodedRequest
+from millstream.client.inference import Options, Prediction, PredictOptions, Scalar, Signatures
+from millstream.client.inputs import Inputs, TableT
+from millstream.client.metrics_page import Metrics
+from millstream.client.retry import Budget
+from millstream.client.transport import AwaitingTransport, announces, connection_to
+from millstream.client.upload import ModelFiles, Progress, UploadOptions, push
+
+from millstream.plugins.compile import client as races
 
 
 class AsyncClient:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from millstream.services.client.call import Call, Pause, Steps, json_call, listed, send
-from millstream.services.client.documents import Race
-from millstream.services.client.models import admin_path
-from millstream.services.client.replies import document_of
+from millstream.client.call import Call, Pause, Steps, json_call, listed, send
+from millstream.client.documents import Race
+from millstream.client.models import admin_path
+from millstream.client.replies import document_of
 
 WAIT_PAUSE_S = 0.5  # between two looks at a race
 _BINARY = {"Content-Type": "application/octet-stream"}

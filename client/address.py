@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from millstream.services.client.trust import SYSTEM_TRUST, Trust
+from millstream.client.trust import SYSTEM_TRUST, Trust
+
 from millstream.services.errors import invalid
 from millstream.services.local_token import read_token
 
@@ -41,7 +42,8 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
 
     `source` names the argument in messages. Raises Failure(INVALID).
     """
-    from millstream.services.client.user_config import read_user_config
+    from millstream.client.user_config import read_user_config
+
     from millstream.services.settings import read_settings
 
     settings = read_settings()

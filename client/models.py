@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from millstream.services.client.call import Call, Pause, Steps, json_call, json_of, listed, send
-from millstream.services.client.documents import (
+from millstream.client.call import Call, Pause, Steps, json_call, json_of, listed, send
+from millstream.client.documents import (
     EndpointSettings,
     ListedVersion,
     Metadata,
@@ -17,10 +17,11 @@ from millstream.services.client.documents import (
     Version,
     VersionStatistics,
 )
-from millstream.services.client.errors import ServerError, Timeout, VersionFailed
-from millstream.services.client.metrics_page import Metrics
-from millstream.services.client.replies import document_of
-from millstream.services.client.retry import Budget
+from millstream.client.errors import ServerError, Timeout, VersionFailed
+from millstream.client.metrics_page import Metrics
+from millstream.client.replies import document_of
+from millstream.client.retry import Budget
+
 from millstream.services.errors import Code, Failure
 from millstream.services.model.names import check_name
 

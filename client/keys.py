@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote
 
-from millstream.services.client.call import Call, Steps, json_call, send
-from millstream.services.client.replies import document_of
+from millstream.client.call import Call, Steps, json_call, send
+from millstream.client.replies import document_of
+
 from millstream.services.errors import invalid
 
 _PATH = "/admin/v1/keys"

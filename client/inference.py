@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
+from millstream.client.call import Call, Pause, Reply, Steps, json_of, listed, send
+from millstream.client.documents import Metadata
+from millstream.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
+from millstream.client.inputs import given_inputs, is_records, is_table
+from millstream.client.models import load_s, metadata, v2_path
+from millstream.client.replies import REQUEST_ID, document_of
+from millstream.client.retry import Budget
+from millstream.client.tensors import Array
 
-from millstream.services.client.call import Call, Pause, Reply, Steps, json_of, listed, send
-from millstream.services.client.documents import Metadata
-from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
-from millstream.services.client.inputs import given_inputs, is_records, is_table
-from millstream.services.client.models import load_s, metadata, v2_path
-from millstream.services.client.replies import REQUEST_ID, document_of
-from millstream.services.client.retry import Budget
-from millstream.services.client.tensors import Array
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
 
