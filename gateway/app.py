@@ -32,13 +32,13 @@ from millstream.gateway.protocols.http.openapi_document import Access, complete
 from millstream.gateway.protocols.http.openapi_examples import Examples, with_examples
 from millstream.gateway.protocols.http.openapi_live import LiveDocument
 from millstream.gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
-from millstream.gateway.protocols.openai import adapter as openai
-from millstream.gateway.protocols.sagemaker import adapter as sagemaker
-from millstream.gateway.protocols.tfserving import adapter as tfserving
-from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
-from millstream.gateway.protocols.vertex.adapter import vertex_adapter
-from millstream.gateway.protocols.vertex.triton_calls import TritonCalls
+from millstream.plugins.compat.openai import adapter as openai
+from millstream.plugins.compat.sagemaker import adapter as sagemaker
+from millstream.plugins.compat.tfserving import adapter as tfserving
+from millstream.plugins.compat.torchserve import adapter as torchserve
+from millstream.plugins.compat.vertex.adapter import vertex_adapter
+from millstream.plugins.compat.vertex.triton_calls import TritonCalls
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.

@@ -27,7 +27,6 @@ from millstream.gateway.observing.setup import Observing
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.redis_probe import RedisProbe
@@ -45,6 +44,7 @@ from millstream.gateway.triton.metrics import TritonMetricsPage
 from millstream.gateway.triton.model_config import VersionConfigurations
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
+from millstream.plugins.compat.openai.embeddings import Embeddings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.conversion import end_warm_importers
 from millstream.services.ingest.check_process import end_fork_server

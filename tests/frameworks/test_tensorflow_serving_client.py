@@ -24,7 +24,7 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from millstream.gateway.protocols.grpc.tfserving import schema
+from millstream.plugins.compat.tfserving.grpc import schema
 from tests.kit import models
 from tests.kit.stack import Stack, running_stack
 

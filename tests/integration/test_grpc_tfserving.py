@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from millstream.gateway.protocols.grpc.tfserving import schema
+from millstream.plugins.compat.tfserving.grpc import schema
 from tests.kit import models
 from tests.kit.stack import CALL_S_MAX, Stack, running_stack
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from millstream.gateway.protocols.vertex.triton_calls import PREFIX
+from millstream.plugins.compat.vertex.triton_calls import PREFIX
 from millstream.services.cli.commands.serve import storage_folder
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure

@@ -29,7 +29,6 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.traces import Traces
@@ -42,6 +41,7 @@ from millstream.gateway.triton.model_config import VersionConfigurations
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.plugins.compat.openai.embeddings import Embeddings
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure

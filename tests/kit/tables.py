@@ -18,7 +18,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from millstream.gateway.protocols.grpc.tfserving import schema
+from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.services.model.bytes_tensor import encode_elements
 from tests.kit.stack import CALL_S_MAX, Stack
 

@@ -15,8 +15,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.protocols.grpc.codec.decode import GrpcDecoder
 from millstream.gateway.protocols.grpc.methods.example import MESSAGE_BYTES_MAX, advice_text, with_advice
-from millstream.gateway.protocols.tfserving.predict import classify_body, read_document, read_examples, regress_body
-from millstream.gateway.protocols.torchserve.predictions import read as read_prediction
 from millstream.gateway.protocols.v2.decode import V2Decoder, parse_header_length
 from millstream.gateway.protocols.v2.example import generate_body, infer_body
 from millstream.gateway.protocols.v2.generate import read as read_generate
@@ -25,6 +23,8 @@ from millstream.gateway.tensors.examples import BodyWriter, rows_body, samples, 
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.output_options import Extensions
+from millstream.plugins.compat.tfserving.predict import classify_body, read_document, read_examples, regress_body
+from millstream.plugins.compat.torchserve.predictions import read as read_prediction
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import DATATYPES
 from millstream.services.model.manifest import TrialInputs

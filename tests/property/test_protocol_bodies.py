@@ -9,17 +9,17 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from millstream.gateway.protocols.openai import request as openai
-from millstream.gateway.protocols.openai.embedder import embedder
-from millstream.gateway.protocols.tfserving.cloud_events import open_event
-from millstream.gateway.protocols.tfserving.predict import read_document, read_examples
-from millstream.gateway.protocols.torchserve import predictions
-from millstream.gateway.protocols.torchserve.form import parts_of
 from millstream.gateway.protocols.v2 import generate
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict
+from millstream.plugins.compat.openai import request as openai
+from millstream.plugins.compat.openai.embedder import embedder
+from millstream.plugins.compat.tfserving.cloud_events import open_event
+from millstream.plugins.compat.tfserving.predict import read_document, read_examples
+from millstream.plugins.compat.torchserve import predictions
+from millstream.plugins.compat.torchserve.form import parts_of
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

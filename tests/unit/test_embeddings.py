@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.gateway.protocols.openai import request
-from millstream.gateway.protocols.openai.embedder import embedder, shortened, unit
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.plugins.compat.openai import request
+from millstream.plugins.compat.openai.embedder import embedder, shortened, unit
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

@@ -11,13 +11,13 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
-from millstream.gateway.protocols.sagemaker import binary
-from millstream.gateway.protocols.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
-from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
-from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.plugins.compat.sagemaker import binary
+from millstream.plugins.compat.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
+from millstream.plugins.compat.sagemaker.forms import accepted_form, is_v2
+from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.settings import Settings

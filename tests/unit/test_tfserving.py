@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView
-from millstream.gateway.protocols.tfserving.documents import model_status
-from millstream.gateway.protocols.tfserving.predict import write_classes
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.rows_json import write_predict
+from millstream.plugins.compat.tfserving.documents import model_status
+from millstream.plugins.compat.tfserving.predict import write_classes
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.wire.records import State

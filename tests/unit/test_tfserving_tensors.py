@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from millstream.gateway.protocols.grpc.tfserving.examples import read_input, write_classes, write_values
-from millstream.gateway.protocols.grpc.tfserving.schema import message
-from millstream.gateway.protocols.grpc.tfserving.tensors import read_tensor, write_tensor
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_classes, write_values
+from millstream.plugins.compat.tfserving.grpc.schema import message
+from millstream.plugins.compat.tfserving.grpc.tensors import read_tensor, write_tensor
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec

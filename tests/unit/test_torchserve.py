@@ -14,11 +14,11 @@ import pytest
 
 from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
-from millstream.gateway.protocols.torchserve.documents import find, page
-from millstream.gateway.protocols.torchserve.form import PARTS_MAX, parts_of
-from millstream.gateway.protocols.torchserve.predictions import read, write
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.plugins.compat.torchserve.documents import find, page
+from millstream.plugins.compat.torchserve.form import PARTS_MAX, parts_of
+from millstream.plugins.compat.torchserve.predictions import read, write
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.signature import Signature, TensorSpec

@@ -28,9 +28,9 @@ from millstream.gateway.protocols.grpc.methods.shared_memory import SharedMemory
 from millstream.gateway.protocols.grpc.methods.statistics import StatisticsCalls
 from millstream.gateway.protocols.grpc.methods.stream import Stream
 from millstream.gateway.protocols.grpc.methods.trace_and_log import TraceAndLogCalls
-from millstream.gateway.protocols.grpc.tfserving import schema
-from millstream.gateway.protocols.grpc.tfserving.calls import ModelCalls, PredictionCalls
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.plugins.compat.tfserving.grpc import schema
+from millstream.plugins.compat.tfserving.grpc.calls import ModelCalls, PredictionCalls
 from millstream.services.access.table import GRPC
 from millstream.services.errors import Failure
 

@@ -20,8 +20,8 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.gateway.protocols.grpc.handlers import MethodTable
 from millstream.gateway.protocols.grpc.server import GrpcServer
-from millstream.gateway.protocols.grpc.tfserving import schema
-from millstream.gateway.protocols.vertex.adapter import vertex_adapter
+from millstream.plugins.compat.tfserving.grpc import schema
+from millstream.plugins.compat.vertex.adapter import vertex_adapter
 from millstream.services.access.scopes import Grants, Need, grants_of
 from millstream.services.access.table import GRPC, HTTP, NAMED, Row, http_row
 from millstream.services.settings import Settings

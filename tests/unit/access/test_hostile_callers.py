@@ -12,7 +12,7 @@ import pytest
 from millstream.gateway.access.gate import CREDENTIAL_BYTES_MAX, Gate
 from millstream.gateway.access.principal import CALLER, shown
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
-from millstream.gateway.protocols.sagemaker.target import default_model
+from millstream.plugins.compat.sagemaker.target import default_model
 from millstream.services.access import audit_log
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.document import KeyDocument, StoredSecret

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.reflection import aio
 from tritonclient.grpc import service_pb2
 
 from millstream.gateway.protocols.grpc.codec.messages import Messages, parse
-from millstream.gateway.protocols.grpc.tfserving import schema
+from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.services.errors import Failure
 
 #: the service, in both versions of the protocol

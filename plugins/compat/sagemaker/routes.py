@@ -23,18 +23,6 @@ from millstream.gateway.protocols.http.openapi import (
     request_body,
 )
 from millstream.gateway.protocols.http.row_schemas import PredictReply, PredictRequest
-from millstream.gateway.protocols.sagemaker import binary
-from millstream.gateway.protocols.sagemaker.dataframes import (
-    check_params,
-    is_dataframe,
-    read_dataframe,
-    with_predictions,
-)
-from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
-from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
-from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
-from millstream.gateway.protocols.sagemaker.schemas import DataFrameRequest
-from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
 from millstream.gateway.protocols.v2.example import infer_body
@@ -48,6 +36,13 @@ from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts, write_labels
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
+from millstream.plugins.compat.sagemaker import binary
+from millstream.plugins.compat.sagemaker.dataframes import check_params, is_dataframe, read_dataframe, with_predictions
+from millstream.plugins.compat.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
+from millstream.plugins.compat.sagemaker.event_stream import payload_parts
+from millstream.plugins.compat.sagemaker.forms import accepted_form, is_v2
+from millstream.plugins.compat.sagemaker.schemas import DataFrameRequest
+from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.protocols.http.adapter import Adapter, Routes
 from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.sagemaker.routes import invoke
-from millstream.gateway.protocols.sagemaker.routes_ping import ping
-from millstream.gateway.protocols.sagemaker.target import default_model
+from millstream.plugins.compat.sagemaker.routes import invoke
+from millstream.plugins.compat.sagemaker.routes_ping import ping
+from millstream.plugins.compat.sagemaker.target import default_model
 from millstream.services.settings import Settings
 
 

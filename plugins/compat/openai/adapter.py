@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
-from millstream.gateway.protocols.openai import errors, routes, schemas
+from millstream.plugins.compat.openai import errors, routes, schemas
 
 ADAPTER = Adapter(
     routes=(Routes(routes.router, Tag("OpenAI", "Embeddings.")),),

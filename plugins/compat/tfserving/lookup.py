@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
 from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.tfserving.predict import servable_not_found
 from millstream.gateway.scheduling.model_route import ModelRoute
+from millstream.plugins.compat.tfserving.predict import servable_not_found
 from millstream.services.errors import Code, Failure, not_found
 
 #: Labels of the serving version. No other labels exist.

@@ -10,8 +10,6 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.docs import document
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
-from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
-from millstream.gateway.protocols.torchserve.predictions import Prediction, begins_json, read, write
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body
@@ -19,6 +17,8 @@ from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY, media_type
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.plugins.compat.torchserve.documents import find, plain, unknown_version
+from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, read, write
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 

@@ -10,13 +10,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
-from millstream.gateway.protocols.grpc.tfserving.examples import read_input, write_classes, write_values
-from millstream.gateway.protocols.grpc.tfserving.schema import message
-from millstream.gateway.protocols.grpc.tfserving.tensors import form_of, read_tensor, write_tensor
 from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.tfserving import documents
-from millstream.gateway.protocols.tfserving.lookup import find_route, find_view, version_of_label
-from millstream.gateway.protocols.tfserving.predict import SIGNATURE_NAME, check_signature_name, of_classes
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -26,6 +20,12 @@ from millstream.gateway.tensors.named_columns import columns_given, from_columns
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.plugins.compat.tfserving import documents
+from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_classes, write_values
+from millstream.plugins.compat.tfserving.grpc.schema import message
+from millstream.plugins.compat.tfserving.grpc.tensors import form_of, read_tensor, write_tensor
+from millstream.plugins.compat.tfserving.lookup import find_route, find_view, version_of_label
+from millstream.plugins.compat.tfserving.predict import SIGNATURE_NAME, check_signature_name, of_classes
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 

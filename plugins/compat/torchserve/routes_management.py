@@ -25,8 +25,8 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import json_body, list_of, ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
-from millstream.gateway.protocols.torchserve import documents
-from millstream.gateway.protocols.torchserve.schemas import (
+from millstream.plugins.compat.torchserve import documents
+from millstream.plugins.compat.torchserve.schemas import (
     DescribedVersion,
     ListedModel,
     ListedModels,

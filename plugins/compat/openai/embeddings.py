@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from millstream.gateway.protocols.openai.embedder import Embedder, embedder, shortened
-from millstream.gateway.protocols.openai.request import INPUT, EmbeddingRequest, read
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -24,6 +22,8 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.gateway.texts.texts import Texts
+from millstream.plugins.compat.openai.embedder import Embedder, embedder, shortened
+from millstream.plugins.compat.openai.request import INPUT, EmbeddingRequest, read
 from millstream.services.errors import Failure
 from millstream.services.model.usage import MASK, TYPES
 from millstream.services.process.offload import run_in_thread_if_large

@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse
 
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.openapi import TEXT, ref, reply
-from millstream.gateway.protocols.sagemaker.schemas import Ping
+from millstream.plugins.compat.sagemaker.schemas import Ping
 
 router = APIRouter()
 

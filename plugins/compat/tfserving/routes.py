@@ -15,26 +15,6 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.model_list import model_list
 from millstream.gateway.protocols.http.openapi import JSON, content, ref, reply, request_body
 from millstream.gateway.protocols.http.row_schemas import ModelList, PredictReply, PredictRequest
-from millstream.gateway.protocols.tfserving import documents
-from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
-from millstream.gateway.protocols.tfserving.lookup import find_route, find_view, version_of_label
-from millstream.gateway.protocols.tfserving.predict import (
-    classify_body,
-    of_classes,
-    read_document,
-    read_examples,
-    regress_body,
-    write_classes,
-    write_values,
-)
-from millstream.gateway.protocols.tfserving.schemas import (
-    ClassifyReply,
-    CloudEvent,
-    ExamplesRequest,
-    ModelStatus,
-    RegressReply,
-    SignatureMetadata,
-)
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body
@@ -44,6 +24,26 @@ from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
+from millstream.plugins.compat.tfserving import documents
+from millstream.plugins.compat.tfserving.cloud_events import close_event, open_event
+from millstream.plugins.compat.tfserving.lookup import find_route, find_view, version_of_label
+from millstream.plugins.compat.tfserving.predict import (
+    classify_body,
+    of_classes,
+    read_document,
+    read_examples,
+    regress_body,
+    write_classes,
+    write_values,
+)
+from millstream.plugins.compat.tfserving.schemas import (
+    ClassifyReply,
+    CloudEvent,
+    ExamplesRequest,
+    ModelStatus,
+    RegressReply,
+    SignatureMetadata,
+)
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from millstream.gateway.protocols.torchserve.form import parts_of
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plan import InputPlan
@@ -32,6 +31,7 @@ from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
 from millstream.gateway.texts.text_plans import expect_no_text
+from millstream.plugins.compat.torchserve.form import parts_of
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature

@@ -13,7 +13,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.model_list import model_list
 from millstream.gateway.protocols.http.openapi import json_body, ref, reply
-from millstream.gateway.protocols.openai.schemas import EmbeddingsReply, EmbeddingsRequest
+from millstream.plugins.compat.openai.schemas import EmbeddingsReply, EmbeddingsRequest
 
 router = APIRouter()
 
