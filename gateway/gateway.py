@@ -39,12 +39,12 @@ from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.triton.loader import RepositoryLoader
-from millstream.gateway.triton.metrics import TritonMetricsPage
-from millstream.gateway.triton.model_config import VersionConfigurations
-from millstream.gateway.triton.shared_memory import ClientMemory
-from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.plugins.compat.openai.embeddings import Embeddings
+from millstream.plugins.compat.triton.loader import RepositoryLoader
+from millstream.plugins.compat.triton.metrics import TritonMetricsPage
+from millstream.plugins.compat.triton.model_config import VersionConfigurations
+from millstream.plugins.compat.triton.shared_memory import ClientMemory
+from millstream.plugins.compat.triton.statistics import MachineStatistics
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.conversion import end_warm_importers
 from millstream.services.ingest.check_process import end_fork_server

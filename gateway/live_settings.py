@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Collection
 
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
-from millstream.gateway.scheduling.traces import Traces
-from millstream.gateway.triton.log import SharedLogSettings
-from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.plugins.compat.triton.log import SharedLogSettings
+from millstream.plugins.compat.triton.trace import SharedTraceSettings
+from millstream.plugins.compat.triton.trace_settings import at_start
+from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.process.log_level import LogLevel
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel, StoredLogLevels
 from millstream.services.queue.url import RedisAddress
 from millstream.services.settings import LOG_LEVELS, LOG_SETTINGS, TRACE_SETTINGS, Settings
-from millstream.services.trace_settings import at_start
 
 
 class LiveSettings:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream.gateway.scheduling.lane import Lane
-from millstream.gateway.triton.metrics import TritonMetricsPage
+from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.label_limit import Exists

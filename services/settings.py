@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from millstream.plugins.compat.triton.trace_settings import at_start
 from millstream.services.allowed_hosts import parse_hosts
 from millstream.services.cors_origins import parse_origins
 from millstream.services.environment import ENVIRONMENT, PORT, platform_port
@@ -20,7 +21,6 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.memory_share import parse_memory
 from millstream.services.secret_files import SecretFiles, file_variable
-from millstream.services.trace_settings import at_start
 
 MIB = 1 << 20
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.

@@ -14,7 +14,7 @@ from millstream.gateway.scheduling.batching.contention import Contention
 from millstream.gateway.scheduling.batching.run_costs import RunCosts
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.quarantine import Quarantine
-from millstream.gateway.scheduling.traces import Traces
+from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.wire.batch import ReplyHeader
 

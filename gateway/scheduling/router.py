@@ -26,12 +26,12 @@ from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Responder
-from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.tensors.named_columns import NamedColumns
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.texts.text_plans import text_plans
+from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry

@@ -26,7 +26,7 @@ class OutputTarget(Protocol):
 
 
 class ClientRegions(Protocol):
-    """The shared memory that clients registered (millstream.gateway.triton.shared_memory)."""
+    """The shared memory that clients registered (millstream.plugins.compat.triton.shared_memory)."""
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Return a copy of these bytes of a region. Raises Failure."""

@@ -19,10 +19,11 @@ from typing import Any, TextIO, cast
 from millstream.client.address import ServerAddress
 from millstream.client.async_client import AsyncClient
 
-from millstream.services.cli import preload, repositories
+from millstream.plugins.compat.triton import cli_repositories as repositories
+from millstream.plugins.compat.triton.cli_repositories import PreloadPlan, RepositoryModel
+from millstream.services.cli import preload
 from millstream.services.cli.commands.demo import version_text
 from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
-from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.errors import Code, Failure

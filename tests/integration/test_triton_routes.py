@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from millstream.gateway.triton.await_ready import ReadyWaiter
-from millstream.gateway.triton.loader import RepositoryLoader
+from millstream.plugins.compat.triton.await_ready import ReadyWaiter
+from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 from tests.kit import models

@@ -31,17 +31,17 @@ from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.triton.loader import RepositoryLoader
-from millstream.gateway.triton.log import SharedLogSettings
-from millstream.gateway.triton.model_config import VersionConfigurations
-from millstream.gateway.triton.shared_memory import ClientMemory
-from millstream.gateway.triton.statistics import MachineStatistics
-from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.plugins.compat.openai.embeddings import Embeddings
+from millstream.plugins.compat.triton.loader import RepositoryLoader
+from millstream.plugins.compat.triton.log import SharedLogSettings
+from millstream.plugins.compat.triton.model_config import VersionConfigurations
+from millstream.plugins.compat.triton.shared_memory import ClientMemory
+from millstream.plugins.compat.triton.statistics import MachineStatistics
+from millstream.plugins.compat.triton.trace import SharedTraceSettings
+from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure

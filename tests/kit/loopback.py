@@ -22,7 +22,7 @@ from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.triton.shared_memory import ClientMemory
+from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig

@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from millstream.gateway.protocols.v2 import generate
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.request_inputs import Inputs
@@ -20,6 +19,7 @@ from millstream.plugins.compat.tfserving.cloud_events import open_event
 from millstream.plugins.compat.tfserving.predict import read_document, read_examples
 from millstream.plugins.compat.torchserve import predictions
 from millstream.plugins.compat.torchserve.form import parts_of
+from millstream.plugins.compat.triton import generate
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

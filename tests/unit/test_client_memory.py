@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from millstream.gateway.access.principal import CALLER, KeyCounters, Principal
-from millstream.gateway.triton.interfaces import Region
-from millstream.gateway.triton.shared_memory import REGIONS_MAX, ClientMemory
+from millstream.plugins.compat.triton.interfaces import Region
+from millstream.plugins.compat.triton.shared_memory import REGIONS_MAX, ClientMemory
 from millstream.services.access.scopes import grants_of
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
@@ -170,7 +170,7 @@ def test_nothing_is_served_unless_it_is_allowed(folder: Path) -> None:
 
 def test_their_number_is_bounded(memory: ClientMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REGIONS_MAX > 100
-    monkeypatch.setattr("millstream.gateway.triton.shared_memory.REGIONS_MAX", 2)
+    monkeypatch.setattr("millstream.plugins.compat.triton.shared_memory.REGIONS_MAX", 2)
     memory.register("a", "mine", 0, 1)
     memory.register("b", "mine", 0, 1)
     assert refused(memory.register, "c", "mine", 0, 1).code is Code.OVERLOADED

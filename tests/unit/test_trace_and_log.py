@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import millstream.gateway.triton.trace
+import millstream.plugins.compat.triton.trace
 from millstream.gateway.catalog import shared_settings
 from millstream.gateway.catalog.shared_settings import Locked, SharedDocument, when_unlocked
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.traces import (
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.plugins.compat.triton import trace_file
+from millstream.plugins.compat.triton.log import SharedLogSettings
+from millstream.plugins.compat.triton.trace import SharedTraceSettings
+from millstream.plugins.compat.triton.trace_file import TraceFile
+from millstream.plugins.compat.triton.trace_settings import at_start
+from millstream.plugins.compat.triton.traces import (
     ELEMENTS_BYTES_MAX,
     ELEMENTS_MAX,
     KEPT_BYTES_MAX,
@@ -25,18 +31,12 @@ from millstream.gateway.scheduling.traces import (
     Traces,
     text_bytes_max,
 )
-from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.triton import trace_file
-from millstream.gateway.triton.log import SharedLogSettings
-from millstream.gateway.triton.trace import SharedTraceSettings
-from millstream.gateway.triton.trace_file import TraceFile
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import encode_elements
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.process.log_level import LogLevel
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.trace_settings import at_start
 from millstream.services.wire.batch import ReplyHeader
 from tests.kit.disk import small_disk
 from tests.kit.lane_harness import ROW, LaneBench
@@ -293,7 +293,7 @@ async def test_traces_that_wait_for_others_are_written_before_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log frequency that is never reached keeps them in memory; those of many models add up."""
-    monkeypatch.setattr(millstream.gateway.triton.trace, "KEPT_MAX", 10)
+    monkeypatch.setattr(millstream.plugins.compat.triton.trace, "KEPT_MAX", 10)
     traces, path = Traces(), tmp_path / "t.json"
     models = [f"m{number}" for number in range(6)]
     settings = SharedTraceSettings(SharedDocument(tmp_path / "s.json"), traces, path, lambda: models, {})

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
+from millstream.plugins.compat.triton.config.config import (
+    CONFIG_BYTES_MAX,
+    ParsedConfig,
+    empty_config,
+    from_json,
+    from_text,
+)
+from millstream.plugins.compat.triton.config.effective_config import effective_config
+from millstream.plugins.compat.triton.config.to_model_config import TranslatedConfig, to_model_config
+from millstream.plugins.compat.triton.config.to_signature import client_signature, requested_batching
+from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
+from millstream.plugins.compat.triton.config.version_policy import served_versions
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_json, from_text
-from millstream.services.triton_config.effective_config import effective_config
-from millstream.services.triton_config.to_model_config import TranslatedConfig, to_model_config
-from millstream.services.triton_config.to_signature import client_signature, requested_batching
-from millstream.services.triton_config.unsupported_fields import REASONS_MAX, refuse, unsupported
-from millstream.services.triton_config.version_policy import served_versions
 
 SIGNATURE = Signature(
     inputs=(

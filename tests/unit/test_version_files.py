@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.compat.triton.config.model_folder import read_model_folder
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import ModelConfig, SourceFile
 from millstream.services.model.version_files import (
@@ -20,7 +21,6 @@ from millstream.services.model.version_files import (
     read_label_names,
 )
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.triton_config.model_folder import read_model_folder
 from millstream.workers.instances.load_version import verify
 from tests.kit.versions import SIGNATURE, publish
 

@@ -23,14 +23,14 @@ from millstream.gateway.protocols.grpc.methods.health import Health
 from millstream.gateway.protocols.grpc.methods.infer import InferCalls
 from millstream.gateway.protocols.grpc.methods.metadata import MetadataCalls
 from millstream.gateway.protocols.grpc.methods.reflection import SERVICES, Reflection
-from millstream.gateway.protocols.grpc.methods.repository import RepositoryCalls
-from millstream.gateway.protocols.grpc.methods.shared_memory import SharedMemoryCalls
-from millstream.gateway.protocols.grpc.methods.statistics import StatisticsCalls
 from millstream.gateway.protocols.grpc.methods.stream import Stream
-from millstream.gateway.protocols.grpc.methods.trace_and_log import TraceAndLogCalls
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.plugins.compat.tfserving.grpc.calls import ModelCalls, PredictionCalls
+from millstream.plugins.compat.triton.grpc.repository import RepositoryCalls
+from millstream.plugins.compat.triton.grpc.shared_memory import SharedMemoryCalls
+from millstream.plugins.compat.triton.grpc.statistics import StatisticsCalls
+from millstream.plugins.compat.triton.grpc.trace_and_log import TraceAndLogCalls
 from millstream.services.access.table import GRPC
 from millstream.services.errors import Failure
 

@@ -19,7 +19,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.texts.texts import Texts
-from millstream.gateway.triton import interfaces
+from millstream.plugins.compat.triton import interfaces
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
-from millstream.gateway.protocols.v2 import (
+from millstream.gateway.protocols.v2 import routes_health, routes_infer, routes_models, schemas
+from millstream.plugins.compat.triton import (
     routes_config,
     routes_generate,
-    routes_health,
-    routes_infer,
-    routes_models,
     routes_repository,
     routes_shared_memory,
     routes_statistics,
     routes_trace,
-    schemas,
 )
 
 _INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.", Place.OPEN)

@@ -218,8 +218,8 @@ def run(settings: Settings, *, json_output: bool, required: bool = False) -> int
 
     `required`: its models are all that it is for. It is not ready while they load, and ends if none can be served.
     """
+    from millstream.plugins.compat.triton.cli_repositories import PreloadPlan, check_folders
     from millstream.services.cli.preload import parse_preload
-    from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.environment import manager_environment
     from millstream.services.process.logs import descriptor_writer

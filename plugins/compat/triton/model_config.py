@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.gateway.catalog.snapshot import Snapshot, version_number
-from millstream.services.triton_config.effective_config import effective_config
+from millstream.plugins.compat.triton.config.effective_config import effective_config
 
 
 class VersionConfigurations:

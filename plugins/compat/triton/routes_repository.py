@@ -25,9 +25,9 @@ from millstream.gateway.protocols.v2.schemas import (
 )
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.gateway.tensors.json_text import JsonLimits
-from millstream.gateway.triton.interfaces import IndexEntry
+from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
+from millstream.plugins.compat.triton.interfaces import IndexEntry
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.triton_config.config import CONFIG_BYTES_MAX
 
 router = APIRouter(prefix="/v2/repository")
 protected = APIRouter(prefix="/v2/repository")

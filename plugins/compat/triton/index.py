@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from millstream.gateway.triton.interfaces import IndexEntry
+from millstream.plugins.compat.triton.interfaces import IndexEntry
 from millstream.services.wire.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"

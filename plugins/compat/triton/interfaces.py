@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from millstream.services.trace_settings import TraceValues
+from millstream.plugins.compat.triton.trace_settings import TraceValues
 
 # --- statistics ---
 

@@ -13,13 +13,13 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import content, json_body, ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.v2.example import generate_body
-from millstream.gateway.protocols.v2.generate import GenerateRequest as ReadRequest
-from millstream.gateway.protocols.v2.generate import event, read, write
 from millstream.gateway.protocols.v2.schemas import GenerateReply, GenerateRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.plugins.compat.triton.generate import GenerateRequest as ReadRequest
+from millstream.plugins.compat.triton.generate import event, read, write
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()

@@ -15,12 +15,12 @@ from typing import Any
 from millstream.gateway.access.principal import shown
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
-from millstream.gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
-from millstream.gateway.triton.trace_file import TraceFile
+from millstream.plugins.compat.triton.trace_file import TraceFile
+from millstream.plugins.compat.triton.trace_settings import DEFAULTS, TraceValues, parsed
+from millstream.plugins.compat.triton.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
-from millstream.services.trace_settings import DEFAULTS, TraceValues, parsed
 
 log = logging.getLogger("millstream.trace")
 

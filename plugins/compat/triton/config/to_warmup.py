@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.plugins.compat.triton.config.datatypes import datatype_of, type_name
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import WARMUPS_MAX, Warmup, WarmupInput
 from millstream.services.model.paths import WARMUP, plain_path
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.triton_config.datatypes import datatype_of, type_name
 
 COUNT_MAX = 1000
 _FILLS = {"zero_data": "zero", "random_data": "random", "input_data_file": "file"}

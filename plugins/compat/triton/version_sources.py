@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.gateway.triton.candidates import Candidate
-from millstream.gateway.triton.load_changes import LoadChanges
+from millstream.plugins.compat.triton.candidates import Candidate
+from millstream.plugins.compat.triton.config.config import ParsedConfig
+from millstream.plugins.compat.triton.config.model_folder import check_config, read_model_folder
+from millstream.plugins.compat.triton.config.version_policy import served_versions
+from millstream.plugins.compat.triton.load_changes import LoadChanges
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import plain_path
 from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.base import Repository
 from millstream.services.repository.disk import storage_errors
-from millstream.services.triton_config.config import ParsedConfig
-from millstream.services.triton_config.model_folder import check_config, read_model_folder
-from millstream.services.triton_config.version_policy import served_versions
 
 FILES_MAX = 10_000  # files of one load; more are refused
 

@@ -1,6 +1,6 @@
 """Traces every n-th request: timestamps, and tensors if requested, as JSON entries of Triton's trace file.
 
-lane (a batch has its reply) ─> record ─> due? ─> entries in memory ─> millstream.gateway.triton.trace_file
+lane (a batch has its reply) ─> record ─> due? ─> entries in memory ─> millstream.plugins.compat.triton.trace_file
 
 A request costs nothing before its batch has its reply: lane and reply have the timestamps anyway.
 Source: Triton's trace extension, "JSON Trace Output".

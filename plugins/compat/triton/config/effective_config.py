@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.plugins.compat.triton.config.config import from_document
+from millstream.plugins.compat.triton.config.datatypes import NUMBERS
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import FILE
 from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
-from millstream.services.triton_config.config import from_document
-from millstream.services.triton_config.datatypes import NUMBERS
 
 _GPU, _CPU = 1, 2
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
-from millstream.gateway.triton.interfaces import LogValues
+from millstream.plugins.compat.triton.interfaces import LogValues
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import JsonFormatter, TextFormatter

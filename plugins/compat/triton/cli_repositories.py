@@ -13,10 +13,10 @@ from pathlib import Path
 from millstream.client.async_client import AsyncClient
 from millstream.client.documents import Model
 
+from millstream.plugins.compat.triton.config.repositories import model_names
 from millstream.services.cli.preload import Preload
 from millstream.services.errors import Failure, invalid
 from millstream.services.process.cancel import cancel_all
-from millstream.services.triton_config.repositories import model_names
 
 LOAD_S_MAX = 900.0
 LOADS_MAX = 4

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
+from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
+from millstream.plugins.compat.triton.config.version_policy import served_versions
 from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.names import VERSION_MAX
 from millstream.services.model.paths import FILE, PROGRAM_FILE, is_version, plain_path
 from millstream.services.model.version_files import open_regular
-from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
-from millstream.services.triton_config.unsupported_fields import REASONS_MAX, refuse, unsupported
-from millstream.services.triton_config.version_policy import served_versions
 
 CONFIG = "config.pbtxt"
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.triton.interfaces import Region
+from millstream.plugins.compat.triton.interfaces import Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 
 REGIONS_MAX = 4096  # registered regions; more are refused

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView, name_excerpt, version_number, visible
-from millstream.gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
+from millstream.plugins.compat.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.inference import Field, Recorded, recorded
 from millstream.services.metrics.registry import MetricsRegistry

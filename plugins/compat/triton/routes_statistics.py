@@ -10,7 +10,7 @@ from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import ref, reply
 from millstream.gateway.protocols.v2.schemas import Statistics
-from millstream.gateway.triton.statistics import stats_document
+from millstream.plugins.compat.triton.statistics import stats_document
 
 router = APIRouter()
 

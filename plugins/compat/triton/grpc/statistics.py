@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.protocols.grpc.methods.infer import check_version
-from millstream.gateway.triton.interfaces import Configurations, Duration, ModelStatistics, Statistics
+from millstream.plugins.compat.triton.interfaces import Configurations, Duration, ModelStatistics, Statistics
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")

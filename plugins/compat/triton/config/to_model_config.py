@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
+from millstream.plugins.compat.triton.config.config import ParsedConfig
+from millstream.plugins.compat.triton.config.ignored_fields import ignored_field_notes
+from millstream.plugins.compat.triton.config.to_warmup import to_warmups
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
 from millstream.services.model.paths import plain_path
 from millstream.services.model.signature import Signature
-from millstream.services.triton_config.config import ParsedConfig
-from millstream.services.triton_config.ignored_fields import ignored_field_notes
-from millstream.services.triton_config.to_warmup import to_warmups
 
 DELAY_MS_MAX = 10_000
 _MICROSECONDS = 1000

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream.plugins.compat.triton.config.config import ParsedConfig
+from millstream.plugins.compat.triton.config.model_folder import referenced_files
+from millstream.plugins.compat.triton.config.to_model_config import TranslatedConfig, to_model_config
+from millstream.plugins.compat.triton.config.to_signature import client_signature, declared_tensors, requested_batching
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import check_in_place
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
 from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.settings import Settings
-from millstream.services.triton_config.config import ParsedConfig
-from millstream.services.triton_config.model_folder import referenced_files
-from millstream.services.triton_config.to_model_config import TranslatedConfig, to_model_config
-from millstream.services.triton_config.to_signature import client_signature, declared_tensors, requested_batching
 
 
 class Candidate(NamedTuple):

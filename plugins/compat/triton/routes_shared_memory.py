@@ -15,7 +15,7 @@ from millstream.gateway.protocols.http.body import read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import json_body
-from millstream.gateway.triton.interfaces import Region
+from millstream.plugins.compat.triton.interfaces import Region
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import ELEMENTS_MAX
 

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.triton.interfaces import MemoryRegistry
+from millstream.plugins.compat.triton.interfaces import MemoryRegistry
 from millstream.services.errors import invalid, not_found
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from millstream.gateway.scheduling.traces import Trace
+from millstream.plugins.compat.triton.traces import Trace
 
 log = logging.getLogger("millstream.trace")
 

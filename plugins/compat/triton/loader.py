@@ -17,12 +17,14 @@ from pathlib import Path
 
 from millstream.gateway.access.principal import owner_name, shown
 from millstream.gateway.catalog.interfaces import ModelCatalog
-from millstream.gateway.triton import index
-from millstream.gateway.triton.await_ready import READY_S_MAX, ReadyWaiter
-from millstream.gateway.triton.candidates import Candidate, manifest_of
-from millstream.gateway.triton.interfaces import IndexEntry
-from millstream.gateway.triton.load_changes import LoadChanges
-from millstream.gateway.triton.version_sources import VersionSources
+from millstream.plugins.compat.triton import index
+from millstream.plugins.compat.triton.await_ready import READY_S_MAX, ReadyWaiter
+from millstream.plugins.compat.triton.candidates import Candidate, manifest_of
+from millstream.plugins.compat.triton.config.config import ParsedConfig, from_json
+from millstream.plugins.compat.triton.config.repositories import ModelRepositories
+from millstream.plugins.compat.triton.interfaces import IndexEntry
+from millstream.plugins.compat.triton.load_changes import LoadChanges
+from millstream.plugins.compat.triton.version_sources import VersionSources
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name
@@ -32,8 +34,6 @@ from millstream.services.process.logs import about
 from millstream.services.process.storage_threads import in_storage_thread, to_end_in_storage_thread
 from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.settings import Settings
-from millstream.services.triton_config.config import ParsedConfig, from_json
-from millstream.services.triton_config.repositories import ModelRepositories
 
 log = logging.getLogger("millstream.repository")
 

@@ -7,7 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.gateway.triton.interfaces import ModelLoader
+from millstream.plugins.compat.triton.interfaces import ModelLoader
 from millstream.services.errors import Code, Failure, invalid
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from millstream.gateway.catalog.snapshot import Snapshot
-from millstream.gateway.triton.statistics import loaded
+from millstream.plugins.compat.triton.statistics import loaded
 from millstream.services.metrics.gpus import Gpu, gpus
 from millstream.services.metrics.inference import FAILED, Field, Recorded, recorded
 from millstream.services.metrics.machine import CpuTimes, cpu_times, memory
