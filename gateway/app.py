@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.connection.exchange import METHOD
-from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.protocols.http import operation
 from millstream.gateway.protocols.http.access_middleware import AccessMiddleware
 from millstream.gateway.protocols.http.adapter import Adapter, Place
@@ -39,6 +38,7 @@ from millstream.plugins.compat.tfserving import adapter as tfserving
 from millstream.plugins.compat.torchserve import adapter as torchserve
 from millstream.plugins.compat.vertex.adapter import vertex_adapter
 from millstream.plugins.compat.vertex.triton_calls import TritonCalls
+from millstream.plugins.tracing.gateway.observed_app import ObservedApp
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.

@@ -23,7 +23,6 @@ from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handsha
 from millstream.gateway.live_settings import LiveSettings
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
-from millstream.gateway.observing.setup import Observing
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.protocols.http.deps import Deps
@@ -45,6 +44,7 @@ from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.plugins.compat.triton.model_config import VersionConfigurations
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.compat.triton.statistics import MachineStatistics
+from millstream.plugins.tracing.gateway.setup import Observing
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.conversion import end_warm_importers
 from millstream.services.ingest.check_process import end_fork_server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from millstream.services.tracing.otel_variables import OtelVariables, read_variables
+from millstream.plugins.tracing.otel_variables import OtelVariables, read_variables
 
 ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
 ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from millstream.gateway.access.principal import Principal
 from millstream.services.process.request_id import usable_request_id
-from millstream.services.tracing.traceparent import Trace, usable_traceparent
+from millstream.services.traceparent import Trace, usable_traceparent
 
 _LENGTH = re.compile(rb"[0-9]{1,9}")
 

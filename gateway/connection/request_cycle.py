@@ -16,7 +16,7 @@ from millstream.gateway.connection.infer_handler import NO_HEADERS, Cancel, Http
 from millstream.gateway.connection.path_cache import InferPath
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.services.errors import Code, Failure
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 
 class _IgnoredEvent(asyncio.Event):

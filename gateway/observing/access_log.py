@@ -23,7 +23,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.logs import json_line, json_record
 from millstream.services.process.printable import printable
 from millstream.services.supervisor.log import LogFile
-from millstream.services.tracing.traceparent import trace_id_of
+from millstream.services.traceparent import trace_id_of
 
 LOGGER = "millstream.access"
 WAITING_MAX = 16_384  # finished requests that wait for their line; further ones are counted instead

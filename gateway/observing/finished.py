@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from millstream.gateway.observing.timing import BatchTiming
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 CANCELLED_STATUS = 499  # in place of an HTTP status: the caller went away
 #: HTTP statuses for which a request counts as failed: overload, and errors of the server

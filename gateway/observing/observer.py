@@ -11,8 +11,8 @@ from random import getrandbits
 from typing import Any, Protocol
 
 from millstream.gateway.observing.finished import Finished, key_of, runs_of
-from millstream.services.tracing.sampler import Sampler
-from millstream.services.tracing.traceparent import Trace
+from millstream.plugins.tracing.sampler import Sampler
+from millstream.services.traceparent import Trace
 
 
 class Sink(Protocol):

@@ -20,7 +20,7 @@ from typing import Any
 from millstream.services.process.bounded_writer import BoundedWriter
 from millstream.services.process.printable import printable
 from millstream.services.process.request_id import REQUEST_ID, TRACE
-from millstream.services.tracing.traceparent import trace_id_of
+from millstream.services.traceparent import trace_id_of
 
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 #: Characters of a message, of a traceback and of one field; what is longer loses its middle. A line of JSON then stays

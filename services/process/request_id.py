@@ -10,7 +10,7 @@ import os
 import re
 from contextvars import ContextVar
 
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 #: the id of the request that the running code works on; "" outside of requests. The fast path sets it only where
 #: something is logged or a task is started: setting it for each request would pass it on to the lane's timers.

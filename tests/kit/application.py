@@ -54,7 +54,7 @@ from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 from tests.kit.catalog import RepositoryCatalog
 
 LOCAL = "http://127.0.0.1"

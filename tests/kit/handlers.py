@@ -11,7 +11,7 @@ import orjson
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 Done = Callable[[HttpReply], None]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from millstream.services.tracing.otlp import encode
-from millstream.services.tracing.span import Span, SpanKind
+from millstream.plugins.tracing.otlp import encode
+from millstream.plugins.tracing.span import Span, SpanKind
 
 OFFSET_NS = 1_795_000_000_000_000_000
 texts = st.text(max_size=300)

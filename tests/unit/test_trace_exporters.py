@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 
-from millstream.gateway.observing.tracer import Tracer
+from millstream.plugins.tracing.export import ExportError, exporter
+from millstream.plugins.tracing.gateway.tracer import Tracer
+from millstream.plugins.tracing.otel_variables import read_variables
+from millstream.plugins.tracing.otlp import encode
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.tracing.export import ExportError, exporter
-from millstream.services.tracing.otel_variables import read_variables
-from millstream.services.tracing.otlp import encode
 from tests.kit.otlp import grpc_collector, http_collector
 from tests.kit.tls import CERTIFICATES
 from tests.unit.test_tracer import finished
@@ -122,7 +122,7 @@ def test_collector_that_sends_a_byte_now_and_then_is_given_up(start: bytes) -> N
 
 
 def test_collector_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.gateway.observing.tracer.CLOSE_S_MAX", 0.1)
+    monkeypatch.setattr("millstream.plugins.tracing.gateway.tracer.CLOSE_S_MAX", 0.1)
     registry = MetricsRegistry(None, "test")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = read_variables(variables(f"http://127.0.0.1:{silent.getsockname()[1]}", TIMEOUT="20000")).target

@@ -8,15 +8,15 @@ from functools import partial
 
 import pytest
 
-from millstream.gateway.observing import tracer as module
 from millstream.gateway.observing.finished import Finished, Run
 from millstream.gateway.observing.timing import BatchTiming
-from millstream.gateway.observing.tracer import Tracer
+from millstream.plugins.tracing.export import exporter
+from millstream.plugins.tracing.gateway import tracer as module
+from millstream.plugins.tracing.gateway.tracer import Tracer
+from millstream.plugins.tracing.otel_variables import read_variables
+from millstream.plugins.tracing.otlp import encode
 from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.tracing.export import exporter
-from millstream.services.tracing.otel_variables import read_variables
-from millstream.services.tracing.otlp import encode
 from millstream.services.wire.batch import ReplyHeader
 from tests.kit.otlp import Collector, grpc_collector, http_collector
 from tests.kit.wait import wait_until

@@ -8,17 +8,10 @@ import pytest
 
 from millstream.gateway.observing.finished import Finished
 from millstream.gateway.observing.observer import Observer
+from millstream.plugins.tracing.otel_variables import GRPC, read_variables
+from millstream.plugins.tracing.sampler import TAIL_RATE_MAX, HeadSampler, Sampler
 from millstream.services.errors import Failure
-from millstream.services.tracing.otel_variables import GRPC, read_variables
-from millstream.services.tracing.sampler import TAIL_RATE_MAX, HeadSampler, Sampler
-from millstream.services.tracing.traceparent import (
-    Trace,
-    TraceContext,
-    context_of,
-    is_sampled,
-    trace_id_of,
-    usable_traceparent,
-)
+from millstream.services.traceparent import Trace, TraceContext, context_of, is_sampled, trace_id_of, usable_traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SENT = f"00-{TRACE}-{SPAN}-01".encode()

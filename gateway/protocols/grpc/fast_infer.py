@@ -33,7 +33,7 @@ from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.request_id import new_request_id, request_context
 from millstream.services.segments.shared_buffers import SharedBuffers
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 log = logging.getLogger("millstream.grpc")
 

@@ -15,7 +15,7 @@ from millstream.gateway.observing.observer import Observer
 from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
 from millstream.gateway.protocols.grpc.fast_infer import FastInfer, InferRequest
 from millstream.services.process.request_id import new_request_id
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 _SERVICE, _METHOD = "inference.GRPCInferenceService", "ModelInfer"
 _PATH = f"/{_SERVICE}/{_METHOD}"

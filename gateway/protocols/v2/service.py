@@ -28,7 +28,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import request_context
-from millstream.services.tracing.traceparent import Trace
+from millstream.services.traceparent import Trace
 
 log = logging.getLogger("millstream.infer")
 

@@ -25,7 +25,7 @@ from millstream.gateway.scheduling.request import FORM, FORM_HEADER
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import REQUEST_ID, TRACE, new_request_id, usable_request_id
-from millstream.services.tracing.traceparent import usable_traceparent
+from millstream.services.traceparent import usable_traceparent
 
 #: first byte of a gzip stream and of a zlib stream. No message begins with them: they would be a wire type that does
 #: not exist, and a field 15, which no message of these services has

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from millstream.gateway.http2.header_blocks import Headers
 from millstream.gateway.http2.request_headers import check_request
-from millstream.services.tracing.traceparent import HEADER, usable_traceparent
+from millstream.services.traceparent import HEADER, usable_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

@@ -19,7 +19,7 @@ from millstream.gateway.observing.finished import FAILED_GRPC, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer
 from millstream.services.errors import GRPC_STATUS, Failure
 from millstream.services.process.request_id import REQUEST_ID, TRACE
-from millstream.services.tracing.traceparent import usable_traceparent
+from millstream.services.traceparent import usable_traceparent
 
 _NUMBERS = {code: code.value[0] for code in grpc.StatusCode} | {
     code.value[0]: code.value[0] for code in grpc.StatusCode

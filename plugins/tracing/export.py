@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from millstream.services.tracing.otel_variables import GRPC, OtlpTarget
+from millstream.plugins.tracing.otel_variables import GRPC, OtlpTarget
 from millstream.services.version import VERSION
 
 _AGAIN = frozenset({429, 502, 503, 504})
@@ -45,7 +45,7 @@ class Exporter(Protocol):
 def exporter(target: OtlpTarget) -> Exporter:
     """Return the exporter for a target. Raises OSError if its certificates cannot be read."""
     if target.protocol == GRPC:
-        from millstream.services.tracing.grpc_export import GrpcExporter
+        from millstream.plugins.tracing.grpc_export import GrpcExporter
 
         return GrpcExporter(target)
     return HttpExporter(target)

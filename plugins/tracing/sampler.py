@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream.services.tracing.traceparent import Trace, is_sampled
+from millstream.services.traceparent import Trace, is_sampled
 
 _IDS = 1 << 64  # as many numbers has the part of a trace id that the ratio is compared with: its last 64 bits
 _ID_DIGITS = slice(19, 35)  # the same part of a traceparent

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from millstream.services.tracing.export import ExportError
-from millstream.services.tracing.otel_variables import OtlpTarget
+from millstream.plugins.tracing.export import ExportError
+from millstream.plugins.tracing.otel_variables import OtlpTarget
 
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _AGAIN = frozenset(

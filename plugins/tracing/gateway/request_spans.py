@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from millstream.gateway.observing.finished import Finished, Run
 from millstream.gateway.observing.timing import BatchTiming
-from millstream.services.tracing.span import Span, SpanKind, Value
-from millstream.services.tracing.traceparent import context_of
+from millstream.plugins.tracing.span import Span, SpanKind, Value
+from millstream.services.traceparent import context_of
 from millstream.services.wire.batch import ReplyHeader
 
 LINKS_MAX = 128  # links of one span, the default limit of OpenTelemetry

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from millstream.plugins.tracing.sampler import HeadSampler
 from millstream.services.errors import Failure, invalid
-from millstream.services.tracing.sampler import HeadSampler
 
 HTTP, GRPC = "http/protobuf", "grpc"
 _TRACES_PATH = "/v1/traces"

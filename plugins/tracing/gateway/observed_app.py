@@ -10,7 +10,7 @@ from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, TICKETS, Finished
 from millstream.gateway.observing.observer import Observer
 from millstream.services.process.request_id import REQUEST_ID, TRACE
-from millstream.services.tracing.traceparent import usable_traceparent
+from millstream.services.traceparent import usable_traceparent
 
 
 class ObservedApp:

@@ -7,7 +7,9 @@ from functools import partial
 
 from millstream.gateway.observing.access_log import AccessLog, block_writer, json_text, stdout_writer, text_line
 from millstream.gateway.observing.observer import Observer, Sink
-from millstream.gateway.observing.tracer import Tracer
+from millstream.plugins.tracing.gateway.tracer import Tracer
+from millstream.plugins.tracing.otel_variables import OtelVariables
+from millstream.plugins.tracing.sampler import Sampler
 from millstream.services.environment import otel_variables
 from millstream.services.extras import require
 from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED
@@ -15,8 +17,6 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.settings import Settings
 from millstream.services.supervisor.log import LogFile
 from millstream.services.supervisor.log_names import ACCESS_SUFFIX as FILE_SUFFIX
-from millstream.services.tracing.otel_variables import OtelVariables
-from millstream.services.tracing.sampler import Sampler
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.tracing")
@@ -83,8 +83,8 @@ def _variables() -> OtelVariables | None:
 
 def _tracer(settings: Settings, variables: OtelVariables, registry: MetricsRegistry, name: str) -> Tracer:
     # Imported only where traces are on: the messages of the protocol cost time and memory.
-    from millstream.services.tracing.export import exporter
-    from millstream.services.tracing.otlp import encode
+    from millstream.plugins.tracing.export import exporter
+    from millstream.plugins.tracing.otlp import encode
 
     return Tracer(
         exporter(variables.target),

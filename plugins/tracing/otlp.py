@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from struct import Struct
 
-from millstream.services.tracing.span import Span, Value
+from millstream.plugins.tracing.span import Span, Value
 from millstream.services.version import VERSION
 
 ATTRIBUTES_MAX = 1024  # encoded attributes that are remembered: of at most some KiB each

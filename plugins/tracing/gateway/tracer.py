@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from millstream.gateway.observing.finished import Finished
-from millstream.gateway.observing.request_spans import spans_of
+from millstream.plugins.tracing.export import Exporter, ExportError
+from millstream.plugins.tracing.gateway.request_spans import spans_of
+from millstream.plugins.tracing.span import Span
 from millstream.services.metrics.catalogue import (
     QUEUE_WAIT_SECONDS,
     REQUEST_DURATION,
@@ -24,9 +26,7 @@ from millstream.services.metrics.catalogue import (
     TRACES_SPANS_EXPORTED,
 )
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.tracing.export import Exporter, ExportError
-from millstream.services.tracing.span import Span
-from millstream.services.tracing.traceparent import trace_id_of
+from millstream.services.traceparent import trace_id_of
 
 log = logging.getLogger("millstream.tracing")
 
