@@ -29,7 +29,6 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.redis_probe import RedisProbe
-from millstream.gateway.scaling.reporter import LoadReporter
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
@@ -44,6 +43,8 @@ from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.plugins.compat.triton.model_config import VersionConfigurations
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.compat.triton.statistics import MachineStatistics
+from millstream.plugins.fleet.gateway.reporter import LoadReporter
+from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.tracing.gateway.setup import Observing
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.importers.conversion import end_warm_importers
@@ -58,7 +59,6 @@ from millstream.services.process.cancel import cancel_all
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.sandbox.confine import Layers, available

@@ -9,7 +9,6 @@ from millstream.gateway.admin import (
     routes_placement,
     routes_pools,
     routes_races,
-    routes_scale,
     routes_uploads,
     schemas_keys,
     schemas_logs,
@@ -17,6 +16,7 @@ from millstream.gateway.admin import (
     schemas_races,
 )
 from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
+from millstream.plugins.fleet.gateway import routes_scale
 
 _MODELS = Tag("admin: models", "Models and their versions: upload, activate, delete.", Place.OPEN)
 

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
+from millstream.plugins.fleet.cli import autoscale
 from millstream.services.cli import failures
-from millstream.services.cli.commands.autoscale import autoscale
 from millstream.services.cli.commands.bench import bench
 from millstream.services.cli.commands.compile import compile_
 from millstream.services.cli.commands.configure import configure

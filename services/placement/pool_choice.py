@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from millstream.plugins.fleet.planner import SPREAD_WORTH
 from millstream.services.placement.fleet import Fleet
-from millstream.services.placement.planner import SPREAD_WORTH
 from millstream.services.placement.views import Footprint, Refusal
 
 

@@ -67,7 +67,7 @@ class EntryCommands:
 
     gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.gateway")
     worker: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.workers")
-    controller: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.services.controller")
+    controller: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.plugins.fleet.controller")
 
 
 def threads_of(settings: Settings, cpus: int) -> int:

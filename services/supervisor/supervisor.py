@@ -20,6 +20,9 @@ from weakref import WeakSet
 
 from millstream.client.trust import Trust
 
+from millstream.plugins.fleet.scale_state import ScaleState
+from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
+from millstream.plugins.fleet.supervisor.pool_scaler import PoolScaler
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure
@@ -31,7 +34,6 @@ from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_listener import remove_dead_sockets
-from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.server import (
     check_server,
     choose_binary,
@@ -56,7 +58,6 @@ from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.orphans import Orphans
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
-from millstream.services.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.pool_specs import parse_pools, worker_counts
 from millstream.services.supervisor.preload_pipe import PreloadPipe
 from millstream.services.supervisor.readiness import wait_until_loaded, wait_until_ready
@@ -64,7 +65,6 @@ from millstream.services.supervisor.restarts import Restarts
 from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.supervisor.start_checks import check_start
-from millstream.services.wire.scaling import ScaleDecision, is_fresh
 
 if TYPE_CHECKING:
     from millstream.services.supervisor.metrics_port import MetricsPort

@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from millstream.services.controller.autoscale.decision import ScaleLimits
-from millstream.services.controller.autoscaler import Autoscaler
-from millstream.services.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet import scale_state
+from millstream.plugins.fleet.controller.autoscale.decision import ScaleLimits
+from millstream.plugins.fleet.controller.autoscaler import Autoscaler
+from millstream.plugins.fleet.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet.scale_state import ScaleState
+from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
 from millstream.services.metrics.exposition import prometheus_registry
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.queue import scale_state
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
-from millstream.services.wire.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
 from tests.kit.catalog import worker
 from tests.kit.pool import Pool
 

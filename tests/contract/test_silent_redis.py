@@ -12,6 +12,7 @@ import pytest
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.reclaimer import Reclaimer
+from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue import url
@@ -21,7 +22,6 @@ from millstream.services.queue.death_notices import Death, publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import StoredLogLevels
 from millstream.services.queue.producer_link import ProducerLink
-from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
 from millstream.workers.batches.consumer import Consumer

@@ -84,7 +84,7 @@ def controllers(stack: Stack) -> Iterator[list[int]]:
     """Yield the controller of a stack, and another one."""
     variables = {"HOME": stack.home, "REDIS_URL": f"unix://{stack.socket}", "INSTALLATION_NAME": stack.installation}
     environment = os.environ | {f"MILLSTREAM_{name}": str(value) for name, value in variables.items()}
-    command = [sys.executable, "-P", "-m", "millstream.services.controller"]
+    command = [sys.executable, "-P", "-m", "millstream.plugins.fleet.controller"]
     with (stack.home / "logs" / "controller-1.log").open("wb") as log:
         other = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:

@@ -43,7 +43,7 @@ class Controllers:
         log = self._folder / f"controller-{len(self._started)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "millstream.services.controller"],
+                [sys.executable, "-P", "-m", "millstream.plugins.fleet.controller"],
                 env=os.environ
                 | {"MILLSTREAM_REDIS_URL": self._address.url, "MILLSTREAM_LOG_FORMAT": "json"}
                 | {f"MILLSTREAM_{name.upper()}": str(value) for name, value in self.settings.items()},

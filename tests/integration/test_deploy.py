@@ -127,7 +127,7 @@ def test_what_an_image_copies_is_let_through(stage):
     ("target", "package"),
     [
         ("gateway", "millstream.gateway"),
-        ("gateway", "millstream.services.controller"),
+        ("gateway", "millstream.plugins.fleet.controller"),
         ("serving", "millstream.gateway"),
         ("serving", "millstream.services.supervisor"),
         ("serving", "millstream.services.cli.commands"),

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from millstream.gateway.admin.schemas_scale import PoolScale
-from millstream.services.controller.__main__ import scale_limits
+from millstream.plugins.fleet.controller.__main__ import scale_limits
+from millstream.plugins.fleet.gateway.schemas_scale import PoolScale
 from millstream.services.metrics.catalogue import CATALOGUE
 from millstream.services.settings import Settings
 from tests.kit.containers.dockerfile import ROOT

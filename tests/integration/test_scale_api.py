@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from millstream import Client
-from millstream.services.cli.commands.autoscale import wanted_of
-from millstream.services.controller.autoscale.decision import Reason
+from millstream.plugins.fleet.cli import wanted_of
+from millstream.plugins.fleet.controller.autoscale.decision import Reason
 from millstream.services.environment import child_environment
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit.command_line import Millstream

@@ -84,7 +84,7 @@ def children_of(pid: int) -> dict[str, int]:
         # A child that was just forked is a copy of its parent until it runs its own program.
         wait_until(partial(runs_another_program, int(child), pid), what="it runs its program")
         command = command_of(int(child)).replace(b"\0", b" ").decode()
-        kinds = ("millstream.gateway", "millstream.workers", "millstream.services.controller")
+        kinds = ("millstream.gateway", "millstream.workers", "millstream.plugins.fleet.controller")
         found[next((kind.removeprefix("millstream.") for kind in kinds if kind in command), "redis")] = int(child)
     return found
 

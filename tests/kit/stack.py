@@ -442,7 +442,7 @@ def _name(pid: int) -> str:
     if "--index" in words:
         index = words[words.index("--index") + 1].partition("@")[0]  # without a host, as its log is named
         return f"{words[words.index('--pool') + 1] if '--pool' in words else 'gateway'}-{index}"
-    if "millstream.services.controller" in words:
+    if "millstream.plugins.fleet.controller" in words:
         return "controller"
     return "redis" if "--unixsocket" in words else " ".join(words)
 

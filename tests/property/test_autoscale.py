@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.services.controller.autoscale.decision import PoolFacts, ScaleLimits
-from millstream.services.controller.autoscale.policy import PoolPolicy
+from millstream.plugins.fleet.controller.autoscale.decision import PoolFacts, ScaleLimits
+from millstream.plugins.fleet.controller.autoscale.policy import PoolPolicy
 
 ROW_S = 0.02
 limits = st.builds(

@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from millstream.services.controller.autoscale.decision import PoolFacts, ScaleLimits
-from millstream.services.controller.autoscale.envelope import Envelope, Largest
-from millstream.services.controller.autoscale.policy import PoolPolicy
-from millstream.services.controller.autoscale.recurrence import GAP_S_MAX, Recurrence
+from millstream.plugins.fleet.controller.autoscale.decision import PoolFacts, ScaleLimits
+from millstream.plugins.fleet.controller.autoscale.envelope import Envelope, Largest
+from millstream.plugins.fleet.controller.autoscale.policy import PoolPolicy
+from millstream.plugins.fleet.controller.autoscale.recurrence import GAP_S_MAX, Recurrence
 
 ROW_S = 0.01
 LIMITS = ScaleLimits(1, 20, latency_s=0.2, down_s=60)

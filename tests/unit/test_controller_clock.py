@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-from millstream.services.controller.clock_steps import SETTLE_S, STEP_S_MIN, ClockSteps
-from millstream.services.controller.controller import Controller
-from millstream.services.controller.metrics import ControllerMetrics
-from millstream.services.controller.survey import Survey
+from millstream.plugins.fleet.controller.clock_steps import SETTLE_S, STEP_S_MIN, ClockSteps
+from millstream.plugins.fleet.controller.controller import Controller
+from millstream.plugins.fleet.controller.metrics import ControllerMetrics
+from millstream.plugins.fleet.controller.survey import Survey
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.placement.views import Footprint

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.gateway.placement.worker_views import placed_instance
-from millstream.services.controller.__main__ import scale_limits
-from millstream.services.controller.in_flight import (
+from millstream.plugins.fleet.controller.__main__ import scale_limits
+from millstream.plugins.fleet.controller.in_flight import (
     IN_FLIGHT_MAX,
     NO_EFFECT_S_MAX,
     OF_WORKER_MAX,
@@ -19,8 +19,8 @@ from millstream.services.controller.in_flight import (
     InFlight,
     Outcome,
 )
-from millstream.services.controller.leadership import LEASE_S, MARGIN_S, Lease
-from millstream.services.controller.survey import REMEMBERED_MAX, USED_S, Survey
+from millstream.plugins.fleet.controller.leadership import LEASE_S, MARGIN_S, Lease
+from millstream.plugins.fleet.controller.survey import REMEMBERED_MAX, USED_S, Survey
 from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
 from millstream.services.placement.planned import Unmeasured
 from millstream.services.placement.usage import NO_USAGE
@@ -210,7 +210,7 @@ def test_a_version_that_took_0_bytes_is_measured():
 
 
 def test_usage_is_remembered_after_an_unload_within_a_limit(monkeypatch):
-    monkeypatch.setattr("millstream.services.controller.survey.REMEMBERED_MAX", 2)
+    monkeypatch.setattr("millstream.plugins.fleet.controller.survey.REMEMBERED_MAX", 2)
     assert REMEMBERED_MAX > 2
     survey = Survey(lambda _, __: PREDICTED)
     names = ["a:1:c", "b:1:c", "c:1:c"]

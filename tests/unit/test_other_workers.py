@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from millstream.services.supervisor import other_workers
+from millstream.plugins.fleet.scaling import ScaleDecision
+from millstream.plugins.fleet.supervisor import other_workers
+from millstream.plugins.fleet.supervisor.other_workers import ELSEWHERE_S, OtherWorkers
+from millstream.plugins.fleet.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.child import Child
-from millstream.services.supervisor.other_workers import ELSEWHERE_S, OtherWorkers
-from millstream.services.supervisor.pool_scaler import PoolScaler
-from millstream.services.wire.scaling import ScaleDecision
 
 
 def test_workers_elsewhere_are_told_of_once() -> None:

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
+from millstream.plugins.fleet.scaling import ScaleDecision
+from millstream.plugins.fleet.supervisor.pool_scaler import PoolScaler
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.supervisor import control
 from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent, send_request
 from millstream.services.supervisor.plan import Program
-from millstream.services.supervisor.pool_scaler import PoolScaler
 from millstream.services.supervisor.readiness import missing_versions, unordered
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.wire.records import InstanceRecord, RefusalRecord, State, WorkerRecord
-from millstream.services.wire.scaling import ScaleDecision
 
 PATIENCE_S = 30.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.controller.autoscale.facts import GATEWAYS_MAX, ROW_S_DEFAULT, FactsOfPools, serves
-from millstream.services.controller.autoscale.starts import PROCESS_S_DEFAULT, Starts
+from millstream.plugins.fleet.controller.autoscale.facts import GATEWAYS_MAX, ROW_S_DEFAULT, FactsOfPools, serves
+from millstream.plugins.fleet.controller.autoscale.starts import PROCESS_S_DEFAULT, Starts
+from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
-from millstream.services.wire.scaling import GatewayLoads, PoolLoad
 from tests.kit.catalog import worker
 
 

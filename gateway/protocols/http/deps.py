@@ -20,6 +20,7 @@ from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.texts.texts import Texts
 from millstream.plugins.compat.triton import interfaces
+from millstream.plugins.fleet.scaling import ScaleDecision
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -30,7 +31,6 @@ from millstream.services.repository.base import Repository
 from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.settings import Settings
 from millstream.services.wire.records import WorkerRecord
-from millstream.services.wire.scaling import ScaleDecision
 
 
 async def no_decisions() -> tuple[Mapping[str, ScaleDecision], float]:

@@ -12,7 +12,7 @@ from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import PlacedInstance, WorkerView
 
 POOL = "cpu"  # of simulated workers, unless pools are named
-RATE_S = 20.0  # time constant of the mean of calls a second, as in services/controller/survey.py
+RATE_S = 20.0  # time constant of the mean of calls a second, as in plugins/fleet/controller/survey.py
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ import math
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from millstream.services.controller.autoscale.decision import PoolFacts, ScaleLimits
-from millstream.services.controller.autoscale.policy import PoolPolicy
+from millstream.plugins.fleet.controller.autoscale.decision import PoolFacts, ScaleLimits
+from millstream.plugins.fleet.controller.autoscale.policy import PoolPolicy
 
 
 class Worker(NamedTuple):

@@ -47,7 +47,7 @@ class GatewayLoads(BaseModel):
 
 
 class ScaleDecision(BaseModel):
-    """How many workers a pool should have, and why (services/controller/autoscale/decision.py).
+    """How many workers a pool should have, and why (plugins/fleet/controller/autoscale/decision.py).
 
     Args:
         decided_at: in seconds on the Redis clock.

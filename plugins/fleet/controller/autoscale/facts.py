@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from millstream.services.controller.autoscale.decision import PoolFacts
-from millstream.services.controller.autoscale.starts import Starts
+from millstream.plugins.fleet.controller.autoscale.decision import PoolFacts
+from millstream.plugins.fleet.controller.autoscale.starts import Starts
+from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad
 from millstream.services.wire.records import State, WorkerRecord
-from millstream.services.wire.scaling import GatewayLoads, PoolLoad
 
 ROW_S_DEFAULT = 0.01  # of rows whose run time no worker has measured yet
 EMPTY_S = 3.0  # a worker that follows no state of the repository for this long found an empty one

@@ -1,4 +1,4 @@
-"""python -m millstream.services.controller: one controller process. Its objects are built here and nowhere else."""
+"""python -m millstream.plugins.fleet.controller: one controller process. Its objects are built here and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
+from millstream.plugins.fleet.controller.autoscale.decision import ScaleLimits
+from millstream.plugins.fleet.controller.autoscaler import Autoscaler
+from millstream.plugins.fleet.controller.controller import Controller
+from millstream.plugins.fleet.controller.leadership import LEASE_S, Leadership
+from millstream.plugins.fleet.controller.metrics import ControllerMetrics
+from millstream.plugins.fleet.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.services.allowed_hosts import AllowedHosts
-from millstream.services.controller.autoscale.decision import ScaleLimits
-from millstream.services.controller.autoscaler import Autoscaler
-from millstream.services.controller.controller import Controller
-from millstream.services.controller.leadership import LEASE_S, Leadership
-from millstream.services.controller.metrics import ControllerMetrics
-from millstream.services.controller.scale_metrics import ScaleMetrics
 from millstream.services.errors import Failure
 from millstream.services.installation import installation_name
 from millstream.services.metrics.process import ProcessMetrics
@@ -41,7 +42,6 @@ from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.leader_lock import LeaderLock
 from millstream.services.queue.log_levels import InstallationLevel
-from millstream.services.queue.scale_state import ScaleState
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import LOG_LEVELS, Settings, read_settings
@@ -56,7 +56,7 @@ NAME = "controller"
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m millstream.services.controller",
+        prog="python -m millstream.plugins.fleet.controller",
         description="Run one controller. Of several that share a Redis, one leads and the others wait.",
     )
     parser.add_argument("--ready-fd", type=int, help="write a byte to this descriptor when it runs")

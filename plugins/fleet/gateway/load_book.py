@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from millstream.gateway.scheduling.lane import Lane
-from millstream.services.wire.scaling import GatewayLoads, PoolLoad
+from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad
 
 RUN_S_MAX = 86_400.0  # run times beyond count as this: a profile may say anything
 

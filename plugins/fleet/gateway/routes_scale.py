@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from millstream.gateway.admin import schemas_scale as schemas
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.plugins.fleet.gateway import schemas_scale as schemas
 
 router = APIRouter(prefix="/admin/v1")
 

@@ -13,11 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
+from millstream.plugins.fleet.scaling import ScaleDecision
+from millstream.plugins.fleet.supervisor.other_workers import OtherWorkers
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
 from millstream.services.supervisor.child import Child
-from millstream.services.supervisor.other_workers import OtherWorkers
-from millstream.services.wire.scaling import ScaleDecision
 
 log = logging.getLogger("millstream.supervisor")
 

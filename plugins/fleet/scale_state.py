@@ -11,10 +11,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from millstream.plugins.fleet.scaling import GatewayLoads, ScaleDecision
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress, async_client
-from millstream.services.wire.scaling import GatewayLoads, ScaleDecision
 
 LOADS_LIFE_S = 5.0  # a gateway that has not reported for this long has ended: its rows no longer wait
 CLOCK_S = 1.0  # by which a report may end later than this: else the clock was set back after it

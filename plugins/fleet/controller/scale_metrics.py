@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millstream.services.controller.autoscale.decision import Reason
+from millstream.plugins.fleet.controller.autoscale.decision import Reason
+from millstream.plugins.fleet.scaling import ScaleDecision
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.wire.scaling import ScaleDecision
 
 
 class ScaleMetrics:

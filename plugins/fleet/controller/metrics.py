@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millstream.services.controller.in_flight import Outcome
-from millstream.services.controller.survey import Findings
+from millstream.plugins.fleet.controller.in_flight import Outcome
+from millstream.plugins.fleet.controller.survey import Findings
+from millstream.plugins.fleet.planner import OrderReason
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.placement.planner import OrderReason
 
 
 class ControllerMetrics:

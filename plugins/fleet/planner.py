@@ -13,9 +13,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from millstream.plugins.fleet.planning_round import Holder, PlanningRound
 from millstream.services.placement.eviction import evictable
 from millstream.services.placement.planned import OrderReason, Plan, PlannedOrder, ServedVersion
-from millstream.services.placement.planning_round import Holder, PlanningRound
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import WorkerView
 

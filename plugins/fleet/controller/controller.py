@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from millstream.services.controller.clock_steps import SETTLE_S, ClockSteps
-from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
-from millstream.services.controller.leadership import Leadership
-from millstream.services.controller.metrics import ControllerMetrics
-from millstream.services.controller.stranded_races import StrandedRaces
-from millstream.services.controller.survey import Findings, Survey
+from millstream.plugins.fleet.controller.clock_steps import SETTLE_S, ClockSteps
+from millstream.plugins.fleet.controller.in_flight import Given, InFlight, Outcome, Settled
+from millstream.plugins.fleet.controller.leadership import Leadership
+from millstream.plugins.fleet.controller.metrics import ControllerMetrics
+from millstream.plugins.fleet.controller.stranded_races import StrandedRaces
+from millstream.plugins.fleet.controller.survey import Findings, Survey
+from millstream.plugins.fleet.planner import Plan, PlannedOrder, plan
 from millstream.services.errors import Code, Failure
-from millstream.services.placement.planner import Plan, PlannedOrder, plan
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.logs import about

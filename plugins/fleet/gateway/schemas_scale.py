@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, Field
 
+from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
 from millstream.services.errors import Code, Failure, not_found
-from millstream.services.wire.scaling import ScaleDecision, is_fresh
 
 
 class PoolScale(BaseModel):

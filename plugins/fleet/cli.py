@@ -140,7 +140,7 @@ def wanted_of(pools: list[PoolScale]) -> dict[str, int]:
 
 def _compose(pools: list[PoolScale], last: list[str], options: list[str], *, run: bool, json_output: bool) -> list[str]:
     """Print or run the command, if it differs from the last one; return it."""
-    from millstream.services.controller.actuators.compose import compose_command
+    from millstream.plugins.fleet.controller.actuators.compose import compose_command
 
     wanted = wanted_of(pools)
     command = compose_command(wanted, options)

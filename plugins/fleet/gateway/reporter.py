@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 
-from millstream.gateway.scaling.load_book import LoadBook
 from millstream.gateway.scheduling.in_flight import InFlightBatch
 from millstream.gateway.scheduling.lane import Lane
+from millstream.plugins.fleet.gateway.load_book import LoadBook
+from millstream.plugins.fleet.scale_state import ScaleState
+from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
 from millstream.services.errors import Failure
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
-from millstream.services.queue.scale_state import ScaleState
-from millstream.services.wire.scaling import ScaleDecision, is_fresh
 
 log = logging.getLogger("millstream.scaling")
 

@@ -12,15 +12,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from millstream.services.controller.autoscale.decision import Decision, Reason, ScaleLimits
-from millstream.services.controller.autoscale.facts import FactsOfPools
-from millstream.services.controller.autoscale.policy import PoolPolicy
-from millstream.services.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet.controller.autoscale.decision import Decision, Reason, ScaleLimits
+from millstream.plugins.fleet.controller.autoscale.facts import FactsOfPools
+from millstream.plugins.fleet.controller.autoscale.policy import PoolPolicy
+from millstream.plugins.fleet.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet.scale_state import ScaleState
+from millstream.plugins.fleet.scaling import DECISION_FRESH_S, ScaleDecision
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
-from millstream.services.queue.scale_state import ScaleState
-from millstream.services.wire.scaling import DECISION_FRESH_S, ScaleDecision
 
 log = logging.getLogger("millstream.autoscale")
 
