@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from millstream.plugins.plan.simulation.traffic import Trace, sorted_trace
 from millstream.services.cli.log_entries import time_of
-from millstream.services.placement.simulation.traffic import Trace, sorted_trace
 
 LOGGER = "millstream.access"
 LOOKED_AT_LINES = 100  # the first ones, which tell whether a file is a log with access lines

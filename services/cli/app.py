@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from millstream.plugins.fleet.cli import autoscale
+from millstream.plugins.plan.cli import plan
 from millstream.services.cli import failures
 from millstream.services.cli.commands.bench import bench
 from millstream.services.cli.commands.compile import compile_
@@ -26,7 +27,6 @@ from millstream.services.cli.commands.load import load, unload
 from millstream.services.cli.commands.logs import logs
 from millstream.services.cli.commands.models import activate, models, rm
 from millstream.services.cli.commands.placement import placement
-from millstream.services.cli.commands.plan import plan
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.race import race

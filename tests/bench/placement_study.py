@@ -20,13 +20,13 @@ import numpy as np
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView
 from millstream.gateway.placement.decision import ColdVersion, decide
 from millstream.gateway.placement.pool_fleets import PoolFleets
+from millstream.plugins.plan.simulation.fleet_options import FleetOptions
+from millstream.plugins.plan.simulation.models import SimulatedModel, generated_models
+from millstream.plugins.plan.simulation.policies import POLICIES
+from millstream.plugins.plan.simulation.report import Summary, summary_of
+from millstream.plugins.plan.simulation.simulator import Simulator
+from millstream.plugins.plan.simulation.traffic import generated_trace
 from millstream.services.placement.fleet import Fleet
-from millstream.services.placement.simulation.fleet_options import FleetOptions
-from millstream.services.placement.simulation.models import SimulatedModel, generated_models
-from millstream.services.placement.simulation.policies import POLICIES
-from millstream.services.placement.simulation.report import Summary, summary_of
-from millstream.services.placement.simulation.simulator import Simulator
-from millstream.services.placement.simulation.traffic import generated_trace
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import PlacedInstance, Refusal, WorkerView
 from millstream.services.repository.folder import FolderRepository

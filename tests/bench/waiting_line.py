@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millstream.plugins.plan.simulation.fleet_options import FleetOptions
+from millstream.plugins.plan.simulation.models import SimulatedModel
+from millstream.plugins.plan.simulation.policies import POLICIES
+from millstream.plugins.plan.simulation.report import summary_of
+from millstream.plugins.plan.simulation.simulator import WARMUP_SHARE, Simulator
+from millstream.plugins.plan.simulation.traffic import Trace, sorted_trace
 from millstream.services.model.manifest import ModelConfig
-from millstream.services.placement.simulation.fleet_options import FleetOptions
-from millstream.services.placement.simulation.models import SimulatedModel
-from millstream.services.placement.simulation.policies import POLICIES
-from millstream.services.placement.simulation.report import summary_of
-from millstream.services.placement.simulation.simulator import WARMUP_SHARE, Simulator
-from millstream.services.placement.simulation.traffic import Trace, sorted_trace
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.folder import FolderRepository
 from tests.bench import servers

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from millstream.services.cli.plan_models import models_of_repository, models_of_server
-from millstream.services.placement.simulation.models import MEDIAN_RUN_S
+from millstream.plugins.plan.models import models_of_repository, models_of_server
+from millstream.plugins.plan.simulation.models import MEDIAN_RUN_S
 from millstream.services.repository import activation
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.footprints import Measured

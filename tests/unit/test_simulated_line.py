@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from millstream.services.placement.simulation.fleet_options import FleetOptions
-from millstream.services.placement.simulation.models import SimulatedModel, generated_models
-from millstream.services.placement.simulation.policies import POLICIES
-from millstream.services.placement.simulation.report import Summary, summary_of
-from millstream.services.placement.simulation.simulator import Simulator
-from millstream.services.placement.simulation.traffic import Trace, generated_trace, sorted_trace
+from millstream.plugins.plan.simulation.fleet_options import FleetOptions
+from millstream.plugins.plan.simulation.models import SimulatedModel, generated_models
+from millstream.plugins.plan.simulation.policies import POLICIES
+from millstream.plugins.plan.simulation.report import Summary, summary_of
+from millstream.plugins.plan.simulation.simulator import Simulator
+from millstream.plugins.plan.simulation.traffic import Trace, generated_trace, sorted_trace
 from millstream.services.placement.views import Footprint, RefusalKind
 
 MIB = 1 << 20

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.services.cli.plan_pools import check_pools, parse_pools
+from millstream.plugins.plan.pools import check_pools, parse_pools
+from millstream.plugins.plan.simulation.fleet_options import FleetOptions, SimulatedPool
+from millstream.plugins.plan.simulation.models import SimulatedModel, generated_models, read_models
+from millstream.plugins.plan.simulation.policies import POLICIES
+from millstream.plugins.plan.simulation.simulator import Outcome, Simulator
+from millstream.plugins.plan.simulation.traffic import Trace, generated_trace
 from millstream.services.errors import Failure
-from millstream.services.placement.simulation.fleet_options import FleetOptions, SimulatedPool
-from millstream.services.placement.simulation.models import SimulatedModel, generated_models, read_models
-from millstream.services.placement.simulation.policies import POLICIES
-from millstream.services.placement.simulation.simulator import Outcome, Simulator
-from millstream.services.placement.simulation.traffic import Trace, generated_trace
 from millstream.services.placement.views import Footprint
 
 GPU, CPU = SimulatedPool("gpu", 1, 100, runs=1, speed=4.0), SimulatedPool("cpu", 2, 100, runs=1)

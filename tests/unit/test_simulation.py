@@ -10,14 +10,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from millstream.plugins.plan.simulation.fleet_options import FleetOptions
+from millstream.plugins.plan.simulation.millstream import Millstream
+from millstream.plugins.plan.simulation.models import SimulatedModel, generated_models, read_models
+from millstream.plugins.plan.simulation.policies import POLICIES
+from millstream.plugins.plan.simulation.report import summary_of
+from millstream.plugins.plan.simulation.simulator import Simulator
+from millstream.plugins.plan.simulation.traffic import Trace, generated_trace, read_trace
 from millstream.services.placement.planned import OrderReason
-from millstream.services.placement.simulation.fleet_options import FleetOptions
-from millstream.services.placement.simulation.millstream import Millstream
-from millstream.services.placement.simulation.models import SimulatedModel, generated_models, read_models
-from millstream.services.placement.simulation.policies import POLICIES
-from millstream.services.placement.simulation.report import summary_of
-from millstream.services.placement.simulation.simulator import Simulator
-from millstream.services.placement.simulation.traffic import Trace, generated_trace, read_trace
 from millstream.services.placement.views import Footprint, RefusalKind
 
 MODELS = generated_models(60, seed=3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from millstream.plugins.plan.simulation.fleet_options import SimulatedPool
+from millstream.plugins.plan.simulation.models import SimulatedModel
 from millstream.services.nearest_names import nearest
 from millstream.services.placement.pools import unknown_pool
-from millstream.services.placement.simulation.fleet_options import SimulatedPool
-from millstream.services.placement.simulation.models import SimulatedModel
 from millstream.services.process.memory_share import parse_size
 
 WORKERS_MAX = 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream.services.placement.simulation.fleet_state import POOL, SimulatedWorker
+from millstream.plugins.plan.simulation.fleet_state import POOL, SimulatedWorker
 
 ROUND_S = 10.0  # between two rounds of the controller; a real one has a round every 2 s
 

@@ -19,11 +19,11 @@ from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, server_address
 
 if TYPE_CHECKING:
-    from millstream.services.cli.plan_models import KnownModels
-    from millstream.services.placement.simulation.fleet_options import FleetOptions
-    from millstream.services.placement.simulation.models import SimulatedModel
-    from millstream.services.placement.simulation.report import Summary
-    from millstream.services.placement.simulation.traffic import Trace
+    from millstream.plugins.plan.models import KnownModels
+    from millstream.plugins.plan.simulation.fleet_options import FleetOptions
+    from millstream.plugins.plan.simulation.models import SimulatedModel
+    from millstream.plugins.plan.simulation.report import Summary
+    from millstream.plugins.plan.simulation.traffic import Trace
 
 T = TypeVar("T")
 GENERATED, SERVER = "generated", "server"
@@ -154,7 +154,7 @@ def plan(
         shown = [asdict(one) for one in options.each_pool()]
         emit({**fleet, **counts, "seed": seed, "pools": shown, "policies": [asdict(one) for one in summaries]})
     else:
-        from millstream.services.cli.plan_view import show_plan
+        from millstream.plugins.plan.view import show_plan
 
         show_plan(summaries, known, needed_bytes, options)
 
@@ -178,9 +178,9 @@ def _simulate(
     compare: bool,
 ) -> list[Summary]:
     """Return the summary of Millstream's policy; with `compare`, those of all policies. `progress`: takes a share."""
-    from millstream.services.placement.simulation.policies import POLICIES
-    from millstream.services.placement.simulation.report import summary_of
-    from millstream.services.placement.simulation.simulator import Simulator
+    from millstream.plugins.plan.simulation.policies import POLICIES
+    from millstream.plugins.plan.simulation.report import summary_of
+    from millstream.plugins.plan.simulation.simulator import Simulator
 
     names = list(POLICIES) if compare else ["millstream"]
     summaries = []
@@ -195,9 +195,9 @@ def _fleet(
     known: KnownModels, pools: list[str], workers: int | None, memory: str | None, loads: int, runs: int
 ) -> FleetOptions:
     """Return the workers to simulate: the pools of the command, else the pools of the server, else one pool."""
-    from millstream.services.cli.plan_pools import check_pools, parse_pools
-    from millstream.services.placement.simulation.fleet_options import FleetOptions, SimulatedPool
-    from millstream.services.placement.simulation.fleet_state import POOL
+    from millstream.plugins.plan.pools import check_pools, parse_pools
+    from millstream.plugins.plan.simulation.fleet_options import FleetOptions, SimulatedPool
+    from millstream.plugins.plan.simulation.fleet_state import POOL
 
     number = workers or known.workers or WORKERS
     if pools:
@@ -232,8 +232,8 @@ def _memory_bytes(text: str | None, known: KnownModels) -> int:
 
 
 def _known(source: str, seed: int, context: typer.Context, endpoint: str | None, key: str | None) -> KnownModels:
-    from millstream.services.cli.plan_models import KnownModels, models_of_repository, models_of_server
-    from millstream.services.placement.simulation.models import generated_models, read_models
+    from millstream.plugins.plan.models import KnownModels, models_of_repository, models_of_server
+    from millstream.plugins.plan.simulation.models import generated_models, read_models
 
     if _NUMBER.fullmatch(source):
         if not (source.isdecimal() and len(source) <= len(str(MODELS_MAX)) and 1 <= int(source) <= MODELS_MAX):
@@ -257,7 +257,7 @@ def _known(source: str, seed: int, context: typer.Context, endpoint: str | None,
 
 
 def _trace(source: str, models: list[SimulatedModel], hours: float, seed: int) -> Trace:
-    from millstream.services.placement.simulation.traffic import generated_trace, read_trace
+    from millstream.plugins.plan.simulation.traffic import generated_trace, read_trace
 
     if source == GENERATED:
         made_up = generated_trace(len(models), hours, seed)

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from millstream.plugins.plan.simulation.models import SimulatedModel
 from millstream.services.placement.ordered_loads import OrderedLoads
-from millstream.services.placement.simulation.models import SimulatedModel
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import PlacedInstance, WorkerView
 

@@ -19,19 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from millstream.plugins.plan.simulation.fleet_options import FleetOptions, workers_of
+from millstream.plugins.plan.simulation.fleet_state import FleetState, QueuedLoad, SimulatedInstance, SimulatedWorker
+from millstream.plugins.plan.simulation.models import SimulatedModel
+from millstream.plugins.plan.simulation.policies import Policy
+from millstream.plugins.plan.simulation.traffic import Trace
 from millstream.services.placement.line import Wait, ready_in_s
 from millstream.services.placement.ordered_loads import OrderedLoads
 from millstream.services.placement.planned import OrderReason
-from millstream.services.placement.simulation.fleet_options import FleetOptions, workers_of
-from millstream.services.placement.simulation.fleet_state import (
-    FleetState,
-    QueuedLoad,
-    SimulatedInstance,
-    SimulatedWorker,
-)
-from millstream.services.placement.simulation.models import SimulatedModel
-from millstream.services.placement.simulation.policies import Policy
-from millstream.services.placement.simulation.traffic import Trace
 from millstream.services.placement.views import Refusal, RefusalKind
 from millstream.services.wire.records import LoadRecord
 

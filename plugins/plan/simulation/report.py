@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millstream.plugins.plan.simulation.simulator import Outcome
 from millstream.services.placement.planned import OrderReason
-from millstream.services.placement.simulation.simulator import Outcome
 
 
 @dataclass(frozen=True, slots=True)
