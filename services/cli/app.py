@@ -15,6 +15,7 @@ import typer
 
 from millstream.plugins.fleet.cli import autoscale
 from millstream.plugins.plan.cli import plan
+from millstream.plugins.top.cli import top
 from millstream.services.cli import failures
 from millstream.services.cli.commands.bench import bench
 from millstream.services.cli.commands.compile import compile_
@@ -32,7 +33,6 @@ from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.race import race
 from millstream.services.cli.commands.restart import restart
 from millstream.services.cli.commands.serve import serve
-from millstream.services.cli.commands.top import top
 from millstream.services.cli.commands.up import up
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.help import HelpCommand, HelpGroup

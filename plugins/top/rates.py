@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from millstream.services.cli.top import reading
-from millstream.services.cli.top.reading import Reading
+from millstream.plugins.top import reading
+from millstream.plugins.top.reading import Reading
 
 #: outcomes that are the server's fault, as in the dashboards
 FAILED = frozenset({"overloaded", "unavailable", "expired", "memory", "model", "storage", "internal"})

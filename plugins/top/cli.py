@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.plugins.top.picture import Sort, picture, sorted_endpoints
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, server_address
 from millstream.services.cli.terminal import emit, escape, results
-from millstream.services.cli.top.picture import Sort, picture, sorted_endpoints
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
     from millstream.client.client import Client
     from rich.console import Console
 
-    from millstream.services.cli.top.rates import Overview
+    from millstream.plugins.top.rates import Overview
 
 #: longest wait for an answer before the picture says that the server does not answer
 ANSWER_S_MAX = 10.0
@@ -76,8 +76,8 @@ def top(
 
 
 def _one_interval(client: Client, interval: float) -> Overview:
-    from millstream.services.cli.top.rates import overview
-    from millstream.services.cli.top.reading import read_server
+    from millstream.plugins.top.rates import overview
+    from millstream.plugins.top.reading import read_server
 
     before = read_server(client)
     time.sleep(interval)
@@ -91,10 +91,10 @@ def _follow(client: Client, console: Console, interval: float, sort: Sort) -> No
     """
     from rich.live import Live
 
-    from millstream.services.cli.top.keyboard import keyboard
-    from millstream.services.cli.top.rates import overview
-    from millstream.services.cli.top.reading import read_server
-    from millstream.services.cli.top.termination import unwound_by_sigterm
+    from millstream.plugins.top.keyboard import keyboard
+    from millstream.plugins.top.rates import overview
+    from millstream.plugins.top.reading import read_server
+    from millstream.plugins.top.termination import unwound_by_sigterm
 
     now = read_server(client)
     found, problem = overview(None, now), ""
