@@ -43,11 +43,11 @@ from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.plugins.compat.triton.model_config import VersionConfigurations
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.compat.triton.statistics import MachineStatistics
+from millstream.plugins.convert.conversion import end_warm_importers
 from millstream.plugins.fleet.gateway.reporter import LoadReporter
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.tracing.gateway.setup import Observing
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.conversion import end_warm_importers
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue

@@ -21,8 +21,8 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.multipart import is_form
 from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
+from millstream.plugins.convert.base import INPUTS_MAX, ImportOptions
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import INPUTS_MAX, ImportOptions
 from millstream.services.ingest.upload import Published
 from millstream.services.model.manifest import Manifest
 from millstream.services.nearest_names import unknown_key

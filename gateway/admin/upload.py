@@ -19,10 +19,10 @@ from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.plugins.convert.base import ImportOptions
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.ingest.upload import ModelUpload, Published
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
+from millstream.plugins.convert.base import Source
+from millstream.plugins.convert.registry import find_importer
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import Source
-from millstream.services.importers.registry import find_importer
 from millstream.services.ingest.external_data import PATH_BYTES_MAX
 from millstream.services.ingest.file_kind import why_not_onnx
 from millstream.services.ingest.layout import Found, NoModel, recognise

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from millstream.plugins.convert.base import SOURCE
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import SOURCE
 from millstream.services.ingest.archive import check_kind, unpack
 from millstream.services.ingest.report import (
     REWRITE_BYTES,

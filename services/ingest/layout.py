@@ -13,9 +13,9 @@ from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream.plugins.convert.base import FolderImporter, Importer, Source
+from millstream.plugins.convert.registry import find_importer
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import FolderImporter, Importer, Source
-from millstream.services.importers.registry import find_importer
 from millstream.services.ingest.external_data import check_weight, weights_of
 from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
 from millstream.services.ingest.onnx_folder import (

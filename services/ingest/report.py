@@ -68,7 +68,7 @@ class Converted(BaseModel):
         served: the model file to serve.
         source_format: as in a manifest.
         files: further files that a worker reads.
-        samples: files of inputs and of what the source framework answered (services/importers/samples.py).
+        samples: files of inputs and of what the source framework answered (plugins/convert/samples.py).
         importer: the framework's name.
         rtol: largest relative difference between the outputs of the source framework and of the converted model.
         atol: largest absolute difference, added to the relative one.

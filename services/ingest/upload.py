@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
+from millstream.plugins.convert.base import LABELS, SOURCE, ImportOptions
+from millstream.plugins.convert.conversion import convert
+from millstream.plugins.convert.declared_inputs import read_inputs
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.importers.base import LABELS, SOURCE, ImportOptions
-from millstream.services.importers.conversion import convert
-from millstream.services.importers.declared_inputs import read_inputs
 from millstream.services.ingest.check_process import check, examine
 from millstream.services.ingest.check_slots import check_slot
 from millstream.services.ingest.needed_files import keep_only

@@ -62,9 +62,7 @@ def watch(leader: int, folder: Path) -> GroupWatch:
     return GroupWatch(leader, FolderWatch(folder, 1 << 40), 1 << 40, alone=True)
 
 
-@pytest.mark.parametrize(
-    "module", ["millstream.services.importers.import_process", "millstream.services.ingest.checker"]
-)
+@pytest.mark.parametrize("module", ["millstream.plugins.convert.import_process", "millstream.services.ingest.checker"])
 def test_a_process_whose_parent_is_gone_already_ends_before_it_reads_its_task(tmp_path: Path, module: str) -> None:
     """Its parent may be killed while it starts, before it has asked the kernel to end with it."""
     command = [sys.executable, "-m", f"millstream.services.{module}", str(tmp_path), str(gone_process())]

@@ -23,7 +23,7 @@ from tests.kit.wait import wait_for_none, wait_until
 VERSIONS = "/admin/v1/models/iris/versions"
 QUERY = "?allow_pickle=true&wait=240"
 BODY = v2.request({"input": np.ones((1, 4), np.float32)})
-IMPORT = b"millstream.services.importers.import_process"
+IMPORT = b"millstream.plugins.convert.import_process"
 CHECK = b"millstream.services.ingest.checker"
 SEEDS = itertools.count()
 

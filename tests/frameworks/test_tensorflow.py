@@ -11,10 +11,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from millstream.plugins.convert import tensorflow as importer
+from millstream.plugins.convert.base import Imported, ImportOptions, Source
+from millstream.plugins.convert.tensorflow import SavedModelImporter, TensorFlowLiteImporter
 from millstream.services.errors import Code, Failure
-from millstream.services.importers import tensorflow as importer
-from millstream.services.importers.base import Imported, ImportOptions, Source
-from millstream.services.importers.tensorflow import SavedModelImporter, TensorFlowLiteImporter
 from millstream.services.ingest.check_process import check_in_place
 from millstream.services.settings import Settings
 from millstream.workers.backends import get_backend

@@ -31,9 +31,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
+from millstream.plugins.convert.base import ImportOptions
+from millstream.plugins.convert.samples import read_sample
 from millstream.services.errors import Code, Failure
-from millstream.services.importers.base import ImportOptions
-from millstream.services.importers.samples import read_sample
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository

@@ -30,13 +30,13 @@ import uvloop
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
 
+from millstream.plugins.convert.base import ImportOptions
 from millstream.services.compiler.candidate import Subject
 from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.compile_task import CompileTask
 from millstream.services.compiler.race.samples import write_samples
 from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Failure
-from millstream.services.importers.base import ImportOptions
 from millstream.services.ingest import check_process
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import ModelConfig

@@ -9,9 +9,9 @@ from contextlib import suppress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millstream.plugins.convert.listed_types import _STAND_INS, _uses
+from millstream.plugins.convert.pickles import read_pickle
 from millstream.services.errors import Failure
-from millstream.services.importers.listed_types import _STAND_INS, _uses
-from millstream.services.importers.pickles import read_pickle
 from tests.kit import pickle_programs as p
 from tests.kit.audit_events import dangerous_events
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from millstream.services.importers.conversion import IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX
+from millstream.plugins.convert.conversion import IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX
 from millstream.services.process.caller_slots import CallerSlots
 
 

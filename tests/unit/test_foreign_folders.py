@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from millstream.plugins.convert.base import ImportOptions, Source
+from millstream.plugins.convert.declared_inputs import read_inputs
+from millstream.plugins.convert.keras import KerasImporter, check_config
+from millstream.plugins.convert.mlserver import MLServerImporter
+from millstream.plugins.convert.torchserve import TorchServeImporter
+from millstream.plugins.convert.versioned_folder import VersionedFolderImporter
 from millstream.services.errors import Failure
-from millstream.services.importers.base import ImportOptions, Source
-from millstream.services.importers.declared_inputs import read_inputs
-from millstream.services.importers.keras import KerasImporter, check_config
-from millstream.services.importers.mlserver import MLServerImporter
-from millstream.services.importers.torchserve import TorchServeImporter
-from millstream.services.importers.versioned_folder import VersionedFolderImporter
 
 
 def staged(folder: Path) -> Source:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.importers.rehearsals import REHEARSALS
+from millstream.plugins.convert.rehearsals import REHEARSALS
 from millstream.services.ingest import check_process
 from millstream.services.ingest.confined_process import confined_environment
 from tests.kit import models

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from millstream.services.errors import Code, Failure
-from millstream.services.importers.base import ImportOptions
-from millstream.services.importers.huggingface_folder import (
+from millstream.plugins.convert.base import ImportOptions
+from millstream.plugins.convert.huggingface_folder import (
     Folder,
     check_safetensors,
     is_folder,
     member_patterns,
     read_folder,
 )
+from millstream.services.errors import Code, Failure
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 TENSORS = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}

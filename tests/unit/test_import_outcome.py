@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.convert.base import IMPORTED, ImportOptions
+from millstream.plugins.convert.conversion import _outcome
+from millstream.plugins.convert.import_process import _of_import
+from millstream.plugins.convert.registry import importer_named
+from millstream.plugins.convert.report import ImportTask
 from millstream.services.errors import Code, Failure
-from millstream.services.importers.base import IMPORTED, ImportOptions
-from millstream.services.importers.conversion import _outcome
-from millstream.services.importers.import_process import _of_import
-from millstream.services.importers.registry import importer_named
-from millstream.services.importers.report import ImportTask
 from millstream.services.ingest.forked_check import Ended
 
 MIB = 1 << 20

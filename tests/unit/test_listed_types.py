@@ -19,9 +19,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.feature_selection import SelectKBest, f_classif
 from sklearn.pipeline import make_pipeline
 
+from millstream.plugins.convert.listed_types import _STAND_INS, Use, _uses, find_listed, new_instance, set_state
+from millstream.plugins.convert.pickles import read_pickle
 from millstream.services.errors import Failure
-from millstream.services.importers.listed_types import _STAND_INS, Use, _uses, find_listed, new_instance, set_state
-from millstream.services.importers.pickles import read_pickle
 from tests.kit import pickle_programs as p
 from tests.kit.audit_events import dangerous_events
 

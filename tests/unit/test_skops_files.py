@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression
 
+from millstream.plugins.convert.skops_files import load_skops
 from millstream.services.errors import Failure
-from millstream.services.importers.skops_files import load_skops
 from tests.kit.audit_events import dangerous_events
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.InconsistentVersionWarning")

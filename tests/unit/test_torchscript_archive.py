@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.convert.torchscript_archive import check_script, is_script_file
 from millstream.services.errors import Failure
-from millstream.services.importers.torchscript_archive import check_script, is_script_file
 
 PLAIN = pickle.dumps((), 2)
 MEMBERS = {"data.pkl": PLAIN, "constants.pkl": PLAIN, "code/__torch__.py": b"def forward(): pass", "version": b"3"}

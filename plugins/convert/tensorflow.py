@@ -1,0 +1,241 @@
+"""Imports TensorFlow SavedModels and TensorFlow Lite models.
+
+with TensorFlow and tf2onnx: ─> ONNX, which workers of every pool run; samples are TensorFlow's own answers
+without them, or for operators that ONNX has not: OpenVINO reads both ─> its own format, for pools of that backend
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millstream.plugins.convert.base import IMPORTED, Array, Imported, ImportOptions, Members, Sample, Source
+from millstream.plugins.convert.tensor_draws import Drawn, answered
+from millstream.plugins.convert.tflite_document import TfliteModel, is_tflite, read_tflite
+from millstream.plugins.engines.openvino import importer as openvino_ir
+from millstream.services.errors import Failure, invalid
+
+OPSET = 18
+SIGNATURE = "serving_default"
+DOCUMENT = "saved_model.pb"
+#: of a SavedModel's folder
+MEMBERS = (
+    DOCUMENT, "saved_model.pbtxt", "fingerprint.pb", "keras_metadata.pb", "variables/*", "assets/**/*",
+    "assets.extra/**/*",
+)  # fmt: skip
+_CONVERTERS = ("tensorflow", "tf2onnx")
+_MESSAGE_CHARACTERS_MAX = 400
+
+
+def needed_modules() -> tuple[str, ...]:
+    """Return what must be importable: TensorFlow and tf2onnx where they are installed, else OpenVINO."""
+    return _CONVERTERS if all(map(find_spec, _CONVERTERS)) else ("openvino",)
+
+
+class SavedModelImporter:
+    """Imports folders that tf.saved_model.save wrote: one signature, serving_default if there are several."""
+
+    name = "TensorFlow"
+    extra = "tensorflow"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return needed_modules()
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether the folder has a saved_model.pb."""
+        return source.path.is_dir() and (source.path / DOCUMENT).is_file()
+
+    def members(self, folder: Path) -> Members:
+        """Return what tf.saved_model.save writes."""
+        return Members(MEMBERS)
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        """Return the model as ONNX or in OpenVINO's format. Raises Failure(INVALID)."""
+        if needed_modules() != _CONVERTERS:
+            return openvino_ir.convert(source, "tf")
+        import tensorflow as tf
+
+        key, function, loaded = _signature(tf, source.path)
+        specs = function.structured_input_signature[1]
+        inputs, outputs = answered(
+            {name: _drawn(name, spec) for name, spec in specs.items()},
+            lambda arrays: _answer(tf, function, specs, arrays),
+        )
+        del loaded  # the function refers to its variables weakly: until here they were needed
+        return _converted(source, "tf", Sample(inputs, outputs), None, key)
+
+
+class TensorFlowLiteImporter:
+    """Imports .tflite files that have built-in operators alone."""
+
+    name = "TensorFlow Lite"
+    extra = "tensorflow"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return needed_modules()
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether the file begins as TensorFlow Lite's files do."""
+        if not source.path.is_file():
+            return False
+        with source.path.open("rb") as file:
+            return is_tflite(file.read(8))
+
+    def convert(self, source: Source, options: ImportOptions) -> Imported:
+        """Return the model as ONNX or in OpenVINO's format. Raises Failure(INVALID)."""
+        model = read_tflite(source.path.read_bytes())
+        if needed_modules() != _CONVERTERS:
+            return openvino_ir.convert(source, "tflite", model)
+        import tensorflow as tf
+
+        lite = _Interpreter(tf, source.path, model)
+        sample = Sample(*answered(lite.drawn, lite.answer))
+        return _converted(source, "tflite", sample, model, "")
+
+
+def _converted(source: Source, front_end: str, sample: Sample, lite: TfliteModel | None, key: str) -> Imported:
+    """Return the model as ONNX; in OpenVINO's format, if tf2onnx refuses it and OpenVINO is installed."""
+    import tensorflow as tf
+    import tf2onnx
+
+    producer = f"tensorflow {tf.__version__}, tf2onnx {tf2onnx.__version__}"
+    try:
+        path = _to_onnx(source, lite, key)
+    except Failure as failure:
+        if find_spec("openvino") is None:
+            raise
+        try:
+            found = openvino_ir.convert(source, front_end, lite, [sample])
+        except Failure:
+            raise failure from None  # what it says about ONNX tells more
+        return found._replace(notes=(*found.notes, f"It is no ONNX: {failure.message}."))
+    return Imported(path, "onnx", [sample], producer)
+
+
+def _to_onnx(source: Source, lite: TfliteModel | None, key: str) -> Path:
+    """Write the model as ONNX and return its path. Calls what the command line of tf2onnx calls."""
+    from tf2onnx import convert, tf_loader
+
+    try:
+        if lite is not None:
+            names = {tensor: name for name, tensor in {**lite.inputs, **lite.outputs}.items()}
+            model, _ = convert._convert_common(
+                None, tflite_path=str(source.path), opset=OPSET, continue_on_error=False, tensors_to_rename=names
+            )
+        else:
+            graph, inputs, outputs, tables, names = tf_loader.from_saved_model(
+                str(source.path), None, None, tag="serve", signatures=[key],
+                return_initialized_tables=True, return_tensors_to_rename=True,
+            )  # fmt: skip
+            model, _ = convert._convert_common(
+                graph, opset=OPSET, continue_on_error=False, input_names=inputs, output_names=outputs,
+                initialized_tables=tables, tensors_to_rename=names,
+            )  # fmt: skip
+    except Exception as error:
+        raise invalid(f"tf2onnx cannot convert the model: {_line(error)}") from error
+    foreign = sorted(_foreign(model.graph))
+    if foreign:
+        raise invalid(f"tf2onnx has no conversion for the operators {', '.join(foreign[:5])}")
+    path = source.folder / IMPORTED / "model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _foreign(graph: Any) -> set[str]:
+    """Return the operators that ONNX has not: tf2onnx leaves those that it cannot convert as they were."""
+    import onnx.defs
+
+    found = {node.op_type for node in graph.node if not onnx.defs.has(node.op_type, node.domain)}
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found |= _foreign(attribute.g)
+    return found
+
+
+def _signature(tensorflow: Any, path: Path) -> tuple[str, Any, Any]:
+    """Return key and function of the signature to serve, and the loaded model. Raises Failure(INVALID)."""
+    try:
+        loaded = tensorflow.saved_model.load(str(path), tags=["serve"])
+    except Exception as error:
+        raise invalid(
+            f"TensorFlow {tensorflow.__version__} cannot load the SavedModel: {_line(error).replace(str(path), '')}; "
+            "a complete one has saved_model.pb and the folder variables, and no custom operators"
+        ) from error
+    keys = sorted(key for key in loaded.signatures if not key.startswith("_"))
+    if not keys:
+        raise invalid("the SavedModel has no signature: save it with tf.saved_model.save(model, folder, signatures=…)")
+    if SIGNATURE not in keys and len(keys) > 1:
+        names = ", ".join(keys)[:200]
+        raise invalid(f"the SavedModel has several signatures ({names!a}): call the one to serve {SIGNATURE}")
+    key = SIGNATURE if SIGNATURE in keys else keys[0]
+    return key, loaded.signatures[key], loaded
+
+
+def _drawn(name: str, spec: Any) -> Drawn:
+    if spec.shape.rank is None:
+        raise invalid(f"input {name[:80]!r} has no number of dimensions: give its TensorSpec a shape")
+    dtype = "str" if spec.dtype.name == "string" else spec.dtype.name
+    return Drawn(_numpy_name(name, dtype), tuple(spec.shape.as_list()))
+
+
+def _numpy_name(name: str, dtype: str) -> str:
+    if dtype != "str" and (dtype == "bfloat16" or np.dtype(dtype).kind not in "biuf"):
+        raise invalid(f"input {name[:80]!r} is {dtype}, of which no samples can be drawn: save it with another one")
+    return dtype
+
+
+def _answer(tensorflow: Any, function: Any, specs: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    given = {name: tensorflow.constant(array, specs[name].dtype) for name, array in arrays.items()}
+    return {name: _array(value.numpy()) for name, value in function(**given).items()}
+
+
+def _array(value: Any) -> Array:
+    array = np.asarray(value)
+    if array.dtype != object:
+        return array
+    return np.array([one.decode("utf-8", "replace") for one in array.ravel().tolist()]).reshape(array.shape)
+
+
+class _Interpreter:
+    """TensorFlow Lite's interpreter. Raises Failure(INVALID) if it cannot load the model."""
+
+    def __init__(self, tensorflow: Any, path: Path, model: TfliteModel) -> None:
+        try:
+            with warnings.catch_warnings():  # that another package is to replace it
+                warnings.simplefilter("ignore")
+                self._interpreter = tensorflow.lite.Interpreter(model_path=str(path))
+            details = [self._interpreter.get_input_details(), self._interpreter.get_output_details()]
+        except Exception as error:
+            raise invalid(f"TensorFlow Lite cannot load the model: {_line(error)}") from error
+        by_tensor = [{one["name"]: one for one in some} for some in details]
+        self._inputs = {name: by_tensor[0][tensor] for name, tensor in model.inputs.items()}
+        self._outputs = {name: by_tensor[1][tensor] for name, tensor in model.outputs.items()}
+        self.drawn = {name: self._drawn(name, one) for name, one in self._inputs.items()}
+
+    def _drawn(self, name: str, details: Any) -> Drawn:
+        dims = [None if dim < 0 else int(dim) for dim in details.get("shape_signature", details["shape"])]
+        return Drawn(_numpy_name(name, np.dtype(details["dtype"]).name), tuple(dims))
+
+    def answer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs for these inputs."""
+        lite = self._interpreter
+        for name, array in arrays.items():
+            lite.resize_tensor_input(self._inputs[name]["index"], array.shape)
+        lite.allocate_tensors()
+        for name, array in arrays.items():
+            lite.set_tensor(self._inputs[name]["index"], array)
+        lite.invoke()
+        return {name: np.array(lite.get_tensor(one["index"])) for name, one in self._outputs.items()}
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX] or type(error).__name__
