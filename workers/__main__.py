@@ -23,6 +23,7 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
+from millstream.plugins.engines.triton.worker_backend import Triton
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes.exit_status import LOAD_STUCK
 from millstream.services.crashes.load_marks import LoadMarks
@@ -59,7 +60,6 @@ from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import new_start, read_slot, slot_of, worker_id, worker_name
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
-from millstream.workers.backends.triton import Triton
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.plugins.convert.base import ATOL, RTOL, Array, Imported, ImportOptions, Sample, Source
 from millstream.plugins.convert.onnx_export import MODULES, CannotExport, Export, export, import_torch
+from millstream.plugins.engines.torch.archive import is_program_file
+from millstream.plugins.engines.torch.document import FORMAT, Program, read_program
 from millstream.services.errors import Failure, invalid
-from millstream.services.torch_export.archive import is_program_file
-from millstream.services.torch_export.document import FORMAT, Program, read_program
 
 if TYPE_CHECKING:
     from millstream.services.ingest.model_io import ModelTensor
@@ -62,8 +62,8 @@ class TorchProgramImporter:
 
 
 def _samples(program: Program, path: Path) -> list[Sample]:
+    from millstream.plugins.engines.torch.session import ProgramSession
     from millstream.services.ingest.model_io import ModelTensor
-    from millstream.services.ingest.program_session import ProgramSession
     from millstream.services.ingest.trial_inputs import Style, draw, find_probe
     from millstream.services.ingest.trial_session import TrialError
 
@@ -103,7 +103,7 @@ def _answers(tensors: Sequence[ModelTensor], arrays: Sequence[Array]) -> dict[st
 
 
 def _export(torch: Any, program: Program, source: Source) -> Sequence[Path]:
-    from millstream.services.torch_export.torch_program import load_program
+    from millstream.plugins.engines.torch.torch_program import load_program
 
     names = [tensor.name for tensor in program.inputs], [tensor.name for tensor in program.outputs]
     return export(torch, Export(load_program(torch, source.path), *names), source.folder)

@@ -27,14 +27,14 @@ from typing import IO, NamedTuple, Protocol
 
 from millstream.plugins.convert.base import Source
 from millstream.plugins.convert.registry import find_importer
+from millstream.plugins.engines.jax.document import is_export_file
+from millstream.plugins.engines.torch.archive import is_program_file
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.external_data import PATH_BYTES_MAX
 from millstream.services.ingest.file_kind import why_not_onnx
 from millstream.services.ingest.layout import Found, NoModel, recognise
 from millstream.services.ingest.onnx_folder import ENTRIES_MAX
-from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.paths import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE, JAX_FILE, PROGRAM_FILE
-from millstream.services.torch_export.archive import is_program_file
 
 _CHUNK_BYTES = 1 << 20
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from millstream.plugins.convert.base import SOURCE
+from millstream.plugins.engines.jax.document import is_export_file
+from millstream.plugins.engines.torch.archive import is_program_file
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.archive import check_kind, unpack
 from millstream.services.ingest.report import (
@@ -28,11 +30,9 @@ from millstream.services.ingest.report import (
     Rejection,
     one_line,
 )
-from millstream.services.jax_export.document import is_export_file
 from millstream.services.process.low_priority import NICE
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import Limits, confine, serve_forked
-from millstream.services.torch_export.archive import is_program_file
 
 
 def main(set_title: Callable[..., None] | None = None) -> NoReturn:
@@ -111,11 +111,11 @@ def _inspect(task: CheckTask, path: Path) -> CheckedModel:
         from millstream.services.ingest.inspection import inspect
 
         if is_program_file(path):
-            from millstream.services.ingest.program_inspection import inspect
+            from millstream.plugins.engines.torch.inspection import inspect
         elif is_export_file(path):
-            from millstream.services.ingest.jax_inspection import inspect
+            from millstream.plugins.engines.jax.inspection import inspect
         elif path.suffix == ".xml":  # an importer wrote it
-            from millstream.services.ingest.openvino_inspection import inspect
+            from millstream.plugins.engines.openvino.inspection import inspect
     except (MemoryError, SystemError) as error:  # SystemError: C code of a library that ran out of memory
         raise ImportError("no memory left") from error
     return inspect(task, path)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from millstream.plugins.engines.torch.archive import is_program
 from millstream.services.model.onnx_file import GRAPH_FIELD, MODEL_FIELDS, fields
-from millstream.services.torch_export.archive import is_program
 
 #: bytes that are read from the start of a file, and of a compressed file's content
 HEAD_BYTES = 64 << 10

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from millstream.plugins.engines.openvino.worker_backend import GROUP_MAX, SHAPES_MAX, OpenVino, _properties
 from millstream.services.errors import Code, Failure
 from millstream.workers.backends import get_backend
-from millstream.workers.backends.openvino import GROUP_MAX, SHAPES_MAX, OpenVino, _properties
 from tests.contract.backend_cases import OPENVINO, same, signature
 from tests.kit import models
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.engines.torch.torch_program import tensors_only
 from millstream.services.errors import Code, Failure
-from millstream.services.torch_export.torch_program import tensors_only
 from millstream.workers.backends import get_backend
 from tests.contract.backend_cases import signature
 from tests.kit import odd_programs, torch_library, torch_models

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream.plugins.engines.triton import worker_backend as triton
+from millstream.plugins.engines.triton.worker_health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
-from millstream.workers.backends import get_backend, triton
+from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Terminated
-from millstream.workers.backends.triton_health import ServerHealth
 from tests.contract.backend_cases import remote_model, same, signature
 from tests.kit import models, v2
 from tests.kit.grpc_proxy import tls_proxy

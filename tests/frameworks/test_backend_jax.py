@@ -42,7 +42,7 @@ def test_rows_are_padded_so_that_few_programs_are_compiled(tmp_path: Path) -> No
 
 
 def test_the_number_of_programs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.services.jax_export.jax_program.PROGRAMS_MAX", 3)
+    monkeypatch.setattr("millstream.plugins.engines.jax.jax_program.PROGRAMS_MAX", 3)
     instance = _mlp_instance(tmp_path)
     for rows in (1, 2, 4, 8, 16, 32):
         instance.run({"x": np.ones((rows, 8), np.float32)})

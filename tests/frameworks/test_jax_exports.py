@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream.plugins.engines.jax.document import is_export_file, read_header
+from millstream.plugins.engines.jax.jax_program import JaxProgram
+from millstream.plugins.engines.jax.library import load_library
 from millstream.services.errors import Failure
-from millstream.services.jax_export.document import is_export_file, read_header
-from millstream.services.jax_export.jax_program import JaxProgram
-from millstream.services.jax_export.library import load_library
 from tests.kit import jax_models, v2
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack

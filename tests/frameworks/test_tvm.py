@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from millstream.plugins.engines.tvm.target import DOCUMENT, LIBRARY
 from millstream.services.compiler.candidate import Compiled, Subject
 from millstream.services.compiler.compile_runner import compile_candidate
 from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
 from millstream.services.compiler.race.samples import write_samples
 from millstream.services.compiler.targets import get_target
-from millstream.services.compiler.targets.tvm import DOCUMENT, LIBRARY
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.workers.backends import get_backend

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.plugins.engines.torch.archive import is_program
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest import archive
 from millstream.services.ingest.archive import unpack
-from millstream.services.torch_export.archive import is_program
 
 LIMIT = 1 << 20
 Entry = tuple[str, bytes]

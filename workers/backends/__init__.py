@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from millstream.plugins.engines.iree.worker_backend import Iree
+from millstream.plugins.engines.jax.worker_backend import Jax
+from millstream.plugins.engines.openvino.worker_backend import OpenVino
+from millstream.plugins.engines.torch.worker_backend import Torch
+from millstream.plugins.engines.triton.worker_backend import Triton
+from millstream.plugins.engines.tvm.worker_backend import Tvm
 from millstream.services.errors import invalid
 from millstream.workers.backends.base import Backend
-from millstream.workers.backends.iree import Iree
-from millstream.workers.backends.jax import Jax
 from millstream.workers.backends.onnxruntime import OnnxRuntime
-from millstream.workers.backends.openvino import OpenVino
 from millstream.workers.backends.simulated import Simulated
-from millstream.workers.backends.torch import Torch
-from millstream.workers.backends.triton import Triton
-from millstream.workers.backends.tvm import Tvm
 
 BACKENDS: dict[str, Callable[[Path | None], Backend]] = {
     "iree": lambda _: Iree(),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from millstream.plugins.engines.jax.document import is_export_file
 from millstream.services.compiler.candidate import Flags
 from millstream.services.compiler.race.bounds import Extreme
-from millstream.services.jax_export.document import is_export_file
 from millstream.services.model.signature import Signature
 
 TIMES_MAX = 1000  # runs of one block

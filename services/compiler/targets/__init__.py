@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 
+from millstream.plugins.engines.iree.target import Iree
+from millstream.plugins.engines.jax.target import Xla
+from millstream.plugins.engines.openvino.target import BF16_FEATURES, OpenVinoPrecision
+from millstream.plugins.engines.openvino.target_int8 import OpenVinoInt8
+from millstream.plugins.engines.openvino.target_int8_dynamic import OpenVinoInt8Dynamic
+from millstream.plugins.engines.torch.aotinductor import AotInductor
+from millstream.plugins.engines.tvm.target import Tvm
 from millstream.services.compiler.candidate import KEY_DIGITS
-from millstream.services.compiler.targets.aotinductor import AotInductor
 from millstream.services.compiler.targets.base import Target
 from millstream.services.compiler.targets.gpu import GpuPrecision
-from millstream.services.compiler.targets.iree import Iree
 from millstream.services.compiler.targets.onnxruntime import OnnxRuntimeSettings
 from millstream.services.compiler.targets.onnxruntime_int8 import Int8Dynamic, Int8Static
-from millstream.services.compiler.targets.openvino import BF16_FEATURES, OpenVinoPrecision
-from millstream.services.compiler.targets.openvino_int8 import OpenVinoInt8
-from millstream.services.compiler.targets.openvino_int8_dynamic import OpenVinoInt8Dynamic
 from millstream.services.compiler.targets.refused import REFUSED
-from millstream.services.compiler.targets.tvm import Tvm
-from millstream.services.compiler.targets.xla import Xla
 from millstream.services.errors import invalid
 
 TARGETS: tuple[Target, ...] = (

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from millstream.plugins.engines.triton.worker_health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import decode_elements, encode_elements
 from millstream.services.model.datatypes import BYTES, NUMPY
@@ -26,7 +27,6 @@ from millstream.workers.backends.base import Array, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_not_ended
 from millstream.workers.backends.options import NO_OPTIONS, Options, check_options
-from millstream.workers.backends.triton_health import ServerHealth
 from millstream.workers.backends.whole_import import whole_import
 
 FORMAT = "triton"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.services.torch_export.document import read_program
+from millstream.plugins.engines.torch.document import read_program
 
 Array = np.ndarray[Any, Any]
 _LOADING = Lock()

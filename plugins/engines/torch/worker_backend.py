@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from millstream.plugins.engines.torch.document import FORMAT
+from millstream.plugins.engines.torch.torch_program import CompiledProgram, TorchProgram
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.process.allocator import trim
-from millstream.services.torch_export.document import FORMAT
-from millstream.services.torch_export.torch_program import CompiledProgram, TorchProgram
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 from millstream.workers.backends.checked_inputs import CheckedInputs
 from millstream.workers.backends.cpu_backend import CpuBackend, check_cpu, check_no_text, check_not_ended

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from millstream.plugins.engines.jax.document import FORMAT
+from millstream.plugins.engines.jax.jax_program import JaxProgram
+from millstream.plugins.engines.jax.library import Library, load_library
 from millstream.services.errors import Code, Failure
-from millstream.services.jax_export.document import FORMAT
-from millstream.services.jax_export.jax_program import JaxProgram
-from millstream.services.jax_export.library import Library, load_library
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import trim

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from millstream.plugins.engines.jax.document import read_header
+from millstream.plugins.engines.jax.library import Library
 from millstream.services.errors import invalid
-from millstream.services.jax_export.document import read_header
-from millstream.services.jax_export.library import Library
 
 Array = np.ndarray[Any, Any]
 

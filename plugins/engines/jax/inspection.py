@@ -10,13 +10,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from millstream.plugins.engines.jax.document import FORMAT, read_header
+from millstream.plugins.engines.jax.jax_program import JaxProgram
+from millstream.plugins.engines.jax.library import Library, load_library
 from millstream.services.errors import invalid
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.ingest.trial_program import TrialProgram, inspect_program
-from millstream.services.jax_export.document import FORMAT, read_header
-from millstream.services.jax_export.jax_program import JaxProgram
-from millstream.services.jax_export.library import Library, load_library
 
 
 def inspect(task: CheckTask, path: Path) -> CheckedModel:

@@ -17,8 +17,8 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from millstream.plugins.engines.torch.archive import MODEL, open_program
 from millstream.services.errors import invalid
-from millstream.services.torch_export.archive import MODEL, open_program
 
 FORMAT = "torch-export"
 NESTED_MAX = 200  # levels of the document

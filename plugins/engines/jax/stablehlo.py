@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from millstream.plugins.engines.jax.jax_program import JaxProgram
 from millstream.services.errors import invalid
-from millstream.services.jax_export.jax_program import JaxProgram
 
 
 def write_stablehlo(program: JaxProgram, path: Path, rows: int | None = None) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from millstream.plugins.engines.jax import document as jax_export
 from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
 from millstream.services.compiler.targets.base import Target
 from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.services.errors import Failure, invalid
-from millstream.services.jax_export import document as jax_export
 from millstream.services.model.datatypes import BYTES
 
 INSTALL = "pip install 'millstream[iree]'"
@@ -84,9 +84,9 @@ def _compile_onnx(subject: Subject, candidate: Candidate, folder: Path) -> Compi
 
 
 def _compile_jax(subject: Subject, candidate: Candidate, folder: Path, scratch: Path) -> Compiled:
-    from millstream.services.jax_export.jax_program import JaxProgram
-    from millstream.services.jax_export.library import load_library
-    from millstream.services.jax_export.stablehlo import write_stablehlo
+    from millstream.plugins.engines.jax.jax_program import JaxProgram
+    from millstream.plugins.engines.jax.library import load_library
+    from millstream.plugins.engines.jax.stablehlo import write_stablehlo
 
     program = JaxProgram(load_library(1), subject.path)
     source = scratch / "model.mlir"

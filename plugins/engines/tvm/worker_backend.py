@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from millstream.services.compiler.targets.tvm_library import load_tvm
+from millstream.plugins.engines.tvm.library import load_tvm
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature

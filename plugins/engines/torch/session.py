@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millstream.plugins.engines.torch.torch_program import TorchProgram
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.onnx_checks import MESSAGE_CHARACTERS_MAX
@@ -15,7 +16,6 @@ from millstream.services.ingest.trial_session import Array, TrialError
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature
-from millstream.services.torch_export.torch_program import TorchProgram
 
 
 class ProgramSession:
