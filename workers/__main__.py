@@ -23,6 +23,13 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
+from millstream.plugins.compile.stored.races import environment
+from millstream.plugins.compile.worker.live_check import LiveCheck
+from millstream.plugins.compile.worker.queue import Racer
+from millstream.plugins.compile.worker.races import WorkerRaces
+from millstream.plugins.compile.worker.sample_capture import Capture, SampleCaptures
+from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
+from millstream.plugins.compile.worker.trials import VariantTrials
 from millstream.plugins.engines.triton.worker_backend import Triton
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes.exit_status import LOAD_STUCK
@@ -50,7 +57,6 @@ from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import environment
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import LOG_LEVELS, Settings, read_settings
 from millstream.services.start_log import log_start
@@ -63,9 +69,7 @@ from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
-from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
-from millstream.workers.batches.sample_capture import Capture, SampleCaptures
 from millstream.workers.batches.watchdog import GRACE_S, Watchdog
 from millstream.workers.batching_off import BatchingOff
 from millstream.workers.departure import Departure
@@ -85,14 +89,10 @@ from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
 from millstream.workers.orders import OrderThread
 from millstream.workers.overdue_replies import OverdueReplies
-from millstream.workers.race.queue import Racer
-from millstream.workers.race.races import WorkerRaces
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency.residency import Residency
 from millstream.workers.run_reports import RunReports
 from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
-from millstream.workers.variants.swaps import Progress, VariantSwaps
-from millstream.workers.variants.trials import VariantTrials
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")

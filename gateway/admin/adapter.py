@@ -8,14 +8,13 @@ from millstream.gateway.admin import (
     routes_models,
     routes_placement,
     routes_pools,
-    routes_races,
     routes_uploads,
     schemas_keys,
     schemas_logs,
     schemas_models,
-    schemas_races,
 )
 from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
+from millstream.plugins.compile.gateway import routes_races, schemas_races
 from millstream.plugins.fleet.gateway import routes_scale
 
 _MODELS = Tag("admin: models", "Models and their versions: upload, activate, delete.", Place.OPEN)

@@ -12,11 +12,11 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, versions_text
+from millstream.plugins.compile.stored.races import Race
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import ImportRecord, Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.model.usage import Usage, usage_of
-from millstream.services.repository.races import Race
 from millstream.services.repository.variants import Report
 from millstream.services.repository.verdicts import why_unmerged
 from millstream.services.wire.records import State

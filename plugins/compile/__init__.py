@@ -1,0 +1,1 @@
+"""Compiles versions for the hardware at hand: candidates, targets, and the process that a compilation runs in."""

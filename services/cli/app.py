@@ -13,12 +13,13 @@ from typing import Annotated
 
 import typer
 
+from millstream.plugins.compile.cli import race
+from millstream.plugins.compile.cli_compile import compile_
 from millstream.plugins.fleet.cli import autoscale
 from millstream.plugins.plan.cli import plan
 from millstream.plugins.top.cli import top
 from millstream.services.cli import failures
 from millstream.services.cli.commands.bench import bench
-from millstream.services.cli.commands.compile import compile_
 from millstream.services.cli.commands.configure import configure
 from millstream.services.cli.commands.demo import demo, version, version_text
 from millstream.services.cli.commands.describe import describe
@@ -30,7 +31,6 @@ from millstream.services.cli.commands.models import activate, models, rm
 from millstream.services.cli.commands.placement import placement
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
-from millstream.services.cli.commands.race import race
 from millstream.services.cli.commands.restart import restart
 from millstream.services.cli.commands.serve import serve
 from millstream.services.cli.commands.up import up

@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
+from millstream.plugins.compile.stored.choices import Choices
+from millstream.plugins.compile.stored.races import Races
+from millstream.plugins.compile.stored.samples import Samples
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.repository.choices import Choices
 from millstream.services.repository.footprints import Footprints
-from millstream.services.repository.races import Races
-from millstream.services.repository.samples import Samples
 from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import Verdict
 

@@ -23,6 +23,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from millstream.plugins.compile.stored.choices import Choices
+from millstream.plugins.compile.stored.races import Races
+from millstream.plugins.compile.stored.samples import Samples
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
@@ -30,7 +33,6 @@ from millstream.services.model.paths import is_version
 from millstream.services.repository.activation import activated, owned
 from millstream.services.repository.base import Staging
 from millstream.services.repository.change_log import NO_ID, ChangeLog
-from millstream.services.repository.choices import Choices
 from millstream.services.repository.disk import (
     fsync,
     fsync_tree,
@@ -46,8 +48,6 @@ from millstream.services.repository.disk import (
 )
 from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
 from millstream.services.repository.footprints import Footprints
-from millstream.services.repository.races import Races
-from millstream.services.repository.samples import Samples
 from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.variants import Variants

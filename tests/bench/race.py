@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from millstream.services.compiler.race.markdown import size_text
-from millstream.services.compiler.race.plot import plot_of
-from millstream.services.compiler.race.report import RaceReport, RaceTask, Row, variant_for
-from millstream.services.compiler.race.samples import write_samples
+from millstream.plugins.compile.race.markdown import size_text
+from millstream.plugins.compile.race.plot import plot_of
+from millstream.plugins.compile.race.report import RaceReport, RaceTask, Row, variant_for
+from millstream.plugins.compile.race.samples import write_samples
+from millstream.plugins.compile.worker.driver import run_race
 from millstream.services.process.device import find_device
 from millstream.workers.backends import get_backend
-from millstream.workers.race.driver import run_race
 from tests.bench.race_models import Array, Raced, all_models
 from tests.bench.race_neighbour import measure_neighbour
 from tests.kit.races import race_task

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from millstream.services.compiler.candidate import Subject
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
-from millstream.services.compiler.targets import TARGETS
-from millstream.services.compiler.targets.base import Target
+from millstream.plugins.compile.candidate import Subject
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.targets import TARGETS
+from millstream.plugins.compile.targets.base import Target
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.kit import compile_targets, models
 from tests.kit.compile_targets import check_compiles, check_fails, samples, subject, task
@@ -105,9 +105,9 @@ def test_a_full_disk_is_an_error(target: Target, tmp_path: Path) -> None:
 
 COMPILE = """
 import sys
-from millstream.services.compiler.candidate import Subject
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileTask
+from millstream.plugins.compile.candidate import Subject
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileTask
 print(compile_candidate(CompileTask.model_validate_json(sys.stdin.read())).model_dump_json())
 """
 

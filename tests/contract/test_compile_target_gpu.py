@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from millstream.services.compiler.candidate import Subject
-from millstream.services.compiler.targets import TARGETS, get_target
+from millstream.plugins.compile.candidate import Subject
+from millstream.plugins.compile.targets import TARGETS, get_target
 from millstream.services.errors import Code, Failure
 from millstream.workers.backends import get_backend
 from tests.kit.compile_targets import check_outputs, images, run, samples, subject

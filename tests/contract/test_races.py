@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.compile.stored import races as races_module
+from millstream.plugins.compile.stored.choices import Choice, ChosenVariant
+from millstream.plugins.compile.stored.races import PAST_MAX, Race, RaceKey, RaceOptions, RaceState, Undone, new_race
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, SourceFile
-from millstream.services.repository import races as races_module
-from millstream.services.repository.choices import Choice, ChosenVariant
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import PAST_MAX, Race, RaceKey, RaceOptions, RaceState, Undone, new_race
 from millstream.services.repository.verdicts import content_digest
 from tests.kit.versions import publish
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millstream.plugins.compile.stored.races import Race, RaceState, environment, new_race
 from millstream.plugins.fleet.controller.stranded_races import StrandedRaces
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import Race, RaceState, environment, new_race
 from millstream.services.wire.records import DeviceRecord, WorkerRecord
 from tests.kit.versions import publish
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.compiler import compile_runner
-from millstream.services.compiler.candidate import Candidate, Compiled, Subject
-from millstream.services.compiler.compile_runner import check_files, compile_candidate
-from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
-from millstream.services.compiler.targets import get_target
+from millstream.plugins.compile import compile_runner
+from millstream.plugins.compile.candidate import Candidate, Compiled, Subject
+from millstream.plugins.compile.compile_runner import check_files, compile_candidate
+from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.sandbox import landlock, seccomp

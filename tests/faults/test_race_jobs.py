@@ -143,7 +143,7 @@ def is_decided(stack: Stack) -> bool:
 
 def compilation_killed(stack: Stack) -> bool:
     """Kill the compilation in progress; return whether there is one."""
-    compiling = processes(stack, b"millstream.services.compiler.compile_process")
+    compiling = processes(stack, b"millstream.plugins.compile.compile_process")
     kill(compiling)
     return bool(compiling)
 
@@ -171,7 +171,7 @@ def test_a_version_that_is_replaced_during_its_race_is_raced_anew(stack: Stack, 
     found = race(stack)
     assert (found["tries"], found["version"]) == (1, 1)
     assert found["requested_at"] > before["requested_at"]
-    drivers = b"millstream.workers.race\0"
+    drivers = b"millstream.plugins.compile.worker\0"
     wait_until(lambda: len(processes(stack, drivers)) == 1, what="the one before has ended")
     assert stack.http.delete(RACE).json()["state"] == "cancelled"
     wait_until(lambda: not processes(stack))

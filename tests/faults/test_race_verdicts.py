@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from millstream.plugins.compile.stored.race_verdicts import decide
+from millstream.plugins.compile.stored.races import Race, RaceState, new_race
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.race_verdicts import decide
-from millstream.services.repository.races import Race, RaceState, new_race
 from tests.kit.disk import small_disk
 from tests.kit.versions import publish
 
@@ -32,7 +32,7 @@ _KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.race_verdicts import decide
+from millstream.plugins.compile.stored.race_verdicts import decide
 
 root, left, document = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 repository = FolderRepository(root)

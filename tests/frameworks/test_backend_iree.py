@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.services.compiler.candidate import Compiled, Subject
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
-from millstream.services.compiler.targets import get_target
+from millstream.plugins.compile.candidate import Compiled, Subject
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.targets import get_target
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.workers.backends import get_backend

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.targets import TARGETS, get_target
-from millstream.services.compiler.targets.base import Target
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.targets import TARGETS, get_target
+from millstream.plugins.compile.targets.base import Target
 from tests.contract.test_compile_target import HERE as ORDINARY
 from tests.kit.compile_targets import check_compiles, check_fails, compiled, samples, subject, task
 

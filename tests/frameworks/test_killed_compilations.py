@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.compiler.candidate import Subject
-from millstream.services.compiler.compile_task import CompileTask
-from millstream.services.compiler.targets import get_target
+from millstream.plugins.compile.candidate import Subject
+from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.targets import get_target
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.frameworks.test_aotinductor import subject as program
 from tests.kit import models
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 #: Compiles what standard input says, and says the number of the compilation's process, which leads a group.
 CALLER = """
 import sys
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileTask
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileTask
 task = CompileTask.model_validate_json(sys.stdin.read())
 print(compile_candidate(task, lambda process: print(process.pid, flush=True)), flush=True)
 """

@@ -10,19 +10,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from millstream.plugins.compile.candidate import Compiled, Subject
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileOutcome, CompileTask
+from millstream.plugins.compile.race.samples import write_samples
+from millstream.plugins.compile.targets import get_target
+from millstream.plugins.compile.worker import driver
+from millstream.plugins.compile.worker.measuring import Measuring
+from millstream.plugins.compile.worker.messages import Opening
 from millstream.plugins.engines.tvm.target import DOCUMENT, LIBRARY
-from millstream.services.compiler.candidate import Compiled, Subject
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileOutcome, CompileTask
-from millstream.services.compiler.race.samples import write_samples
-from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, Terminated
-from millstream.workers.race import driver
-from millstream.workers.race.measuring import Measuring
-from millstream.workers.race.messages import Opening
 from tests.kit import models
 from tests.kit.races import MLP, signature
 

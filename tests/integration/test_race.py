@@ -1,4 +1,4 @@
-"""python -m millstream.workers.race with real processes: verdicts, samples, the cache, candidates that misbehave."""
+"""python -m millstream.plugins.compile.worker with real processes: verdicts, samples, the cache, candidates that misbehave."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
-from millstream.services.compiler.compile_task import CompileOutcome
-from millstream.services.compiler.race.bounds import Guard
-from millstream.services.compiler.race.choice import ROUNDS_MIN, Choice
-from millstream.services.compiler.race.estimate import estimates_from
-from millstream.services.compiler.race.race import Result
-from millstream.services.compiler.race.report import Gate, RaceEvent, RaceReport, RaceTask, Row, Verdict
-from millstream.services.compiler.race.samples import write_samples
-from millstream.services.compiler.targets import get_target
-from millstream.services.compiler.targets.base import Target
+from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
+from millstream.plugins.compile.compile_task import CompileOutcome
+from millstream.plugins.compile.race.bounds import Guard
+from millstream.plugins.compile.race.choice import ROUNDS_MIN, Choice
+from millstream.plugins.compile.race.estimate import estimates_from
+from millstream.plugins.compile.race.race import Result
+from millstream.plugins.compile.race.report import Gate, RaceEvent, RaceReport, RaceTask, Row, Verdict
+from millstream.plugins.compile.race.samples import write_samples
+from millstream.plugins.compile.stored.race_parts import StoredReport, trials_of
+from millstream.plugins.compile.targets import get_target
+from millstream.plugins.compile.targets.base import Target
+from millstream.plugins.compile.worker import driver, track
+from millstream.plugins.compile.worker.compiled_cache import NEW, CompiledCache, working
+from millstream.plugins.compile.worker.track import UnfinishedError
 from millstream.services.errors import Failure
 from millstream.services.process.low_priority import NICE
-from millstream.services.repository.race_parts import StoredReport, trials_of
-from millstream.workers.race import driver, track
-from millstream.workers.race.compiled_cache import NEW, CompiledCache, working
-from millstream.workers.race.track import UnfinishedError
 from tests.kit import models
 from tests.kit.races import MLP, RaceProcess, kill, race_task, signature
 from tests.kit.stack import descendants

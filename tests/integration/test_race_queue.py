@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.compile.stored.races import UNFINISHED_MAX, Race, RaceOptions, RaceState, new_race
+from millstream.plugins.compile.worker.queue import RaceQueue, Racer, change
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import UNFINISHED_MAX, Race, RaceOptions, RaceState, new_race
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.instances.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel
-from millstream.workers.race.queue import RaceQueue, Racer, change
 from tests.kit.versions import publish
 
 HERE = "0123456789abcdef"

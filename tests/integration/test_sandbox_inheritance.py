@@ -30,12 +30,14 @@ import uvloop
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
 
+from millstream.plugins.compile.candidate import Subject
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileTask
+from millstream.plugins.compile.race.samples import write_samples
+from millstream.plugins.compile.targets import get_target
+from millstream.plugins.compile.worker.measuring import Measuring
+from millstream.plugins.compile.worker.messages import Opening
 from millstream.plugins.convert.base import ImportOptions
-from millstream.services.compiler.candidate import Subject
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileTask
-from millstream.services.compiler.race.samples import write_samples
-from millstream.services.compiler.targets import get_target
 from millstream.services.errors import Failure
 from millstream.services.ingest import check_process
 from millstream.services.ingest.upload import ModelUpload
@@ -44,8 +46,6 @@ from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.sandbox import seccomp
 from millstream.services.settings import Settings
-from millstream.workers.race.measuring import Measuring
-from millstream.workers.race.messages import Opening
 from tests.kit import models
 from tests.kit.stack import WAIT_S
 

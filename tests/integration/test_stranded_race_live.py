@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millstream.plugins.compile.stored.races import new_race
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import new_race
 from tests.kit import models
 from tests.kit.command_line import Millstream
 from tests.kit.stack import running_stack

@@ -9,15 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millstream.plugins.compile.stored.choices import Choice, ChosenVariant
+from millstream.plugins.compile.stored.race_verdicts import decide, undo
+from millstream.plugins.compile.stored.races import Race, RaceState, new_race
+from millstream.plugins.compile.worker import swaps
+from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
+from millstream.plugins.compile.worker.table import VariantTable
+from millstream.plugins.compile.worker.trials import DEATHS_MAX, VariantTrials
 from millstream.services.metrics.catalogue import VARIANTS_SWAPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.version_files import describe_file
 from millstream.services.placement.views import Footprint
-from millstream.services.repository.choices import Choice, ChosenVariant
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.race_verdicts import decide, undo
-from millstream.services.repository.races import Race, RaceState, new_race
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
@@ -26,10 +30,6 @@ from millstream.workers.instances.load_version import LoadEnvironment, load
 from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.variants import swaps
-from millstream.workers.variants.swaps import Progress, VariantSwaps
-from millstream.workers.variants.table import VariantTable
-from millstream.workers.variants.trials import DEATHS_MAX, VariantTrials
 from tests.contract.backend_cases import signature
 from tests.kit import models as kit
 from tests.kit.versions import publish, publish_content

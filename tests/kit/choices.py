@@ -16,10 +16,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from millstream.plugins.compile.stored.race_verdicts import decide
+from millstream.plugins.compile.stored.races import Race, RaceState, environment, new_race
 from millstream.services.process.device import installed_packages
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.race_verdicts import decide
-from millstream.services.repository.races import Race, RaceState, environment, new_race
 from tests.kit.stack import Stack
 
 BAD = 77  # the value on which a form goes wrong

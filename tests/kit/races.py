@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millstream.services.compiler.race.report import RaceEvent, RaceReport, RaceTask
+from millstream.plugins.compile.race.report import RaceEvent, RaceReport, RaceTask
 from millstream.services.model.manifest import ImportRecord, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository
@@ -27,7 +27,7 @@ _AT_NORMAL_PRIORITY = """
 import runpy
 from millstream.services.process import low_priority
 low_priority.lower_process = lambda **_: None
-runpy.run_module("millstream.workers.race", run_name="__main__", alter_sys=True)
+runpy.run_module("millstream.plugins.compile.worker", run_name="__main__", alter_sys=True)
 """
 
 
@@ -84,7 +84,7 @@ def raise_priorities(stack: Stack) -> None:
                 os.setpriority(os.PRIO_PROCESS, thread, 0)
 
 
-def processes(stack: Stack, module: bytes = b"millstream.workers.race") -> list[int]:
+def processes(stack: Stack, module: bytes = b"millstream.plugins.compile.worker") -> list[int]:
     """Return the processes of races, or those of another module."""
     found = []
     for pid in descendants(stack.process.pid):
@@ -105,10 +105,10 @@ def kill(pids: Sequence[int]) -> None:
 
 
 class RaceProcess:
-    """`python -m millstream.workers.race`, started with a task. `lowered`: at its own priority, the lowest."""
+    """`python -m millstream.plugins.compile.worker`, started with a task. `lowered`: at its own priority, the lowest."""
 
     def __init__(self, task: RaceTask, *, lowered: bool = False) -> None:
-        program = ["-m", "millstream.workers.race"] if lowered else ["-c", _AT_NORMAL_PRIORITY]
+        program = ["-m", "millstream.plugins.compile.worker"] if lowered else ["-c", _AT_NORMAL_PRIORITY]
         command = [sys.executable, "-P", *program, "--parent", str(os.getpid())]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None

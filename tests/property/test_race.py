@@ -1,4 +1,4 @@
-"""services/compiler/race on a virtual clock: budget, drift, noise, crashes, and the same winner for the same seed."""
+"""plugins/compile/race on a virtual clock: budget, drift, noise, crashes, and the same winner for the same seed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.services.compiler.candidate import Candidate, Compiled
-from millstream.services.compiler.race.choice import GAIN_MIN, Measured, choose
-from millstream.services.compiler.race.estimate import Estimate
-from millstream.services.compiler.race.gate import Judgement
-from millstream.services.compiler.race.race import LateError, LostError, Prepared, Race, Result
-from millstream.services.compiler.race.report import BASELINE, RaceEvent, variant_for
-from millstream.services.compiler.race.schedule import ENTRY_SHARE, Budget, entry_order
-from millstream.services.compiler.race.statistics import Round, interval, overall, ratio_of, weighted
+from millstream.plugins.compile.candidate import Candidate, Compiled
+from millstream.plugins.compile.race.choice import GAIN_MIN, Measured, choose
+from millstream.plugins.compile.race.estimate import Estimate
+from millstream.plugins.compile.race.gate import Judgement
+from millstream.plugins.compile.race.race import LateError, LostError, Prepared, Race, Result
+from millstream.plugins.compile.race.report import BASELINE, RaceEvent, variant_for
+from millstream.plugins.compile.race.schedule import ENTRY_SHARE, Budget, entry_order
+from millstream.plugins.compile.race.statistics import Round, interval, overall, ratio_of, weighted
 
 COMPILED = Compiled(backend="onnxruntime", runtime="none")
 WEIGHTS = {1: 1.0, 4: 1.0, 16: 2.0}

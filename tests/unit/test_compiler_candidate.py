@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from millstream.services.compiler.candidate import FLAGS_MAX, Candidate, Compiled, Subject
-from millstream.services.compiler.targets import TARGETS, get_target
-from millstream.services.compiler.targets.onnxruntime import thread_numbers
+from millstream.plugins.compile.candidate import FLAGS_MAX, Candidate, Compiled, Subject
+from millstream.plugins.compile.targets import TARGETS, get_target
+from millstream.plugins.compile.targets.onnxruntime import thread_numbers
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

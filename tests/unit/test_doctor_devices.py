@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.compiler import devices, opencl
-from millstream.services.compiler.targets import TARGETS
+from millstream.plugins.compile import devices, opencl
+from millstream.plugins.compile.targets import TARGETS
 from millstream.services.environment import child_environment
 from millstream.services.process.device import FEATURES
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream.plugins.compile.stored.choices import Choices
+from millstream.plugins.compile.stored.races import _read as read_race
 from millstream.services.errors import Failure
 from millstream.services.repository.access_keys import AccessKeys
-from millstream.services.repository.choices import Choices
 from millstream.services.repository.disk import read_file
 from millstream.services.repository.documents import read_document
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import _read as read_race
 from millstream.services.repository.variants import Target, Variants
 from tests.contract.repositories import manifest
 from tests.kit.versions import publish

@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.services.errors import Code, Failure
-from millstream.services.model.manifest import Manifest, ModelConfig
-from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.repository.choices import Choice, ChosenVariant
-from millstream.services.wire.records import State
-from millstream.workers.batches.live_check import (
+from millstream.plugins.compile.stored.choices import Choice, ChosenVariant
+from millstream.plugins.compile.worker.live_check import (
     BUSY_STEP_S,
     BYTES_MAX,
     FORMS_SHARE,
@@ -26,6 +22,10 @@ from millstream.workers.batches.live_check import (
     compare,
     sampled,
 )
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 
 Array = np.ndarray[Any, Any]
@@ -249,7 +249,7 @@ def test_a_mismatch_is_told() -> None:
 
 
 class Forms:
-    """A table with one form, as `workers/variants/table.py` has it."""
+    """A table with one form, as `plugins/compile/worker/table.py` has it."""
 
     def __init__(self, lossy: bool) -> None:
         variant = ChosenVariant(key="form-1", target="form", backend="b", lossy=lossy)

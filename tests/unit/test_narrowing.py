@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
+from millstream.plugins.compile.narrowing import prove
+from millstream.plugins.compile.targets import TARGETS
 from millstream.plugins.engines.openvino.target import NARROWS
-from millstream.services.compiler.narrowing import prove
-from millstream.services.compiler.targets import TARGETS
 from tests.kit import architectures
 
 LIMIT = NARROWS.computed

@@ -1,12 +1,12 @@
-"""services/compiler/race/bounds.py: what a form is asked for, and which batches it gets."""
+"""plugins/compile/race/bounds.py: what a form is asked for, and which batches it gets."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from millstream.services.compiler.candidate import DIMENSION_MAX
-from millstream.services.compiler.race.bounds import (
+from millstream.plugins.compile.candidate import DIMENSION_MAX
+from millstream.plugins.compile.race.bounds import (
     EQUAL_ROWS,
     Extreme,
     Guard,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.compiler.candidate import Candidate
-from millstream.services.compiler.race.estimate import (
+from millstream.plugins.compile.candidate import Candidate
+from millstream.plugins.compile.race.estimate import (
     GAIN_UNKNOWN,
     LATE_FACTOR,
     PRIORS,
@@ -16,8 +16,8 @@ from millstream.services.compiler.race.estimate import (
     estimate_of,
     estimates_from,
 )
-from millstream.services.compiler.targets import TARGETS
-from millstream.services.repository.race_parts import StoredReport, Trial, trials_of
+from millstream.plugins.compile.stored.race_parts import StoredReport, Trial, trials_of
+from millstream.plugins.compile.targets import TARGETS
 
 INT8 = Candidate(target="openvino-int8", lossy=True)
 IREE = Candidate(target="iree", lossy=False)

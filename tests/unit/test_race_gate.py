@@ -1,13 +1,13 @@
-"""services/compiler/race/gate.py and metric.py: what counts as the same answer."""
+"""plugins/compile/race/gate.py and metric.py: what counts as the same answer."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from millstream.services.compiler.race.gate import Judgement, differing, influenced, judge, neighbours
-from millstream.services.compiler.race.metric import NAMED, Metric
-from millstream.services.compiler.race.report import METRIC_CHARACTERS_MAX, Gate, OutputFigures
+from millstream.plugins.compile.race.gate import Judgement, differing, influenced, judge, neighbours
+from millstream.plugins.compile.race.metric import NAMED, Metric
+from millstream.plugins.compile.race.report import METRIC_CHARACTERS_MAX, Gate, OutputFigures
 from millstream.services.errors import Failure
 from millstream.services.model.agreement import Array
 from millstream.services.model.signature import Signature, TensorSpec

@@ -1,4 +1,4 @@
-"""workers/race/measuring.py and outputs.py: replies of a process that runs somebody else's code are not believed."""
+"""plugins/compile/worker/measuring.py and outputs.py: replies of a process that runs somebody else's code are not believed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.services.compiler.race.report import STDERR_CHARACTERS_MAX
-from millstream.workers.race import measuring, outputs
-from millstream.workers.race.measuring import FailedError, Measuring
-from millstream.workers.race.messages import Opening
-from millstream.workers.race.outputs import read_outputs, write_outputs
+from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX
+from millstream.plugins.compile.worker import measuring, outputs
+from millstream.plugins.compile.worker.measuring import FailedError, Measuring
+from millstream.plugins.compile.worker.messages import Opening
+from millstream.plugins.compile.worker.outputs import read_outputs, write_outputs
 from tests.kit.races import MLP
 
 PYTHON = sys.executable

@@ -1,4 +1,4 @@
-"""services/compiler/race: report, Markdown and plot."""
+"""plugins/compile/race: report, Markdown and plot."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ET
 import pytest
 from pydantic import ValidationError
 
-from millstream.services.compiler.candidate import Compiled
-from millstream.services.compiler.race.markdown import markdown_of, size_text, table_of
-from millstream.services.compiler.race.plot import pareto_front, plot_of, points_of
-from millstream.services.compiler.race.report import BASELINE, OutputFigures, RaceReport, Row, variant_for
+from millstream.plugins.compile.candidate import Compiled
+from millstream.plugins.compile.race.markdown import markdown_of, size_text, table_of
+from millstream.plugins.compile.race.plot import pareto_front, plot_of, points_of
+from millstream.plugins.compile.race.report import BASELINE, OutputFigures, RaceReport, Row, variant_for
 
 COMPILED = Compiled(files=("model.onnx",), backend="onnxruntime", runtime="onnxruntime 1.31.1")
 

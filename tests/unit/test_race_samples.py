@@ -1,4 +1,4 @@
-"""services/compiler/race/samples.py: samples that a user sends, and those that are drawn."""
+"""plugins/compile/race/samples.py: samples that a user sends, and those that are drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.services.compiler.race.samples import draw, rows_of, split, write_samples
+from millstream.plugins.compile.race.samples import draw, rows_of, split, write_samples
 from millstream.services.errors import Failure
 from millstream.services.model import samples
 from millstream.services.model.samples import check_inputs, read_inputs, read_samples

@@ -1,9 +1,9 @@
-"""services/compiler/race/weights.py: the batch sizes of the traffic."""
+"""plugins/compile/race/weights.py: the batch sizes of the traffic."""
 
 from __future__ import annotations
 
-from millstream.services.compiler.race.report import SIZES_MAX
-from millstream.services.compiler.race.weights import BATCHES_MIN, batch_weights
+from millstream.plugins.compile.race.report import SIZES_MAX
+from millstream.plugins.compile.race.weights import BATCHES_MIN, batch_weights
 
 
 def test_a_few_batches_are_no_traffic() -> None:

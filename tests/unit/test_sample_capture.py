@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millstream.plugins.compile.stored.races import RaceState, new_race
+from millstream.plugins.compile.worker import sample_capture
+from millstream.plugins.compile.worker.sample_capture import PAUSE_S, ROWS_EACH, WRITE_S, Capture, SampleCaptures
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.races import RaceState, new_race
 from millstream.services.wire.records import State
-from millstream.workers.batches import sample_capture
-from millstream.workers.batches.sample_capture import PAUSE_S, ROWS_EACH, WRITE_S, Capture, SampleCaptures
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from tests.kit.versions import publish
 

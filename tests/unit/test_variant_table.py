@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from millstream.services.compiler.candidate import Bounds
+from millstream.plugins.compile.candidate import Bounds
+from millstream.plugins.compile.stored.choices import BASELINE, Choice, ChosenVariant
+from millstream.plugins.compile.worker import watch
+from millstream.plugins.compile.worker.table import Entry, VariantTable, serving_table
+from millstream.plugins.compile.worker.watch import COMPARED, WINDOW, VariantWatch
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.repository.choices import BASELINE, Choice, ChosenVariant
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.variants import watch
-from millstream.workers.variants.table import Entry, VariantTable, serving_table
-from millstream.workers.variants.watch import COMPARED, WINDOW, VariantWatch
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 1)),),

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
+from millstream.plugins.compile.targets.base import Target
+from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.plugins.engines.jax import document as jax_export
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
-from millstream.services.compiler.targets.base import Target
-from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
 

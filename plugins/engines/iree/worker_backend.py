@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from millstream.plugins.compile.candidate import Subject
+from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.compile_task import CompileTask
 from millstream.plugins.engines.iree.target import Iree as IreeTarget
 from millstream.plugins.engines.jax.document import FORMAT, is_export_file
-from millstream.services.compiler.candidate import Subject
-from millstream.services.compiler.compile_runner import compile_candidate
-from millstream.services.compiler.compile_task import CompileTask
 from millstream.services.errors import Code, Failure
 from millstream.services.model.onnxruntime_values import library_message
 from millstream.services.model.signature import Signature

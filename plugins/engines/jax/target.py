@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
+from millstream.plugins.compile.targets.base import Target
+from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.plugins.engines.jax.document import FORMAT
-from millstream.services.compiler.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.services.compiler.targets.base import Target
-from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 
 INSTALL = "pip install 'millstream[jax]'"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Narrowing, Subject
-from millstream.services.compiler.targets.base import Target
-from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, runtime_version
+from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Narrowing, Subject
+from millstream.plugins.compile.targets.base import Target
+from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.services.process.device import find_device
 
 FORMATS = frozenset({"onnx", "openvino"})

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
+from millstream.plugins.compile.targets.base import Target
+from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, versions
 from millstream.plugins.engines.openvino.target import BF16_FEATURES, FORMATS, NARROWS, missing_feature
 from millstream.plugins.engines.openvino.target_int8 import INSTALL, MODEL, WEIGHTS, read_model
-from millstream.services.compiler.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.services.compiler.targets.base import Target
-from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, versions
 from millstream.services.errors import invalid
 
 #: Without these instructions OpenVINO computes compressed weights in floating point, which gains nothing.

@@ -12,11 +12,11 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
+from millstream.plugins.compile.targets.base import Target
+from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.plugins.engines.torch.document import FORMAT
 from millstream.plugins.engines.torch.torch_program import load_program
-from millstream.services.compiler.candidate import Candidate, Compiled, Missing, Subject
-from millstream.services.compiler.targets.base import Target
-from millstream.services.compiler.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 
 PACKAGE = "aotinductor.pt2"
 #: Where g++ keeps the programs that it starts, and the headers that it reads.

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from millstream.plugins.compile.stored.races import Race, RaceState, has_worker
 from millstream.services.errors import Failure
 from millstream.services.repository.base import Repository
-from millstream.services.repository.races import Race, RaceState, has_worker
 from millstream.services.wire.records import WorkerRecord
 
 log = logging.getLogger("millstream.races")

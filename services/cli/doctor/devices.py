@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millstream.services.compiler.devices import DevicesReport
+    from millstream.plugins.compile.devices import DevicesReport
 
 GIB = 1 << 30
 
 
 def show_devices(*, json_output: bool) -> None:
     """Print the report on this machine's devices."""
+    from millstream.plugins.compile.devices import find_devices
     from millstream.services.cli.terminal import emit, results
-    from millstream.services.compiler.devices import find_devices
 
     report = find_devices()
     if json_output:

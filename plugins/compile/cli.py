@@ -1,0 +1,319 @@
+"""`millstream race`: measures compiled forms of a version against each other, and shows the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.services.cli.failures import wrong_usage
+from millstream.services.cli.options import Endpoint, Json, Key, Name, Version, server_address
+from millstream.services.cli.terminal import ago, emit, escape, results, show_detail, show_rows
+from millstream.services.errors import Code, Failure
+
+if TYPE_CHECKING:
+    from millstream.client.client import Client
+    from millstream.client.documents import Race
+
+    from millstream.plugins.compile.race.report import RaceReport
+
+POLL_S = 0.5  # between two pictures of a race
+WHY_CHARACTERS_MAX = 400
+STANDARD_OUTPUT = Path("-")
+_COLOURS = {"won": "green", "lost": "", "inaccurate": "yellow", "failed": "red", "skipped": "dim", "unavailable": "dim"}
+_RUNNING = frozenset({"waiting", "queued", "running"})
+
+
+RacePool = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Pool whose worker runs it; default: the first that has it.")
+]
+RaceSeconds = Annotated[
+    float | None, typer.Option(metavar="S", min=1, max=86_400, help="Longest time of the race; default 120.")
+]
+Targets = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Targets, or candidates of a report, that take part; default: all that are installed.",
+    ),
+]
+Samples = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="Real inputs: an array input/NAME for each input; kept for later races."),
+]
+AcceptRandomSamples = Annotated[
+    bool,
+    typer.Option("--accept-random-samples", help="Let int8 and others that need real inputs race without them."),
+]
+CosineMin = Annotated[
+    float | None,
+    typer.Option(metavar="X", min=-1, max=1, help="Least cosine similarity of each output; default 0.999."),
+]
+AgreementMin = Annotated[
+    float | None,
+    typer.Option(metavar="X", min=0, max=1, help="Least share of rows with the same largest element; default 0.99."),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="EXPR", help='In place of both: such as "cosine > 0.99 and max_abs < 0.1" (docs/compilers.md).'
+    ),
+]
+Wait = Annotated[
+    bool, typer.Option(help="Return at its end, with code 0 if there is a verdict; --no-wait: leave it running.")
+]
+Show = Annotated[bool, typer.Option("--show", help="Show the race, and begin none.")]
+Svg = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --show: write latency against accuracy of all candidates as SVG."),
+]
+Markdown = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --show: write the whole report as Markdown; -: print it.")
+]
+Cancel = Annotated[bool, typer.Option("--cancel", help="Cancel the race that waits or runs.")]
+Reproduce = Annotated[
+    str | None, typer.Option(metavar="ROW", help="Print the command that measures one row of the report again.")
+]
+
+
+def race(
+    context: typer.Context,
+    name: Name,
+    version: Version = None,
+    pool: RacePool = None,
+    race_seconds: RaceSeconds = None,
+    targets: Targets = None,
+    samples: Samples = None,
+    accept_random_samples: AcceptRandomSamples = False,
+    cosine_min: CosineMin = None,
+    agreement_min: AgreementMin = None,
+    metric: Metric = None,
+    wait: Wait = True,
+    show: Show = False,
+    svg: Svg = None,
+    markdown: Markdown = None,
+    cancel: Cancel = False,
+    reproduce: Reproduce = None,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    """Compile a version with every compiler that is installed, measure, check the answers, and serve the fastest.
+
+    A worker that serves the version runs the race at low priority. The version goes on serving; the winner takes over
+    without a request lost, and `millstream compile undo` takes it back. The command waits for the end and shows the
+    progress; Ctrl-C leaves the race running.
+    """
+    if sum((show, cancel, reproduce is not None)) > 1:
+        raise wrong_usage("--show, --cancel and --reproduce exclude each other")
+    if (svg or markdown) and not show:
+        raise wrong_usage("--svg and --markdown go with --show")
+    content = _content(samples)
+    from millstream.client.client import Client
+
+    with Client(server_address(context, endpoint, key), retries=0) as client:
+        number = version if version is not None else serving_version(client, name)
+        if reproduce is not None:
+            print(_reproduce(client.race(name, number, pool=pool), reproduce))
+            return
+        if show or cancel:
+            found = client.cancel_race(name, number, pool=pool) if cancel else client.race(name, number, pool=pool)
+            if not _written(found, svg, markdown):
+                _emit_or_show(found, json_output=json_output)
+            return
+        if content is not None:
+            client.put_race_samples(name, number, content)
+        found = client.begin_race(
+            name,
+            number,
+            seconds=race_seconds,
+            targets=[one for part in (targets or "").split(",") if (one := part.strip())],
+            pool=pool,
+            accept_random_samples=accept_random_samples,
+            gate=gate_of(cosine_min, agreement_min, metric),
+        )
+        if wait:
+            found = _follow(client, found)
+        _emit_or_show(found, json_output=json_output)
+        if wait and found["state"] != "decided":
+            raise Failure(Code.MODEL, f"no verdict was reached: {found['why'] or found['state']}")
+
+
+def gate_of(cosine_min: float | None, agreement_min: float | None, metric: str | None) -> dict[str, float | str]:
+    """Return what is given of the gate."""
+    given = {"cosine_min": cosine_min, "agreement_min": agreement_min, "metric": metric}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _report(found: Race, option: str) -> RaceReport:
+    """Return the report. Raises Failure(CONFLICT) if there is none."""
+    from millstream.plugins.compile.race.report import RaceReport
+
+    if found["report"] is None:
+        raise Failure(Code.CONFLICT, f"{option}: the race is {found['state']}, and has no report")
+    return RaceReport.model_validate(found["report"])
+
+
+def _written(found: Race, svg: Path | None, markdown: Path | None) -> bool:
+    """Write the report to the files that are named; return whether it went to standard output.
+
+    Raises Failure(CONFLICT) if there is no report, wrong usage if a file cannot be written.
+    """
+    from millstream.plugins.compile.race.markdown import markdown_of
+    from millstream.plugins.compile.race.plot import plot_of
+
+    if svg is not None:
+        _write(svg, plot_of(_report(found, "--svg")), "--svg")
+    if markdown is None:
+        return False
+    text = markdown_of(_report(found, "--markdown"))
+    if markdown != STANDARD_OUTPUT:
+        _write(markdown, text, "--markdown")
+        return False
+    print(text, end="")
+    return True
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise wrong_usage(f"{option}: {path} cannot be written: {error.strerror}") from error
+
+
+def _content(samples: Path | None) -> bytes | None:
+    if samples is None:
+        return None
+    try:
+        return samples.read_bytes()
+    except OSError as error:
+        raise wrong_usage(f"--samples: {samples} cannot be read: {error.strerror}") from error
+
+
+def serving_version(client: Client, name: str) -> int:
+    found = client.model(name)
+    number = found.get("serving") or found["active"]
+    if number is None:
+        raise Failure(Code.CONFLICT, f"{name} has no version that serves: name one with --version")
+    return int(number)
+
+
+def _follow(client: Client, found: Race) -> Race:
+    """Show the race while it runs; return it at its end."""
+    import time
+
+    from rich.live import Live
+
+    console = results()
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        while found["state"] in _RUNNING:
+            if console.is_terminal:
+                live.update(_progress(found))
+            time.sleep(POLL_S)
+            found = client.race(found["model"], found["version"], pool=found["pool"])
+    return found
+
+
+def _progress(found: Race) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    event = found["progress"]
+    stage = event.get("stage", found["state"])
+    of = f"{event.get('done', 0)} of {event['total']} candidates" if event.get("total") else found["why"]
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    seconds = f", {event['seconds']:.0f} s" if event.get("seconds") else ""
+    what = f"{stage} {event.get('candidate', '')} {of}{seconds}"
+    table.title = Text(f"{found['model']} version {found['version']}: {what}")
+    table.add_column("CANDIDATE")
+    table.add_column("TIMES AS FAST", justify="right")
+    for candidate, ratio in sorted(event.get("ratios", {}).items(), key=lambda pair: -pair[1]):
+        table.add_row(Text(str(candidate)), f"{ratio:.2f}")
+    return table
+
+
+def _emit_or_show(found: Race, *, json_output: bool) -> None:
+    if json_output:
+        emit(found)
+    else:
+        _show(found)
+
+
+def _show(found: Race) -> None:
+    console = results()
+    console.print(f"[bold]{escape(found['model'])}[/] version {found['version']}  {found['state']}")
+    show_detail(console, "  pool      ", escape(f"{found['pool']} ({found['kind']})"))
+    if found["why"]:
+        show_detail(console, "  why       ", escape(found["why"]))
+    if found["baseline"]:
+        show_detail(console, "  baseline  ", escape(found["baseline"]))
+    if found["state"] == "decided":
+        what = f"{found['winner']}, {found['ratio']:.2f} times as fast" if found["winner"] else "the baseline"
+        show_detail(console, "  winner    ", escape(what), style="green")
+        show_detail(console, "  serving   ", "yes" if found["serving"] else "the version's own file")
+    if found["undone"]:
+        undone = f"{ago(found['undone']['at'])}: {found['undone']['why']}"
+        show_detail(console, "  undone    ", escape(undone), style="red")
+    for note in (found["report"] or {}).get("notes", ()):
+        show_detail(console, "  note      ", escape(note), style="yellow")
+    if found["rows"]:
+        console.print()
+        columns = ("ROW", "CANDIDATE", "VERDICT", "TIMES AS FAST", "COSINE")
+        absent = [] if found["options"]["targets"] else _absent(found["rows"])
+        raced = [(number, row) for number, row in enumerate(found["rows"], 1) if row["target"] not in absent]
+        show_rows(console, columns, [_cells(*one) for one in raced], right=("ROW", "TIMES AS FAST", "COSINE"))
+        console.print()
+        for why, numbers in _reasons(raced).items():
+            show_detail(console, f"{', '.join(map(str, numbers))}: ", escape(why[:WHY_CHARACTERS_MAX]))
+        if absent:
+            console.print(f"\nnot here: {', '.join(absent)} (`millstream doctor devices` says why)", soft_wrap=True)
+
+
+def _absent(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the targets that are not installed, or are for other devices."""
+    return [row["target"] for row in rows if row["verdict"] == "unavailable"]
+
+
+def _reasons(rows: Sequence[tuple[int, dict[str, Any]]]) -> dict[str, list[int]]:
+    """Return the numbers of the rows that have each reason."""
+    reasons: dict[str, list[int]] = {}
+    for number, row in rows:
+        if row.get("why"):
+            reasons.setdefault(str(row["why"]), []).append(number)
+    return reasons
+
+
+def _cells(number: int, row: dict[str, Any]) -> tuple[str, ...]:
+    colour = _COLOURS.get(row["verdict"], "")
+    ratio = f"{row['ratio']:.2f}" if row.get("ratio") is not None else "-"
+    return (
+        str(number),
+        escape(row["candidate"]),
+        f"[{colour}]{row['verdict']}[/]" if colour else row["verdict"],
+        ratio,
+        f"{row['cosine_min']:.5f}" if row.get("cosine_min") is not None else "-",
+    )
+
+
+def _reproduce(found: Race, wanted: str) -> str:
+    """Return the command that races one row of a report again, against the baseline and what serves."""
+    from millstream.plugins.compile.race.report import Gate
+
+    rows = found["rows"]
+    numbered = enumerate(rows, 1)
+    row = next((one for at, one in numbered if wanted in {str(at), one["candidate"], one["target"]}), None)
+    if row is None:
+        known = ", ".join(f"{number} ({one['candidate']})" for number, one in enumerate(rows, 1))
+        raise wrong_usage(f"--reproduce: there is no row {wanted!r}; the report has {known or 'no rows'}")
+    command = ["millstream", "race", found["model"], "--version", str(found["version"]), "--pool", found["pool"]]
+    command += ["--targets", row["candidate"], "--race-seconds", f"{found['options']['seconds']:g}"]
+    if found["options"]["accept_random_samples"]:
+        command.append("--accept-random-samples")
+    given = found["options"]["gate"]
+    for name, usual in Gate().model_dump().items():
+        if given.get(name, usual) != usual:
+            command += [f"--{name.replace('_', '-')}", str(given[name])]
+    return shlex.join(command)

@@ -1,0 +1,268 @@
+"""routes_races: the admin API for races: ask for one, see it, cancel it, take its verdict back, upload samples."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from millstream.gateway.catalog.snapshot import VersionView
+from millstream.gateway.protocols.http.body import read_body, read_document
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, json_body, request_body
+from millstream.plugins.compile.gateway import schemas_races as schemas
+from millstream.plugins.compile.race.metric import Metric
+from millstream.plugins.compile.stored.race_verdicts import undo
+from millstream.plugins.compile.stored.races import Race, RaceKey, RaceState, environment, has_worker, new_race
+from millstream.plugins.compile.targets import target_of
+from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.samples import read_samples, stored
+from millstream.services.placement.pools import pools_text, unknown_pool
+from millstream.services.process.audit import audit, audited
+from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.repository.verdicts import content_digest
+from millstream.services.wire.records import State, WorkerRecord
+
+router = APIRouter(prefix="/admin/v1")
+
+SAMPLES_BYTES_MAX = 64 << 20  # of an upload of samples
+LOAD_S_MAX = 60.0  # for which the load of a version on standby is asked for
+LOAD_WAIT_S = 2.0  # that the answer waits for this load; later, the race waits for it
+_NOT_COMPILED = {
+    "simulated": "a simulated version has no model to compile",
+    "triton": "another server runs it, which compiles it itself",
+}
+_LOADS = frozenset({State.PENDING, State.STANDBY, State.LOADING, State.WARMING})
+_BEING_LOADED = "the version is being loaded"
+_PATH = "/models/{name}/versions/{version}/race"
+_Change = Callable[[Deps, VersionView, str | None], Race]
+_Pool = Annotated[str | None, Query(description="Of which pool; default: the race that was asked for last.")]
+
+
+@router.post(
+    _PATH,
+    status_code=202,
+    summary="Compile a version in every way, measure, and serve the winner",
+    description="A worker that has the version ready runs the race at low priority while it serves; while the version "
+    "is being loaded, the race waits for it. A race that waits or runs with the same options is returned as it is; one "
+    "that ended begins anew.",
+    responses=documented(400, 404, 409, 413, 503),
+    openapi_extra=json_body(schemas.RaceRequest, required=False, example={"seconds": 60}),
+)
+async def request_race(name: str, version: int, request: Request, deps: DepsOf) -> schemas.RaceDocument:
+    asked = await read_document(request, schemas.RaceRequest)
+    for target in asked.targets:
+        target_of(target)
+    if asked.gate.metric:
+        Metric(asked.gate.metric)
+    with audited("race", name, version=version):
+        view = _raced(deps, name, version)
+        worker, ready = await _worker(deps, view, asked.pool)
+        race = await in_storage_thread(_request, deps, view, (worker, ready), asked)
+    audit("race requested", name, version=version, pool=race.pool)
+    return await asyncio.to_thread(_document, deps, view.manifest, race)
+
+
+@router.get(_PATH, summary="The race of a version, and its report", responses=documented(400, 404))
+async def get_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
+    view = _published(deps, name, version)
+    race = await asyncio.to_thread(_find, deps, view, pool)
+    return await asyncio.to_thread(_document, deps, view.manifest, race)
+
+
+@router.delete(
+    _PATH,
+    summary="Cancel a race",
+    description="A worker ends it within a second. A verdict that was reached is not changed by it: undo that.",
+    responses=documented(400, 404, 409, 503, 507),
+)
+async def cancel_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
+    return await _changed(deps, _published(deps, name, version), pool, _cancel, ("cancel race", "race cancelled"))
+
+
+@router.post(
+    f"{_PATH}/undo",
+    summary="Serve the version's own file again",
+    description="Workers swap back without losing a request. The report stays.",
+    responses=documented(400, 404, 409, 503, 507),
+)
+async def undo_race(name: str, version: int, deps: DepsOf, pool: _Pool = None) -> schemas.RaceDocument:
+    return await _changed(deps, _published(deps, name, version), pool, _undo, ("undo race", "race undone"))
+
+
+@router.put(
+    f"{_PATH}/samples",
+    summary="Upload samples for the races of a version",
+    description="An .npz file with an array `input/NAME` for each input, and `output/NAME` where outputs are known; "
+    "the first dimension is rows. It replaces earlier samples, is readable by the server's user alone, and is deleted "
+    "with the version.",
+    responses=documented(400, 404, 413, 503, 507),
+    openapi_extra=request_body({OCTETS: BINARY}, description="An .npz file of numpy."),
+)
+async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -> schemas.SamplesStored:
+    view = _published(deps, name, version)
+    body = await read_body(request, SAMPLES_BYTES_MAX)
+    with audited("upload samples", name, version=version):
+        shapes = await in_storage_thread(_store, deps, view.manifest, body)
+    audit("samples uploaded", name, version=version)
+    return schemas.SamplesStored(arrays=shapes)
+
+
+def _store(deps: Deps, manifest: Manifest, body: bytes) -> dict[str, list[int]]:
+    arrays = stored(read_samples(io.BytesIO(body), manifest.signature))
+    deps.repository.samples.write(manifest, arrays)
+    return {name: list(array.shape) for name, array in arrays.items()}
+
+
+def _published(deps: Deps, name: str, version: int) -> VersionView:
+    return deps.catalog.snapshot.model(name).published(version)
+
+
+def _raced(deps: Deps, name: str, version: int) -> VersionView:
+    """Return a version that can be raced. Raises Failure(INVALID, NOT_FOUND)."""
+    view = _published(deps, name, version)
+    if why := _NOT_COMPILED.get(view.manifest.source_format):
+        raise invalid(f"version {version} of '{name}' cannot be raced: {why}")
+    return view
+
+
+async def _worker(deps: Deps, view: VersionView, pool: str | None) -> tuple[WorkerRecord, bool]:
+    """Return a worker on whose kind of device the race is to take place, and whether it has the version ready.
+
+    Raises Failure(INVALID, CONFLICT, MODEL, MEMORY).
+    """
+    manifest = view.manifest
+    if pool is not None and pool not in view.pools:
+        raise unknown_pool("pool", pool, view.pools)
+    if view.state is State.STANDBY:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOAD_WAIT_S):
+                await deps.load(manifest, LOAD_S_MAX)
+        view = _published(deps, manifest.model, manifest.version)
+    pools = view.pools if pool is None else (pool,)
+    for one in pools:
+        for replica in view.replicas:
+            if replica.worker.pool == one and replica.instance.state is State.READY:
+                return replica.worker, True
+    for one in pools if view.state in _LOADS else ():
+        for worker in deps.catalog.snapshot.workers:
+            loads = not worker.formats or manifest.source_format in worker.formats
+            if worker.pool == one and loads and not worker.draining:
+                return worker, False
+    raise Failure(
+        Code.CONFLICT,
+        f"no worker of {pools_text(list(pools))} has or loads version {manifest.version} of '{manifest.model}': a race "
+        f"measures on a worker that serves it. Start one (`millstream up --pool {pools[0]}=1`), or load the model "
+        f"(`millstream load {manifest.model}`)",
+    )
+
+
+def _request(deps: Deps, view: VersionView, found: tuple[WorkerRecord, bool], asked: schemas.RaceRequest) -> Race:
+    """Queue the race, unless it waits or runs already. Blocking. Raises Failure(CONFLICT, STORAGE)."""
+    manifest, (worker, ready) = view.manifest, found
+    state = {"state": RaceState.QUEUED} if ready else {"state": RaceState.WAITING, "why": _BEING_LOADED}
+    fingerprint = worker.hardware.fingerprint if worker.hardware is not None else ""
+    here = environment(fingerprint, worker.packages)
+    now = time.time()  # noqa: TID251 - for people
+    first = new_race(manifest, worker.kind, here, worker.pool, now).model_copy(
+        update={"options": asked.options, "rows": _batches(view), **state}
+    )
+
+    def change(race: Race | None) -> Race | None:
+        if race is None or race.content != content_digest(manifest):
+            return first
+        if race.state.ended:
+            return race.requeued(now, asked.options, first.rows).model_copy(update={"pool": worker.pool, **state})
+        if race.options != asked.options:
+            raise Failure(
+                Code.CONFLICT,
+                f"a race of version {manifest.version} of '{manifest.model}' is {race.state.value} with other options: "
+                "wait for its end, or cancel it (DELETE)",
+            )
+        return None
+
+    race = deps.repository.races.change(first.key, change)
+    assert race is not None, "it was there, or was written"
+    return race
+
+
+def _batches(view: VersionView) -> dict[int, float]:
+    """Return how many batches of each size all workers ran since they loaded the version."""
+    found: dict[int, float] = {}
+    for replica in view.replicas:
+        for rows, count in replica.instance.batches.items():
+            found[rows] = found.get(rows, 0.0) + count
+    return found
+
+
+def _find(deps: Deps, view: VersionView, pool: str | None) -> Race:
+    """Return the race of a version that was asked for last. Blocking. Raises Failure(NOT_FOUND)."""
+    manifest = view.manifest
+    races = deps.repository.races.of(manifest.model, manifest.version)
+    for race in races:
+        if race.content == content_digest(manifest) and pool in {None, race.pool}:
+            return race
+    where = "" if pool is None else f" in pool '{pool}'"
+    raise not_found(
+        f"no race of version {manifest.version} of '{manifest.model}' was asked for{where}: "
+        f"`millstream race {manifest.model}` begins one"
+    )
+
+
+async def _changed(
+    deps: Deps, view: VersionView, pool: str | None, change: _Change, audited_as: tuple[str, str]
+) -> schemas.RaceDocument:
+    """Change the race of a version that was asked for last. `audited_as`: the action, and the event after it."""
+    name, version = view.manifest.model, view.manifest.version
+    action, event = audited_as
+    with audited(action, name, version=version):
+        race = await in_storage_thread(change, deps, view, pool)
+    audit(event, name, version=version, pool=race.pool)
+    return await asyncio.to_thread(_document, deps, view.manifest, race)
+
+
+def _cancel(deps: Deps, view: VersionView, pool: str | None) -> Race:
+    race = _find(deps, view, pool)
+    now = time.time()  # noqa: TID251 - for people
+
+    def change(present: Race | None) -> Race | None:
+        if present is None or present.state is RaceState.CANCELLED:
+            return None
+        if present.state.ended and present.state is not RaceState.UNFINISHED:
+            raise Failure(Code.CONFLICT, f"the race is over ({present.state.value}): to take a verdict back, undo it")
+        return present.ended(RaceState.CANCELLED, now, "it was cancelled")
+
+    after = deps.repository.races.change(race.key, change) or race
+    deps.repository.samples.forget_captured(view.manifest)
+    return after
+
+
+def _undo(deps: Deps, view: VersionView, pool: str | None) -> Race:
+    race = _find(deps, view, pool)
+    key: RaceKey = race.key
+    now = time.time()  # noqa: TID251 - for people
+    served = undo(deps.repository, view.manifest, key, "it was asked for", now, automatic=False)
+    after = deps.repository.races.get(key) or race
+    if not served and after.undone is None:
+        raise Failure(
+            Code.CONFLICT,
+            f"version {race.version} of '{race.model}' is served by its own file: there is nothing to undo",
+        )
+    return after
+
+
+def _document(deps: Deps, manifest: Manifest, race: Race) -> schemas.RaceDocument:
+    serving = deps.repository.choices.get(manifest, race.kind, race.device) is not None
+    if race.state in {RaceState.WAITING, RaceState.QUEUED} and not has_worker(race, deps.catalog.snapshot.workers):
+        wait = deps.settings.race_wait_s_max
+        why = f"no worker of pool '{race.pool}' has its device now: it fails after {wait:g} s without one"
+        race = race.model_copy(update={"why": why})
+    return schemas.RaceDocument.of(race, serving=serving)

@@ -1,0 +1,135 @@
+"""process: runs one race in a process of its own and passes on what it reports.
+
+RaceTask ─> stdin of python -m millstream.plugins.compile.worker ─> RaceEvent, one a line ─> report, or why there is none
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from millstream.plugins.compile.race.report import OVERDUE, RaceEvent, RaceTask
+from millstream.services.crashes.exit_status import describe_exit
+from millstream.services.environment import library_environment
+
+log = logging.getLogger("millstream.races")
+
+#: The race ends 10 % beyond its budget by itself; a process that does not is killed after this time.
+GRACE_S = 60.0
+LINE_BYTES_MAX = 8 << 20  # of one event; a longer one ends the race
+SAID_CHARACTERS_MAX = 2000  # of its standard error
+
+
+class Outcome(NamedTuple):
+    """How the process ended.
+
+    Args:
+        report: the RaceReport as a document; None: there is none.
+        error: why; empty: it was stopped.
+        died: whether the process ended without saying why, so that another try may go further.
+        unfinished: whether the budget ended before a verdict, so that another try on an idle machine may reach one.
+    """
+
+    report: dict[str, Any] | None
+    error: str = ""
+    died: bool = False
+    unfinished: bool = False
+
+
+class RaceProcess:
+    """The process of one race. `stop` may be called by any thread."""
+
+    def __init__(self, task: RaceTask) -> None:
+        self._task = task
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._late = False
+        self._said = b""
+
+    def stop(self) -> None:
+        """Kill the process, whose children die with it."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def run(self, on_event: Callable[[dict[str, Any]], None]) -> Outcome:
+        """Run the race; `on_event` is called with each event that is not the last."""
+        command = [sys.executable, "-P", "-m", "millstream.plugins.compile.worker", "--parent", str(os.getpid())]
+        with self._lock:
+            if self._stopped:
+                return Outcome(None)
+            self._process = process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=library_environment({}),
+            )
+        limit = threading.Timer(1.1 * self._task.seconds + GRACE_S, self._end_late)
+        limit.daemon = True
+        limit.start()
+        drain = threading.Thread(target=self._listen, args=(process,), name="race stderr", daemon=True)
+        drain.start()
+        try:
+            last = self._follow(process, on_event)
+        finally:
+            limit.cancel()
+            process.kill()
+            process.wait()
+            drain.join(1.0)
+        return self._outcome(last, process.returncode)
+
+    def _follow(self, process: subprocess.Popen[bytes], on_event: Callable[[dict[str, Any]], None]) -> RaceEvent | None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(self._task.model_dump_json().encode())
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        while line := process.stdout.readline(LINE_BYTES_MAX):
+            try:
+                event = RaceEvent.model_validate_json(line)
+            except ValidationError as error:
+                log.warning("an event of a race cannot be read: %s", error.errors(include_url=False)[0]["msg"])
+                continue
+            if event.report is not None or event.error:
+                return event
+            on_event(json.loads(line))
+        return None
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Keep the end of what the process says."""
+        assert process.stderr is not None
+        while piece := os.read(process.stderr.fileno(), 1 << 16):
+            self._said = (self._said + piece)[-SAID_CHARACTERS_MAX:]
+
+    def _end_late(self) -> None:
+        with self._lock:
+            self._late = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _outcome(self, last: RaceEvent | None, code: int) -> Outcome:
+        if self._stopped:
+            return Outcome(None)
+        if last is not None and last.report is not None:
+            return Outcome(last.report.model_dump(mode="json"))
+        if last is not None:
+            return Outcome(None, last.error, unfinished=last.unfinished)
+        if self._late:
+            return Outcome(None, f"its process did not end {GRACE_S:g} s after its budget", unfinished=True)
+        if code == OVERDUE:
+            return Outcome(None, "it did not end with its budget", unfinished=True)
+        said = self._said.decode(errors="replace").strip().rpartition("\n")[2]
+        return Outcome(None, f"its process {describe_exit(code)}" + (f": {said}" if said else ""), died=True)

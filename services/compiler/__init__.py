@@ -1,1 +1,0 @@
-"""Compiles versions for the hardware at hand: candidates, targets, and the process that a compilation runs in."""
