@@ -17,21 +17,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.connection.exchange import METHOD
-from millstream.gateway.protocols.http import operation
-from millstream.gateway.protocols.http.access_middleware import AccessMiddleware
-from millstream.gateway.protocols.http.adapter import Adapter, Place
-from millstream.gateway.protocols.http.auth import authorize, bearer, sagemaker_manages
-from millstream.gateway.protocols.http.browser_middleware import BrowserMiddleware
-from millstream.gateway.protocols.http.count_replies import CountReplies
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.error_formats import ErrorFormats
-from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, documented
-from millstream.gateway.protocols.http.openapi import OPEN
-from millstream.gateway.protocols.http.openapi_document import Access, complete
-from millstream.gateway.protocols.http.openapi_examples import Examples, with_examples
-from millstream.gateway.protocols.http.openapi_live import LiveDocument
-from millstream.gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
-from millstream.gateway.protocols.v2 import adapter as v2
+from millstream.gateway.http import operation
+from millstream.gateway.http.access_middleware import AccessMiddleware
+from millstream.gateway.http.adapter import Adapter, Place
+from millstream.gateway.http.auth import authorize, bearer, sagemaker_manages
+from millstream.gateway.http.browser_middleware import BrowserMiddleware
+from millstream.gateway.http.count_replies import CountReplies
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.error_formats import ErrorFormats
+from millstream.gateway.http.errors import ErrorReplies, UnexpectedErrors, documented
+from millstream.gateway.http.openapi import OPEN
+from millstream.gateway.http.openapi_document import Access, complete
+from millstream.gateway.http.openapi_examples import Examples, with_examples
+from millstream.gateway.http.openapi_live import LiveDocument
+from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddleware
+from millstream.gateway.v2 import adapter as v2
 from millstream.plugins.compat.openai import adapter as openai
 from millstream.plugins.compat.sagemaker import adapter as sagemaker
 from millstream.plugins.compat.tfserving import adapter as tfserving

@@ -20,14 +20,12 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fd_limit import HTTP_SHARE
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handshakes
+from millstream.gateway.http.deps import Deps
 from millstream.gateway.live_settings import LiveSettings
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.v2.codec import V2CodecFactory
-from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.redis_probe import RedisProbe
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.preloads import Preloads
@@ -37,6 +35,8 @@ from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
+from millstream.gateway.v2.codec import V2CodecFactory
+from millstream.gateway.v2.service import InferService
 from millstream.plugins.compat.openai.embeddings import Embeddings
 from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.plugins.compat.triton.metrics import TritonMetricsPage

@@ -20,7 +20,7 @@ from millstream.gateway.connection.server import SideServer
 from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.gateway import Gateway
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.http.deps import Deps
 from millstream.plugins.tracing.gateway.observed_protocol import with_observer
 from millstream.services.errors import invalid
 from millstream.services.settings import Settings
@@ -41,13 +41,13 @@ def grpc_server(settings: Settings, gateway: Gateway, deps: Deps, *, shared: boo
     # Imported only where gRPC is on: the import costs time and memory.
     certificates = gateway.certificates
     if settings.grpc == "fast":
-        from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
+        from millstream.gateway.grpc.fast_server import FastGrpcServer
 
         tls = None
         if certificates is not None:
             tls = _tls(gateway, lambda: certificates.identity.h2_context, "gRPC", PLAIN_GRPC)
         return FastGrpcServer(deps, gateway.drain, shared=shared, tls=tls)
-    from millstream.gateway.protocols.grpc.server import GrpcServer
+    from millstream.gateway.grpc.server import GrpcServer
 
     identity = None if certificates is None else lambda: certificates.identity
     return GrpcServer(deps, gateway.drain, shared=shared, identity=identity)

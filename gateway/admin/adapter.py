@@ -13,7 +13,7 @@ from millstream.gateway.admin import (
     schemas_logs,
     schemas_models,
 )
-from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.plugins.compile.gateway import routes_races, schemas_races
 from millstream.plugins.fleet.gateway import routes_scale
 

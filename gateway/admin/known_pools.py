@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.http.deps import Deps
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.pools import pools_text, unknown_pool

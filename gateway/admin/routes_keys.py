@@ -13,11 +13,11 @@ from fastapi import APIRouter, Query, Request
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.admin import schemas_keys as schemas
 from millstream.gateway.catalog.quotas import memory_taken
-from millstream.gateway.protocols.http.body import read_document
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import json_body
+from millstream.gateway.http.body import read_document
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import json_body
 from millstream.services.access.audit_rules import Wanted
 from millstream.services.access.document import KeyDocument, StoredSecret
 from millstream.services.access.scopes import Need, check_scope

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from millstream.gateway.admin.schemas_logs import LogLevels
-from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import json_body
+from millstream.gateway.http.body import DOCUMENT_BYTES_MAX, read_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import json_body
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.services.errors import invalid
 from millstream.services.process.audit import audit

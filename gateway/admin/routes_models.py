@@ -16,9 +16,9 @@ from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
 from millstream.gateway.catalog.snapshot import ModelView, visible
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.model.manifest import LABELS_MAX

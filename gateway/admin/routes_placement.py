@@ -15,11 +15,11 @@ from millstream.gateway.admin import schemas_placement as schemas
 from millstream.gateway.admin.known_pools import known_pools
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.catalog.snapshot import visible
-from millstream.gateway.protocols.http.body import DOCUMENT_BYTES_MAX, read_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import json_body
+from millstream.gateway.http.body import DOCUMENT_BYTES_MAX, read_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import json_body
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Failure

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from millstream.gateway.admin import schemas_pools as schemas
 from millstream.gateway.catalog.snapshot import visible
-from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.http.context import DepsOf
 from millstream.services.access.scopes import Need
 
 router = APIRouter(prefix="/admin/v1")

@@ -15,12 +15,12 @@ from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
 from millstream.gateway.admin.upload import Upload, check_right_to_code, parse_config, receive, wait_until_ready
 from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
-from millstream.gateway.protocols.http.body import declared_bytes, disconnected
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.multipart import is_form
-from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
+from millstream.gateway.http.body import declared_bytes, disconnected
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.multipart import is_form
+from millstream.gateway.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
 from millstream.plugins.convert.base import INPUTS_MAX, ImportOptions
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.upload import Published

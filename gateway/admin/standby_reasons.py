@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from millstream.gateway.admin.schemas_models import Version
 from millstream.gateway.catalog.quotas import FootprintOf, Quotas
 from millstream.gateway.catalog.snapshot import Snapshot
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.http.deps import Deps
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint

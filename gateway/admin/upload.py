@@ -18,7 +18,7 @@ from millstream.gateway.admin.known_pools import check_format, check_pools, load
 from millstream.gateway.admin.removal import remove_old_versions
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.catalog.quotas import Quotas
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.http.deps import Deps
 from millstream.plugins.convert.base import ImportOptions
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row

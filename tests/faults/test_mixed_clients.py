@@ -22,7 +22,7 @@ import orjson
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.connections.message_framing import PREFIX_BYTES, prefix
+from millstream.gateway.grpc.connections.message_framing import PREFIX_BYTES, prefix
 from tests.integration.test_grpc_fast import Client, to
 from tests.kit import models, v2
 from tests.kit.http2_peer import GREETING

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millstream.gateway.connection.error_reply import error_reply
-from millstream.gateway.protocols.http.compression import decompress
-from millstream.gateway.protocols.v2.decode import V2Decoder, parse_header_length
+from millstream.gateway.http.compression import decompress
 from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.v2.decode import V2Decoder, parse_header_length
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES
 from millstream.services.model.signature import Signature, TensorSpec

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
+from millstream.gateway.grpc.connections.call_head import CallHead, read_head
+from millstream.gateway.grpc.connections.message_framing import MessageReader
+from millstream.gateway.grpc.connections.reply_blocks import HEAD, trailers
 from millstream.gateway.http2.connection import Connection
 from millstream.gateway.http2.events import DataReceived, Event, RequestStarted
 from millstream.gateway.http2.faults import ConnectionFault
 from millstream.gateway.http2.header_blocks import HeaderReader, Headers
 from millstream.gateway.http2.limits import Limits
-from millstream.gateway.protocols.grpc.connections.call_head import CallHead, read_head
-from millstream.gateway.protocols.grpc.connections.message_framing import MessageReader
-from millstream.gateway.protocols.grpc.connections.reply_blocks import HEAD, trailers
 from millstream.services.errors import Failure
 from tests.kit.http2_peer import GREETING, joined
 

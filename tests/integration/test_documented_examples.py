@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from millstream.gateway.protocols.http.openapi_document import operations
+from millstream.gateway.http.openapi_document import operations
 from tests.kit import models
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until

@@ -13,14 +13,14 @@ import numpy as np
 import orjson
 import pytest
 
-import millstream.gateway.protocols.v2.service
+import millstream.gateway.v2.service
 from millstream.gateway.app import build_app
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.protocols.v2.responder import RestResponder
-from millstream.gateway.protocols.v2.service import InferService
+from millstream.gateway.v2.responder import RestResponder
+from millstream.gateway.v2.service import InferService
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
 from tests.kit.wire import PATIENCE_S, Served, Wire, WireReply, chunked, post, serving, until
@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_while_its_body_is_unpacked_is_not_served(
             asyncio.run_coroutine_threadsafe(left.wait(), loop).result(PATIENCE_S)
             return json_body()
 
-        monkeypatch.setattr(millstream.gateway.protocols.v2.service, "decompress", slow)
+        monkeypatch.setattr(millstream.gateway.v2.service, "decompress", slow)
         async with await Wire.connect(server.port) as wire:
             await wire.send(CASES["gzip in"][1])
             await asyncio.wait_for(begun.wait(), 120)
@@ -236,7 +236,7 @@ async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
     parts = (
         (route.decoder, "decode"),
         (encoder, "encode"),
-        (millstream.gateway.protocols.v2.service, "decompress"),
+        (millstream.gateway.v2.service, "decompress"),
         (InferService, "submit"),
     )
     for part, name in parts:

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.server import GrpcServer
+from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.server import GrpcServer
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import REFUSALS_A_MINUTE
 from tests.kit.application import Application

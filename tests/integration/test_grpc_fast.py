@@ -16,16 +16,16 @@ from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.grpc import fast_server
+from millstream.gateway.grpc.connections import fast_connection, reply_blocks
+from millstream.gateway.grpc.connections.fast_call import FastCall
+from millstream.gateway.grpc.connections.message_framing import prefix
+from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import TURN_WORK_MAX, Connection
 from millstream.gateway.http2.faults import ErrorCode
 from millstream.gateway.http2.frames import Frame, FrameReader, Setting, frame
-from millstream.gateway.protocols.grpc import fast_server
-from millstream.gateway.protocols.grpc.connections import fast_connection, reply_blocks
-from millstream.gateway.protocols.grpc.connections.fast_call import FastCall
-from millstream.gateway.protocols.grpc.connections.message_framing import prefix
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.server import GrpcServer
 from millstream.services.metrics.catalogue import GRPC_CALLS
 from tests.kit.application import Application
 from tests.kit.http2_peer import GREETING

@@ -19,10 +19,10 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.access.access_control import counters_of
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc.connections.message_framing import prefix
-from millstream.gateway.protocols.grpc.fast_infer import InferRequest
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.server import GrpcServer
+from millstream.gateway.grpc.connections.message_framing import prefix
+from millstream.gateway.grpc.fast_infer import InferRequest
+from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import Request
 from millstream.services.access.document import KeyDocument, Limits, StoredSecret

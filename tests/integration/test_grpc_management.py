@@ -18,8 +18,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc.server import GrpcServer
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.grpc.server import GrpcServer
+from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 from tests.kit.application import OPERATOR, Application

@@ -15,7 +15,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog import shared_settings
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.fast_server import FastGrpcServer
 from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio

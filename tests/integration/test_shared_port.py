@@ -24,10 +24,10 @@ from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.shared_port import shared_port_protocol
+from millstream.gateway.grpc.connections.message_framing import prefix
+from millstream.gateway.grpc.fast_server import FastGrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.frames import FrameReader, frame
-from millstream.gateway.protocols.grpc.connections.message_framing import prefix
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
 from millstream.services.environment import child_environment
 from tests.kit import models
 from tests.kit.application import Application

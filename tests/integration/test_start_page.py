@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from millstream.gateway.catalog.snapshot import Snapshot
-from millstream.gateway.protocols.http.start_page import MODELS_MAX, prefers_html, start_page
+from millstream.gateway.http.start_page import MODELS_MAX, prefers_html, start_page
 from millstream.services.repository.activation import activate_version
 from tests.kit import models
 from tests.kit.application import Application

@@ -26,9 +26,9 @@ from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.server import GrpcServer
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.server import GrpcServer
+from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.json_text import JsonLimits

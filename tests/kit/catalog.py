@@ -19,7 +19,7 @@ _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.
 
 
 class RepositoryCatalog:
-    """Implements the Catalog interface of millstream.gateway.protocols.http.deps.
+    """Implements the Catalog interface of millstream.gateway.http.deps.
 
     `announced` lists the models that were announced, in order.
     """

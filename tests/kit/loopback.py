@@ -15,13 +15,13 @@ from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, Ve
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.placement.demands import Demands
-from millstream.gateway.protocols.v2.codec import V2CodecFactory
-from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
+from millstream.gateway.v2.codec import V2CodecFactory
+from millstream.gateway.v2.service import InferService
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry

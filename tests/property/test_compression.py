@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.protocols.http.compression import compress, decompress
+from millstream.gateway.http.compression import compress, decompress
 from millstream.services.errors import Code, Failure
 from tests.fuzz.decoding import ONLY_ZLIB_REFUSES
 

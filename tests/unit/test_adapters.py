@@ -13,10 +13,10 @@ from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 
 from millstream.gateway import app as application
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
-from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.versioned import versioned
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.http.error_formats import ErrorContext, ErrorFormat, FormattedError
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.versioned import versioned
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import HTTP, Row
 from millstream.services.errors import invalid

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.codec.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.grpc.codec.decode import GrpcCall, GrpcDecoder
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import Extensions, OutputOption

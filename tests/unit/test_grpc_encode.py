@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.codec import messages, status
-from millstream.gateway.protocols.grpc.codec.encode import FINAL, GrpcEncoder, stream_response, varint
+from millstream.gateway.grpc.codec import messages, status
+from millstream.gateway.grpc.codec.encode import FINAL, GrpcEncoder, stream_response, varint
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import GRPC_STATUS, Code, Failure

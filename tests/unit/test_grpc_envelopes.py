@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.codec.decode import GrpcCall, GrpcDecoder
-from millstream.gateway.protocols.grpc.codec.envelopes import Envelopes, inputs_of
+from millstream.gateway.grpc.codec.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.grpc.codec.envelopes import Envelopes, inputs_of
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import Extensions
 from tests.unit.test_grpc_decode import raw, request, signature

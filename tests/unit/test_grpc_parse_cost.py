@@ -10,9 +10,9 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.codec import parse_cost
-from millstream.gateway.protocols.grpc.codec.encode import varint
-from millstream.gateway.protocols.grpc.codec.messages import parse, parse_infer
+from millstream.gateway.grpc.codec import parse_cost
+from millstream.gateway.grpc.codec.encode import varint
+from millstream.gateway.grpc.codec.messages import parse, parse_infer
 from millstream.services.errors import Code, Failure
 
 MIB = 1 << 20
@@ -52,9 +52,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_message_of_millions_of_fields_is_not_parsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pb.ModelInferRequest.FromString(BOMBS[name])  # it is one
-    monkeypatch.setattr(
-        "millstream.gateway.protocols.grpc.codec.messages._parsed", lambda *_: pytest.fail("it was parsed")
-    )
+    monkeypatch.setattr("millstream.gateway.grpc.codec.messages._parsed", lambda *_: pytest.fail("it was parsed"))
     with pytest.raises(Failure) as refusal:
         asyncio.run(parse_infer(BOMBS[name]))
     assert refusal.value.code is Code.TOO_LARGE

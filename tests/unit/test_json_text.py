@@ -14,13 +14,13 @@ import pytest
 import millstream.gateway.tensors.json_text
 import millstream.gateway.tensors.number_list
 import millstream.gateway.tensors.strict_json
-from millstream.gateway.protocols.v2.decode import V2Decoder
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits, parse
 from millstream.gateway.tensors.nested_lists import from_lists, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.rows_json import read_predict
+from millstream.gateway.v2.decode import V2Decoder
 from millstream.plugins.compat.tfserving.predict import read_document
 from millstream.plugins.compat.torchserve.predictions import read as read_prediction
 from millstream.plugins.compat.triton.generate import read as read_prompt

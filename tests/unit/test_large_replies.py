@@ -12,10 +12,10 @@ import pytest
 
 from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
-from millstream.gateway.protocols.v2.call import Options
-from millstream.gateway.protocols.v2.encode import V2Encoder
-from millstream.gateway.protocols.v2.responder import RestRequest, RestResponder
 from millstream.gateway.tensors.outputs import Column, Outputs
+from millstream.gateway.v2.call import Options
+from millstream.gateway.v2.encode import V2Encoder
+from millstream.gateway.v2.responder import RestRequest, RestResponder
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

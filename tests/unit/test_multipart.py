@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
-from millstream.gateway.protocols.http.multipart import is_form
+from millstream.gateway.http.multipart import is_form
 from millstream.services.errors import Code, Failure
 
 TYPE = 'multipart/form-data; boundary="xYz"'

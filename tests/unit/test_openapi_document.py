@@ -14,8 +14,8 @@ import pytest
 import schemathesis
 
 from millstream.gateway.app import api_document
-from millstream.gateway.protocols.http.openapi import EXAMPLE_FORM
-from millstream.gateway.protocols.http.openapi_document import operations
+from millstream.gateway.http.openapi import EXAMPLE_FORM
+from millstream.gateway.http.openapi_document import operations
 from tests.kit import openapi
 from tests.kit.application import Application
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from millstream.gateway.protocols.v2.decode import V2Decoder
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.readiness import zero_inputs
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.v2.decode import V2Decoder
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.segments.segment import Segments

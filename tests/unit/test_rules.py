@@ -22,14 +22,14 @@ BANNED = TOOLS["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
 BREACHES = {
     "services imports neither": ("services/version.py", "millstream.workers.worker"),
     "gateway and workers are coupled": ("workers/instances/reshape.py", "millstream.gateway.tensors.outputs"),
-    "gRPC is known": ("gateway/protocols/v2/options.py", "grpc"),
+    "gRPC is known": ("gateway/v2/options.py", "grpc"),
     "FastAPI is known": ("gateway/scheduling/lane.py", "fastapi"),
     "Redis is known": ("workers/batches/consumer.py", "redis"),
     "inference libraries are known": ("workers/batches/runner.py", "onnxruntime"),
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
     "folders of the gRPC adapter have an order": (
-        "gateway/protocols/grpc/connections/tcp_info.py",
-        "millstream.gateway.protocols.grpc.methods.health",
+        "gateway/grpc/connections/tcp_info.py",
+        "millstream.gateway.grpc.methods.health",
     ),
     "what decides on batches": ("gateway/scheduling/batching/estimator.py", "millstream.gateway.scheduling.lane"),
     "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.loads.loader"),

@@ -8,8 +8,6 @@ import numpy as np
 import orjson
 import pytest
 
-from millstream.gateway.protocols.v2.decode import V2Decoder
-from millstream.gateway.protocols.v2.metadata import model_metadata, usage_parameters
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
@@ -26,6 +24,8 @@ from millstream.gateway.texts.text_limits import (
 from millstream.gateway.texts.text_plans import are_strings, plans_of_texts, text_plans
 from millstream.gateway.texts.texts import check_texts, strings_of
 from millstream.gateway.texts.token_inputs import rows_padded_max, token_inputs
+from millstream.gateway.v2.decode import V2Decoder
+from millstream.gateway.v2.metadata import model_metadata, usage_parameters
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec

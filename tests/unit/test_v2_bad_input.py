@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
-from millstream.gateway.protocols.v2.decode import V2Decoder, parse_header_length
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.v2.decode import V2Decoder, parse_header_length
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.unit.test_v2_decode import MLP, binary, body, floats, mlp, one

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from millstream.gateway.protocols.http.compression import choose_encoding, compress, decompress
+from millstream.gateway.http.compression import choose_encoding, compress, decompress
 from millstream.services.errors import Code, Failure
 
 CONTENT = b"some content, some content, " * 1000

@@ -9,10 +9,10 @@ import numpy as np
 import orjson
 import pytest
 
-from millstream.gateway.protocols.v2.call import Options
-from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.v2.call import Options
+from millstream.gateway.v2.encode import V2Encoder
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec

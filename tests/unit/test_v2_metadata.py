@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from millstream.gateway.connection.error_reply import error_body
-from millstream.gateway.protocols.v2.metadata import EXTENSIONS, model_metadata, server_metadata
+from millstream.gateway.v2.metadata import EXTENSIONS, model_metadata, server_metadata
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.plugins.compat.openai import errors, routes, schemas
 
 ADAPTER = Adapter(

@@ -8,13 +8,7 @@ from __future__ import annotations
 import orjson
 from pydantic import BaseModel
 
-from millstream.gateway.protocols.http.error_formats import (
-    Advice,
-    ErrorContext,
-    ErrorFormat,
-    FormattedError,
-    unicode_text,
-)
+from millstream.gateway.http.error_formats import Advice, ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.services.errors import Code
 
 _TYPES = {

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.catalog.snapshot import visible
-from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.model_list import model_list
-from millstream.gateway.protocols.http.openapi import json_body, ref, reply
+from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.model_list import model_list
+from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.plugins.compat.openai.schemas import EmbeddingsReply, EmbeddingsRequest
 
 router = APIRouter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.plugins.compat.sagemaker import errors, routes, routes_ping, schemas
 
 _TAG = Tag("SageMaker", "The calls of SageMaker's containers, and its runtime API for boto3.")

@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from millstream.gateway.connection.error_reply import error_body
-from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
+from millstream.gateway.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.services.errors import Code
 
 #: Status and error type of each code. Clients retry on 429 and 5xx. What a model's container refuses is a ModelError

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from starlette.exceptions import HTTPException
 
-from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf, deps_of
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import (
+from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
+from millstream.gateway.http.context import DepsOf, deps_of
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import (
     BINARY,
     JSON,
     OCTETS,
@@ -22,11 +22,7 @@ from millstream.gateway.protocols.http.openapi import (
     ref,
     request_body,
 )
-from millstream.gateway.protocols.http.row_schemas import PredictReply, PredictRequest
-from millstream.gateway.protocols.v2.decode import parse_header_length
-from millstream.gateway.protocols.v2.embedded import infer_v2
-from millstream.gateway.protocols.v2.example import infer_body
-from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
+from millstream.gateway.http.row_schemas import PredictReply, PredictRequest
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
@@ -36,6 +32,10 @@ from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts, write_labels
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
+from millstream.gateway.v2.decode import parse_header_length
+from millstream.gateway.v2.embedded import infer_v2
+from millstream.gateway.v2.example import infer_body
+from millstream.gateway.v2.schemas import InferReply, InferRequest
 from millstream.plugins.compat.sagemaker import binary
 from millstream.plugins.compat.sagemaker.dataframes import check_params, is_dataframe, read_dataframe, with_predictions
 from millstream.plugins.compat.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.openapi import TEXT, ref, reply
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.openapi import TEXT, ref, reply
 from millstream.plugins.compat.sagemaker.schemas import Ping
 
 router = APIRouter()

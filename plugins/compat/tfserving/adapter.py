@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
-from millstream.gateway.protocols.http.error_formats import PLAIN
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.http.error_formats import PLAIN
 from millstream.plugins.compat.tfserving import routes, schemas
 
 _TAG = Tag("v1: TensorFlow Serving, KServe", "The REST API of TensorFlow Serving, and KServe's V1.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.plugins.compat.tfserving.predict import servable_not_found
 from millstream.services.errors import Code, Failure, not_found

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.catalog.snapshot import name_excerpt, visible
-from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.model_list import model_list
-from millstream.gateway.protocols.http.openapi import JSON, content, ref, reply, request_body
-from millstream.gateway.protocols.http.row_schemas import ModelList, PredictReply, PredictRequest
+from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.model_list import model_list
+from millstream.gateway.http.openapi import JSON, content, ref, reply, request_body
+from millstream.gateway.http.row_schemas import ModelList, PredictReply, PredictRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.plugins.compat.torchserve import errors, routes, routes_management, schemas
 
 _TAG = Tag("TorchServe", "Predictions, and the management of models from files of this machine.")

@@ -7,13 +7,7 @@ from __future__ import annotations
 
 import orjson
 
-from millstream.gateway.protocols.http.error_formats import (
-    Advice,
-    ErrorContext,
-    ErrorFormat,
-    FormattedError,
-    unicode_text,
-)
+from millstream.gateway.http.error_formats import Advice, ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.services.errors import Code, Subject
 
 _TYPES = {

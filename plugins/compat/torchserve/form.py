@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http.multipart import MultipartReader, Sink
+from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.services.errors import invalid
 
 PARTS_MAX = 64

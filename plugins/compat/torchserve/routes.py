@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.docs import document
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
+from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.docs import document
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body

@@ -19,12 +19,12 @@ from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, visible
-from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import json_body, list_of, ref, reply
-from millstream.gateway.protocols.http.versioned import versioned
+from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import json_body, list_of, ref, reply
+from millstream.gateway.http.versioned import versioned
 from millstream.plugins.compat.torchserve import documents
 from millstream.plugins.compat.torchserve.schemas import (
     DescribedVersion,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX, SCALARS
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import (
@@ -26,6 +25,7 @@ from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_plans import expect_no_text
+from millstream.gateway.v2.options import ID_CHARACTERS_MAX, SCALARS
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
 

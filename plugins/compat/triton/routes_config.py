@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import ref, reply
-from millstream.gateway.protocols.http.versioned import versioned
-from millstream.gateway.protocols.v2.schemas import ModelConfiguration
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import ref, reply
+from millstream.gateway.http.versioned import versioned
+from millstream.gateway.v2.schemas import ModelConfiguration
 
 router = APIRouter()
 

@@ -6,18 +6,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import content, json_body, ref, reply
-from millstream.gateway.protocols.http.versioned import versioned
-from millstream.gateway.protocols.v2.example import generate_body
-from millstream.gateway.protocols.v2.schemas import GenerateReply, GenerateRequest
+from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import content, json_body, ref, reply
+from millstream.gateway.http.versioned import versioned
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.gateway.v2.example import generate_body
+from millstream.gateway.v2.schemas import GenerateReply, GenerateRequest
 from millstream.plugins.compat.triton.generate import GenerateRequest as ReadRequest
 from millstream.plugins.compat.triton.generate import event, read, write
 from millstream.services.process.offload import run_in_thread_if_large

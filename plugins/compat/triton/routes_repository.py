@@ -11,11 +11,13 @@ from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.connection.receive_budget import BodyReservation
-from millstream.gateway.protocols.http.body import caller_of, read_body, read_reserved
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import json_body, list_of, ref, reply
-from millstream.gateway.protocols.v2.schemas import (
+from millstream.gateway.http.body import caller_of, read_body, read_reserved
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import json_body, list_of, ref, reply
+from millstream.gateway.tensors.json_document import parse_json
+from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.v2.schemas import (
     LoadReply,
     LoadRequest,
     RepositoryIndexEntry,
@@ -23,8 +25,6 @@ from millstream.gateway.protocols.v2.schemas import (
     UnloadReply,
     UnloadRequest,
 )
-from millstream.gateway.tensors.json_document import parse_json
-from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
 from millstream.plugins.compat.triton.interfaces import IndexEntry
 from millstream.services.errors import Code, Failure, invalid

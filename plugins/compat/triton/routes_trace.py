@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from millstream.gateway.catalog.shared_settings import when_unlocked
-from millstream.gateway.protocols.http.body import declared_bytes
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import json_body, ref, reply
-from millstream.gateway.protocols.v2.schemas import LogSettings, LogSettingsChange, TraceSettings, TraceSettingsChange
+from millstream.gateway.http.body import declared_bytes
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.tensors.json_document import parse_json
+from millstream.gateway.v2.schemas import LogSettings, LogSettingsChange, TraceSettings, TraceSettingsChange
 from millstream.services.errors import Code, Failure
 
 router = APIRouter()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.protocols.http.adapter import Adapter, Routes
-from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.http.adapter import Adapter, Routes
+from millstream.gateway.http.context import DepsOf
 from millstream.plugins.compat.sagemaker.routes import invoke
 from millstream.plugins.compat.sagemaker.routes_ping import ping
 from millstream.plugins.compat.sagemaker.target import default_model

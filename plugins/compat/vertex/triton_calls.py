@@ -17,8 +17,8 @@ from urllib.parse import unquote
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.gateway.protocols.http.errors import ErrorReplies
-from millstream.gateway.protocols.http.openapi import OCTETS
+from millstream.gateway.http.errors import ErrorReplies
+from millstream.gateway.http.openapi import OCTETS
 from millstream.services.errors import Failure, invalid
 
 REDIRECT = "x-vertex-ai-triton-redirect"

@@ -12,11 +12,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.catalog.snapshot import VersionView
-from millstream.gateway.protocols.http.body import read_body, read_document
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, json_body, request_body
+from millstream.gateway.http.body import read_body, read_document
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import BINARY, OCTETS, json_body, request_body
 from millstream.plugins.compile.gateway import schemas_races as schemas
 from millstream.plugins.compile.race.metric import Metric
 from millstream.plugins.compile.stored.race_verdicts import undo

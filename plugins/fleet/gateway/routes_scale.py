@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.errors import documented
 from millstream.plugins.fleet.gateway import schemas_scale as schemas
 
 router = APIRouter(prefix="/admin/v1")

@@ -17,9 +17,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.handlers import MethodTable
-from millstream.gateway.protocols.grpc.server import GrpcServer
+from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.handlers import MethodTable
+from millstream.gateway.grpc.server import GrpcServer
 from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.plugins.compat.vertex.adapter import vertex_adapter
 from millstream.services.access.scopes import Grants, Need, grants_of

@@ -17,8 +17,8 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.fast_server import FastGrpcServer
-from millstream.gateway.protocols.grpc.server import GrpcServer
+from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.server import GrpcServer
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import GRPC, HTTP
 from millstream.services.repository.activation import activate_version

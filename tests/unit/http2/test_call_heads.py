@@ -11,8 +11,8 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.protocols.grpc.connections import reply_blocks
-from millstream.gateway.protocols.grpc.connections.call_head import CallHead, read_head
+from millstream.gateway.grpc.connections import reply_blocks
+from millstream.gateway.grpc.connections.call_head import CallHead, read_head
 
 CALL = {
     b":method": b"POST",

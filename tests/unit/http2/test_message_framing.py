@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.protocols.grpc.connections.message_framing import Message, MessageReader, prefix
+from millstream.gateway.grpc.connections.message_framing import Message, MessageReader, prefix
 from millstream.services.errors import Code, Failure
 
 messages = st.lists(st.tuples(st.booleans(), st.binary(max_size=40)), max_size=6)

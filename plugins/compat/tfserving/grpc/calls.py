@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
-from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute

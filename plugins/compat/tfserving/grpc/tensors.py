@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.protocols.grpc.codec.encode import varint
+from millstream.gateway.grpc.codec.encode import varint
 from millstream.gateway.tensors.elements import normalize_booleans, raw_from_strings
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.inputs import InputTensor

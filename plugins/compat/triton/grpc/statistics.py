@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.protocols.grpc.methods.infer import check_version
+from millstream.gateway.grpc.methods.infer import check_version
 from millstream.plugins.compat.triton.interfaces import Configurations, Duration, ModelStatistics, Statistics
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")

@@ -1,0 +1,166 @@
+"""guard: checks the keys of gRPC calls by the authorisation table, and writes changes to the audit log.
+
+metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model) ─> handler ─> audit entry of a change ─> reply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from millstream.gateway.access.audit_trail import AuditTrail
+from millstream.gateway.access.gate import Gate, Pass
+from millstream.gateway.access.principal import CALLER, Principal
+from millstream.gateway.grpc.codec.messages import BEFORE_REFUSAL, Messages
+from millstream.gateway.grpc.connections.call_head import credential_of
+from millstream.services.access.audit_log import AuditLog
+from millstream.services.access.audit_rules import Who
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import GRPC, Row
+from millstream.services.errors import GRPC_STATUS, Code, Failure
+from millstream.services.process.audit import CHANGES, Changes, acting, concerns
+
+_Handle = Callable[[Any, Any], Awaitable[Any]]
+_REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"})
+
+
+class Guard:
+    """The check of all calls of one gateway.
+
+    Args:
+        gate: checks keys.
+        messages: ends refused calls.
+        audit: the audit log.
+        count_refusal: counts a refused call, for the log.
+    """
+
+    def __init__(self, gate: Gate, messages: Messages, audit: AuditLog, count_refusal: Callable[[str], None]) -> None:
+        self._gate = gate
+        self._messages = messages
+        self._audit = AuditTrail(audit)
+        self._count_refusal = count_refusal
+
+    def guarded(self, method: str, handler: Any) -> Any:
+        """Return `handler`, whose calls are checked. `method`: its full name; without a row, all calls are refused."""
+        row = GRPC.get(method)
+        streams = handler.stream_unary is None
+        field = "stream_stream" if streams else "stream_unary"
+        handle: _Handle = getattr(handler, field)
+        if row is None:
+            return handler._replace(**{field: self._closed(method)})
+        if row.need is Need.OPEN:
+            return handler
+        return handler._replace(**{field: self._checked(method, row, handle, counted=not streams)})
+
+    async def close(self) -> None:
+        """Write what the audit log still has to say, because the gateway stops."""
+        await self._audit.close()
+
+    def _closed(self, method: str) -> _Handle:
+        async def call(_: Any, context: Any) -> None:
+            self._messages.call(context)
+            failure = Failure(Code.FORBIDDEN, f"{method} is in no row of the authorisation table")
+            await self._messages.refuse(context, failure)
+
+        return call
+
+    def _checked(self, method: str, row: Row, handle: _Handle, *, counted: bool) -> _Handle:
+        """Return a handler that checks each call before `handle`. `counted`: whether the call is one request."""
+        gate = self._gate
+        unread = row if row.of_message is None else row._replace(changes=False)  # `check_message` checks the rest
+
+        async def call(requests: Any, context: Any) -> Any:
+            if gate.is_open(unread):
+                if row.changes:
+                    return await self._audited(method, handle, requests, context)
+                return await handle(requests, context)
+            try:
+                passed = self._let_in(context, row, counted=counted)
+            except Failure as failure:
+                if failure.code is not Code.OVERLOADED:
+                    self._count_refusal("not_authorized")
+                self._messages.call(context)
+                await self._messages.refuse(context, failure)
+            try:
+                if row.changes:
+                    return await self._audited(method, handle, requests, context)
+                return await handle(requests, context)
+            finally:
+                if passed is not None:
+                    passed.leave()
+
+        return call
+
+    def _let_in(self, context: Any, row: Row, *, counted: bool) -> Pass | None:
+        """Check a call; None: nothing counts its end. Raises Failure: UNAUTHENTICATED, FORBIDDEN; LimitReached."""
+        principal = _identify(self._gate, context, row)
+        principal.require(row.need)
+        return self._gate.let_in(principal) if counted else None
+
+    async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
+        """Handle a call and write its entry: before its reply, unless something else than the handler ends the call."""
+        changes = Changes()
+        written = False
+
+        async def write(code: str) -> None:
+            nonlocal written
+            await self._write(method, context, CALLER.get(), code, changes)
+            written = True
+
+        async def before_refusal(failure: Failure) -> None:
+            await write(GRPC_STATUS[failure.code])
+
+        tokens = CHANGES.set(changes), BEFORE_REFUSAL.set(before_refusal)
+        code: Any = grpc.StatusCode.OK
+        try:
+            return await handle(requests, context)
+        except BaseException:
+            code = context.code() or grpc.StatusCode.UNKNOWN
+            raise
+        finally:
+            CHANGES.reset(tokens[0])
+            BEFORE_REFUSAL.reset(tokens[1])
+            if not written:
+                await write(getattr(code, "name", str(code)))
+
+    async def _write(self, method: str, context: Any, principal: Principal | None, code: str, changes: Changes) -> None:
+        what = method.rpartition("/")[2]
+        if GRPC[method].of_message is not None and code == "OK" and not changes.texts:
+            return  # it only read
+        if code in _REFUSED and principal is None:
+            return  # anybody can make such calls
+        label, key_id = ("", "") if principal is None else (principal.label, principal.key_id)
+        who = Who(label, key_id, unquote(context.peer()))
+        await self._audit.write(who, what, method, code, changes, refused=code != "OK")
+
+
+def _identify(gate: Gate, context: Any, row: Row) -> Principal:
+    """Return who calls, and make it the caller of the current task. Raises Failure(UNAUTHENTICATED)."""
+    metadata = context.invocation_metadata() or ()
+    sent = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in metadata]
+    principal = gate.identify(credential_of(sent), row)
+    CALLER.set(principal)
+    acting(unquote(context.peer()), principal.label)
+    return principal
+
+
+def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> None:
+    """Check that the caller of the current task may make a call whose message has been read.
+
+    Raises Failure: UNAUTHENTICATED, FORBIDDEN.
+    """
+    if row is None:
+        return
+    row = row.for_message(request)
+    model = "" if row.model is None else attrgetter(row.model)(request)
+    concerns(model)
+    principal = CALLER.get()
+    if principal is None:
+        if gate.is_open(row):
+            return
+        principal = _identify(gate, context, row)
+    gate.check_still(principal, row, model or None)

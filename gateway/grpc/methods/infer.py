@@ -1,0 +1,195 @@
+"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. All policy is in Caller and the lanes.
+
+envelope cached? ─> find ─> (decode ─> tokenize texts) ─> Caller.call ……… encode
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from millstream.gateway.access.principal import Principal
+from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.connection.reply_budget import ReplyPermit
+from millstream.gateway.grpc.codec.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.grpc.codec.encode import GrpcEncoder
+from millstream.gateway.grpc.codec.envelopes import Envelope, Envelopes, inputs_of
+from millstream.gateway.grpc.codec.messages import PACKED, Messages, parse_infer, set_compression
+from millstream.gateway.grpc.methods.example import advice_text, with_advice
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
+from millstream.gateway.scheduling.model_route import ModelRoute
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_document import excerpt
+from millstream.gateway.texts.text_plans import plans_of_texts
+from millstream.gateway.texts.texts import Texts
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.offload import run_in_thread_if_large
+
+
+class _Codec(NamedTuple):
+    decoder: GrpcDecoder
+    encoder: GrpcEncoder
+    texts: GrpcDecoder | None  # of requests that have texts in place of token ids
+
+
+class InferCalls:
+    """Answers inference requests, of unary calls and of streams (millstream.gateway.grpc.methods.stream).
+
+    Args:
+        caller: finds versions and runs them.
+        messages: reads requests and sends replies.
+        texts: tokenizes requests with texts.
+    """
+
+    def __init__(self, caller: Caller, messages: Messages, texts: Texts) -> None:
+        self._caller = caller
+        self._texts = texts
+        self._messages = messages
+        self._envelopes = Envelopes()
+        self._advice: WeakKeyDictionary[InputPlans, str] = WeakKeyDictionary()
+        self._codecs: WeakKeyDictionary[InputPlans, _Codec] = WeakKeyDictionary()
+
+    async def model_infer(self, _: Any, context: Any) -> bytes:
+        """Handle a ModelInfer call."""
+        messages = self._messages
+        permit = messages.call(context)
+        try:
+            body = await messages.read(context)
+            reply = await self.reply(body, context.time_remaining(), permit)
+        except Failure as failure:
+            await messages.refuse(context, failure)
+        except Exception as error:
+            await messages.refuse(context, internal_failure("a ModelInfer call", error))
+        await set_compression(body, context, len(reply))
+        messages.ending(context, len(reply))
+        return reply
+
+    async def reply(self, body: bytes, remaining_s: float | None, permit: ReplyPermit, extra: bytes = b"") -> bytes:
+        """Return the reply to one request. Raises Failure.
+
+        Args:
+            body: the encoded request.
+            remaining_s: seconds until the deadline of the call; None: it has no deadline.
+            permit: counts the reply in the reply budget.
+            extra: as in GrpcEncoder.encode.
+        """
+        envelope = self._envelopes.find(body)
+        if envelope is not None:
+            route = self._caller.find(envelope.model, envelope.version or None)
+            if route.plans is envelope.plans:
+                call = GrpcCall(inputs_of(body, envelope), envelope.rows, DEFAULT_OPTIONS, envelope.outputs)
+                return await self._run(route, call, len(body), remaining_s, permit, extra)
+        size_bytes = len(body)
+        if body and body[0] in PACKED:
+            body = await self._messages.plain(body)
+            size_bytes = max(size_bytes, len(body))
+        request = await parse_infer(body)
+        route = find(self._caller, request.model_name, request.model_version)
+        codec = self._codecs.get(route.plans) or self._new_codec(route)
+        with self._advising(route), self._caller.count_rejections(route):
+            try:
+                if request.raw_input_contents and len(request.inputs) <= len(route.plans):
+                    call = codec.decoder.decode(request)
+                else:
+                    call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
+            except Failure as failure:
+                if codec.texts is None or plans_of_texts(route.plans, failure) is None:
+                    raise
+                began = time.monotonic()
+                call = await self._tokenized(route, codec.texts, request, size_bytes)
+                if remaining_s is not None:
+                    remaining_s = max(remaining_s - (time.monotonic() - began), 0.0)
+            else:
+                self._envelopes.learn(body, request, route.plans, call)
+        return await self._run(route, call, size_bytes, remaining_s, permit, extra)
+
+    def largest_tensor(self, size_bytes: int, first: bytes) -> tuple[int, int] | None:
+        """Return where the largest tensor of an arriving message is, as Envelopes does."""
+        return self._envelopes.largest_tensor(size_bytes, first)
+
+    def prepared(
+        self, body: bytes | memoryview, principal: Principal | None
+    ) -> tuple[ModelRoute, Envelope, GrpcEncoder] | None:
+        """Return the route, envelope and encoder of a message whose envelope is cached; None: it needs `reply`.
+
+        `principal`: who sent it; None: no key is needed.
+        """
+        envelope = self._envelopes.find(body)
+        if envelope is None or (principal is not None and not principal.infers(envelope.model)):
+            return None
+        try:
+            route = self._caller.find_checked(envelope.model, envelope.version or None)
+        except Failure:
+            return None
+        if route.plans is not envelope.plans:
+            return None
+        return route, envelope, self._codecs[route.plans].encoder
+
+    async def _tokenized(self, route: ModelRoute, decoder: GrpcDecoder, request: Any, size_bytes: int) -> GrpcCall:
+        """Return a request with texts, decoded, with token ids in their place. Raises Failure."""
+        call = await run_in_thread_if_large(size_bytes, decoder.decode, request)
+        inputs = await self._texts.inputs(route.lane.manifest, route.plans, call.inputs[0])
+        return call._replace(inputs=inputs.tensors)
+
+    def _run(
+        self,
+        route: ModelRoute,
+        call: GrpcCall,
+        size_bytes: int,
+        remaining_s: float | None,
+        permit: ReplyPermit,
+        extra: bytes,
+    ) -> Coroutine[Any, Any, bytes]:
+        inputs, rows, options, outputs, request_id, output_options, shared_memory_bytes, _ = call
+        if remaining_s is not None:
+            timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
+            options = RequestOptions(min(timeout_s, remaining_s), options.priority)
+        read = partial(
+            self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, output_options=output_options
+        )
+        return self._caller.call(route, inputs, rows, size_bytes + shared_memory_bytes, read, options, permit)
+
+    @contextmanager
+    def _advising(self, route: ModelRoute) -> Iterator[None]:
+        """Add the inputs and an example to the message of a Failure(INVALID) of the block."""
+        try:
+            yield
+        except Failure as failure:
+            if failure.code is not Code.INVALID:
+                raise
+            raise invalid(with_advice(failure.message, self._advice_text(route.plans))) from None
+
+    def _advice_text(self, plans: InputPlans) -> str:
+        text = self._advice.get(plans)
+        if text is None:
+            text = self._advice[plans] = advice_text(plans)
+        return text
+
+    def _new_codec(self, route: ModelRoute) -> _Codec:
+        manifest = route.lane.manifest
+        encoder = GrpcEncoder(manifest.model, manifest.version, manifest.answered, route.extensions)
+        codec = self._codecs[route.plans] = _Codec(
+            GrpcDecoder(route.plans, route.extensions),
+            encoder,
+            None if route.plans.texts is None else GrpcDecoder(route.plans.texts, route.extensions),
+        )
+        return codec
+
+
+def find(caller: Caller, model: str, version: str) -> ModelRoute:
+    """Return the route of a model and version ("": none). Raises Failure: NOT_FOUND, INVALID (not a number)."""
+    check_version(version)
+    return caller.find(model, version or None)
+
+
+def check_version(version: str) -> None:
+    """Raise Failure(INVALID) unless `version` is a number or ""."""
+    if version and not (version.isascii() and version.isdigit()):
+        raise invalid(
+            f"failed to get model version from specified version string '{excerpt(version)}': "
+            "version should be an integral value > 0"
+        )

@@ -1,0 +1,205 @@
+"""openapi_document: completes the OpenAPI document that FastAPI makes of the routes. Pure.
+
+routes ─> FastAPI ─> schemas of bodies ─> errors in the path's format ─> headers ─> who may call ─> document
+Schemas, error responses and headers are components, which operations refer to by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from millstream.gateway.http.error_formats import ErrorFormats
+from millstream.gateway.http.openapi import ERROR, EXAMPLE_FORM, JSON, header_ref, ref
+
+Document = dict[str, Any]
+
+#: response headers, by name
+HEADERS: dict[str, dict[str, Any]] = {
+    "Content-Encoding": {"description": "gzip or deflate, if the request accepts it.", "schema": {"type": "string"}},
+    "Inference-Header-Content-Length": {
+        "description": "Bytes of the JSON part, if binary tensors follow it.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "Location": {"description": "The path of the new version.", "schema": {"type": "string"}},
+    "Retry-After": {
+        "description": "Seconds until another attempt makes sense.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "WWW-Authenticate": {"description": "How to send the key.", "schema": {"type": "string"}},
+    "X-Amzn-ErrorType": {"description": "The kind of the error, for boto3.", "schema": {"type": "string"}},
+    "X-Amzn-Invoked-Production-Variant": {"description": "The version that answered.", "schema": {"type": "string"}},
+    "X-Request-Id": {
+        "description": "The id that the request was sent with, or a new one; logs and traces have it.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+    "Server-Timing": {
+        "description": "Milliseconds in the gateway's lane, in the queue and of the run, if the server is set to say.",
+        "schema": {"type": "string"},
+    },
+    "Millstream-Form": {
+        "description": "The compiled form that answered, with version and pool; absent: the version's own file did.",
+        "schema": {"type": "string"},
+    },
+    "endpoint-load-metrics": {
+        "description": "ORCA's load report, for requests with endpoint-load-metrics-format: json, text or bin.",
+        "schema": {"type": "string"},
+    },
+}
+_EVERY_REPLY = ("X-Request-Id",)
+_INFERENCE = ("Server-Timing", "Millstream-Form", "endpoint-load-metrics")
+#: status of an error -> headers of its replies
+_HEADERS_OF_STATUS = {"401": ("WWW-Authenticate",), "429": ("Retry-After",), "503": ("Retry-After",)}
+
+_PARAMETERS = {
+    "endpoint": "Name of the model.",
+    "label": "`serving` or `stable`: the version that answers.",
+    "model": "Name of the model.",
+    "name": "Name of the model.",
+    "region": "Name of the region.",
+    "repository": "Any name.",
+    "version": "Number of the version.",
+}
+_METHODS = frozenset({"get", "put", "post", "delete", "options", "patch"})
+
+
+class Access(NamedTuple):
+    """Who may call the operations that need a key.
+
+    Args:
+        open_paths: prefixes of paths that need no key in this configuration.
+    """
+
+    open_paths: tuple[str, ...] = ()
+
+
+def operations(document: Document) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield path, method and operation of a document, in order."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if method in _METHODS:
+                yield path, method, operation
+
+
+def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, access: Access) -> Document:
+    """Complete the document that FastAPI made, and return it.
+
+    Args:
+        document: FastAPI's document. It is changed.
+        schemas: types that operations refer to.
+        formats: finds the error format of a path.
+        access: who may call.
+    """
+    components = document.setdefault("components", {})
+    responses: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
+    for path, _, operation in operations(document):
+        error_format = formats.of(path)
+        _secure(operation, path, access)
+        _describe_parameters(operation)
+        operation["responses"].pop("422", None)  # a parameter that does not fit is answered with 400
+        for status, response in operation["responses"].items():
+            added = (*_EVERY_REPLY, *(_INFERENCE if status == "200" and _is_inference(operation) else ()))
+            response["headers"] = response.get("headers", {}) | {name: header_ref(name) for name in added}
+            if response.get(ERROR):
+                errors[error_format.document.__name__] = error_format.document
+                name = f"{error_format.document.__name__}{status}"
+                responses[name] = _error(response["description"], status, error_format.document, error_format.headers)
+                operation["responses"][status] = {"$ref": f"#/components/responses/{name}"}
+        operation["responses"] = dict(sorted(operation["responses"].items()))
+    made = components.get("schemas", {}) | _computed([*schemas, *errors.values()])
+    components["schemas"] = dict(sorted(made.items()))
+    components["responses"] = dict(sorted(responses.items()))
+    components["headers"] = HEADERS
+    tidied: Document = _without_defaults(_only_references(document))
+    _drop_unused(tidied)
+    return tidied
+
+
+def _secure(operation: dict[str, Any], path: str, access: Access) -> None:
+    """Remove what is not in force: the key, and the errors of callers without it."""
+    if "security" not in operation:
+        return
+    if any(path.startswith(prefix) for prefix in access.open_paths):
+        operation["responses"].pop("401", None)
+        del operation["security"]
+
+
+def _is_inference(operation: dict[str, Any]) -> bool:
+    contents = operation.get("requestBody", {}).get("content", {})
+    return any(EXAMPLE_FORM in body for body in contents.values())
+
+
+def _describe_parameters(operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        description = _PARAMETERS.get(parameter["name"]) if parameter["in"] == "path" else None
+        if description is not None:
+            parameter.setdefault("description", description)
+
+
+def _error(description: str, status: str, document: Any, headers: Sequence[str]) -> dict[str, Any]:
+    names = sorted({*_EVERY_REPLY, *_HEADERS_OF_STATUS.get(status, ()), *headers})
+    return {
+        "description": description,
+        "headers": {name: header_ref(name) for name in names},
+        "content": {JSON: {"schema": ref(document)}},
+    }
+
+
+def _computed(kinds: Sequence[Any]) -> dict[str, Any]:
+    """Return the JSON schemas of `kinds` and of the types within them, by name."""
+    adapters = [(kind.__name__, "validation", TypeAdapter(kind)) for kind in dict.fromkeys(kinds)]
+    _, definitions = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    return dict(definitions["$defs"])
+
+
+def _only_references(value: Any) -> Any:
+    """Return `value` with every reference alone: FastAPI writes what it derives from a handler beside it."""
+    if isinstance(value, list):
+        return [_only_references(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("$ref"), str):
+        return {"$ref": value["$ref"]}
+    return {name: _only_references(item) for name, item in value.items()}
+
+
+def _without_defaults(value: Any, *, named: bool = False) -> Any:
+    """Return `value` without titles, which repeat names, and `additionalProperties` where it is true, the default.
+
+    Releases of pydantic differ in what they write. `named`: the keys of `value` are names.
+    """
+    if isinstance(value, list):
+        return [_without_defaults(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: item if name in {"example", "info"} else _without_defaults(item, named=name in {"properties", "schemas"})
+        for name, item in value.items()
+        if named or not _is_default(name, item)
+    }
+
+
+def _is_default(name: str, item: Any) -> bool:
+    return (name == "title" and isinstance(item, str)) or (name == "additionalProperties" and item is True)
+
+
+def _drop_unused(document: Document) -> None:
+    """Remove the components that nothing refers to."""
+    components = document["components"]
+    for kind in ("responses", "headers", "schemas"):
+        while unused := components[kind].keys() - _referred(document, f"#/components/{kind}/"):
+            for name in unused:
+                del components[kind][name]
+
+
+def _referred(value: Any, prefix: str) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*(_referred(item, prefix) for item in value))
+    if not isinstance(value, dict):
+        return set()
+    target = value.get("$ref")
+    found = {target.removeprefix(prefix)} if isinstance(target, str) and target.startswith(prefix) else set()
+    return found.union(*(_referred(item, prefix) for item in value.values()))

@@ -1,0 +1,321 @@
+"""decode: the bytes of an inference request -> an InferCall that fits the version's signature.
+
+body ── envelope cached? ──yes──> only the numbers are read
+             └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope cached
+
+Requests of one client mostly differ only in their numbers. Everything else, the envelope, is cached
+(millstream.gateway.v2.envelopes), because checking it takes longer than reading the numbers.
+
+Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from millstream.gateway.tensors.elements import raw_from_json, raw_from_strings
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.json_document import (
+    excerpt,
+    expect_parameters,
+    expect_unsigned,
+    parse_json,
+    raise_missing,
+    raise_mistyped,
+)
+from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
+from millstream.gateway.tensors.output_options import Extensions
+from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
+from millstream.gateway.v2.call import InferCall, Options
+from millstream.gateway.v2.envelopes import (
+    PREFIX_BYTES_MAX,
+    BinaryEnvelope,
+    JsonEnvelope,
+    binary_envelope,
+    json_envelope,
+    remember,
+)
+from millstream.gateway.v2.options import read_options, read_span
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES
+
+__all__ = ["InferCall", "V2Decoder", "parse_header_length"]
+
+_HEADER_DIGITS_MAX = 19
+#: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
+_ENVELOPE_BYTES_MAX = 1 << 20
+_DATA_DEPTH = 3  # document, inputs, input, data
+_FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+_NOT_NUMBERS = (ValueError, struct.error, OverflowError)
+
+# Measured, since every request takes this path: a global is tensors faster than an attribute, an int is searched for
+# faster than a bytes object of length one, tuples are joined faster than unpacked.
+_E = ord("e")
+_loads = orjson.loads
+_new = tuple.__new__
+
+
+@lru_cache(maxsize=1024)
+def parse_header_length(value: bytes | None) -> int | None:
+    """Return the number in an Inference-Header-Content-Length header, None if there is none. Raises Failure(INVALID).
+
+    A negative number is returned: `V2Decoder.decode` refuses it with the valid range.
+    """
+    if value is None:
+        return None
+    digits = value.strip()
+    if len(digits) > _HEADER_DIGITS_MAX or not digits.removeprefix(b"-").isdigit():
+        raise invalid(
+            f"Inference-Header-Content-Length should be a number of bytes, got: {excerpt(value.decode('latin-1'))}"
+        )
+    return int(digits)
+
+
+class V2Decoder:
+    """Decodes the requests of one version.
+
+    Args:
+        plans: plans of the version's inputs.
+        json_bytes_max: limit on the JSON part; binary tensors are not counted.
+        extensions: the version's extensions for tensors; None: no class names, no shared memory.
+    """
+
+    def __init__(self, plans: InputPlans, json_bytes_max: int, extensions: Extensions | None = None) -> None:
+        self._model = plans.model
+        self._extensions = extensions or Extensions(plans.signature, {}, None, json_bytes_max)
+        self._json_bytes_max = json_bytes_max
+        self._plans = plans
+        #: decodes requests that have texts in place of token ids; None: the version takes no texts
+        self.texts = None if plans.texts is None else V2Decoder(plans.texts, json_bytes_max, extensions)
+        self._first = next(iter(plans), None)
+        self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
+        self._json: dict[bytes, JsonEnvelope] = {}
+        self._binary: dict[bytes, BinaryEnvelope] = {}
+        # The envelopes of the last request are compared before any is looked up.
+        self._last: JsonEnvelope | None = None
+        self._last_parts: BinaryEnvelope | None = None
+
+    def decode(self, body: bytes | bytearray | memoryview, header_bytes: int | None) -> InferCall:
+        """Return the request in `body`; large binary tensors are views on it.
+
+        Args:
+            body: the decompressed body of the HTTP request.
+            header_bytes: length of its JSON part; None: the whole body is JSON.
+
+        Raises:
+            Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
+        """
+        if header_bytes is None:
+            if type(body) is not bytes:
+                body = bytes(body)
+            if len(body) > self._json_bytes_max:
+                raise self._too_large(len(body))
+            if len(body) > _ENVELOPE_BYTES_MAX:
+                return self._decode_json(body)
+            last = self._last
+            if last is not None and body.startswith(last[0]) and body.endswith(last[1]):
+                call = _read_numbers(body, last)
+                if call is not None:
+                    return call
+            return self._decode_new(body)
+        parts = self._last_parts
+        if parts is None or len(parts[0]) != header_bytes or len(body) != parts[1] or body[:header_bytes] != parts[0]:
+            head = bytes(body[:header_bytes]) if 0 < header_bytes <= PREFIX_BYTES_MAX else b""
+            parts = self._binary.get(head)
+            if parts is None or len(body) != parts[1] or len(head) != header_bytes:
+                return self._decode_parts(memoryview(body), header_bytes)
+            self._last_parts = parts
+        # Copying a small piece is faster than making a view of it, and joining the copy is faster, too.
+        view = body if len(body) < VIEW_BYTES_MIN else memoryview(body)
+        inputs: list[InputTensor] = []
+        for shape, at, end in parts[2]:
+            inputs.append(_new(InputTensor, (shape, view[at:end], end - at)))
+        return _new(InferCall, (inputs, parts[3]))
+
+    def _decode_new(self, body: bytes) -> InferCall:
+        """Return the request in a JSON body whose envelope differs from the previous request's."""
+        # The numbers are between the last "[" and the "]" after it; the rest is the envelope.
+        start = body.rfind(b"[")
+        if start < PREFIX_BYTES_MAX:
+            envelope = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
+            if envelope is not None:
+                self._last = envelope
+                call = _read_numbers(body, envelope)
+                if call is not None:
+                    return call
+        return self._decode_json(body)
+
+    def _decode_parts(self, body: memoryview, header_bytes: int) -> InferCall:
+        """Return the request in a JSON part of `header_bytes` and binary tensors. Without a JSON part it is raw."""
+        if header_bytes == 0:
+            return self._decode_raw(body)
+        if not 0 < header_bytes <= len(body):
+            raise invalid(f"inference header size should be in range (0, {len(body)}), got: {header_bytes}")
+        if header_bytes > self._json_bytes_max:
+            raise self._too_large(header_bytes)
+        text = bytes(body[:header_bytes])
+        document = parse_json(text, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
+        try:
+            call = self._read(self._plans, document, text, body[header_bytes:])
+        except Failure as failure:
+            return self._read_columns(failure, document, body[header_bytes:])
+        if not call.options.id and call.options.output_options is None and header_bytes <= PREFIX_BYTES_MAX:
+            envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
+            if envelope is not None:
+                remember(self._binary, text, envelope)
+        return call
+
+    def _decode_json(self, body: bytes) -> InferCall:
+        """Return the request in a body that is all JSON; an empty body is a raw request."""
+        if not body:
+            return self._decode_raw(memoryview(body))
+        document = parse_json(body, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
+        try:
+            call = self._read(self._plans, document, body, memoryview(b""))
+        except Failure as failure:
+            return self._read_columns(failure, document, memoryview(b""))
+        first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
+        if len(body) > _ENVELOPE_BYTES_MAX:
+            first = None
+        if first is not None and not call.options.id and call.options.output_options is None:
+            envelope = json_envelope(call, body, first)
+            if envelope is not None:
+                remember(self._json, *envelope)
+        return call
+
+    def _read_columns(self, failure: Failure, document: dict[str, Any], tail: memoryview) -> InferCall:
+        """Return a request, which the version's inputs refused with `failure`, that gives columns by name."""
+        items = document.get("inputs")
+        if type(items) is not list or not all(type(item) is dict for item in items):
+            raise failure
+        columns = columns_given(self._plans, failure, [item.get("name") for item in items])
+        given = [(item["name"], item.get("datatype"), item.get("shape")) for item in items]
+        sent = plans_of_columns(self._plans, columns, given)
+        call = self._read(sent, document, b"", tail)  # a search of the whole text for each column would be quadratic
+        inputs, rows = from_columns(columns, sent, call.inputs)
+        return InferCall(inputs, call.options._replace(rows=rows))
+
+    def _read(self, plans: InputPlans, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
+        tensors: list[InputTensor | None] = [None] * len(plans)
+        rows = -1
+        at = shared_bytes = 0
+        for item in _items(document):
+            plan = plans.named(_name(item))
+            if tensors[plan.index] is not None:
+                raise plans.duplicate(plan)
+            extent = plan.extent(item)
+            if rows != extent.rows:
+                if rows >= 0:
+                    raise plans.rows_differ(plan)
+                rows = extent.rows
+            parameters = item.get("parameters")
+            if parameters is None and "data" in item:
+                data = raw_from_json(plan, extent, item["data"], text)
+                tensors[plan.index] = _new(InputTensor, (extent.shape, data, len(data)))
+            else:
+                parameters = expect_parameters(parameters, plan.where)
+                tensor = self._tensor(plan, extent, item, parameters, text, tail[at:])
+                if "binary_data_size" in parameters:
+                    at += tensor.size_bytes
+                elif "data" not in item:
+                    shared_bytes += tensor.size_bytes
+                tensors[plan.index] = opened(plan, tensor, parameters.get("content_type"))
+        if at != len(tail):
+            raise invalid(f"unexpected additional input data for model '{self._model}'")
+        inputs = plans.complete(tensors)
+        rows = rows if rows >= 0 else 1
+        if len(document) == 1:
+            return InferCall(inputs, Options(rows))
+        options = read_options(document, rows, self._outputs, self._model, self._extensions)
+        return InferCall(inputs, options._replace(shared_memory_bytes=shared_bytes) if shared_bytes else options)
+
+    def _tensor(
+        self,
+        plan: InputPlan,
+        extent: Extent,
+        item: dict[str, Any],
+        parameters: dict[str, Any],
+        text: bytes,
+        tail: memoryview,
+    ) -> InputTensor:
+        """Return an input with parameters. Its data is in the JSON, the next bytes of `tail`, or shared memory."""
+        binary = "binary_data_size" in parameters
+        span = read_span(parameters, plan.where)
+        sources = ("data" in item) + binary + (span is not None)
+        if sources != 1:
+            but = "no field was" if sources == 0 else "multiple fields were"
+            raise invalid(f"Input must set only one of the following fields: {_FIELDS}. But {but} set{plan.where}")
+        if span is not None:
+            return self._extensions.read(plan, extent, span)
+        if not binary:
+            data = raw_from_json(plan, extent, item["data"], text)
+            return InputTensor(extent.shape, data, len(data))
+        size_bytes = expect_unsigned(parameters["binary_data_size"], "binary_data_size", plan.where)
+        if size_bytes > len(tail):
+            raise invalid(
+                f"unexpected size for input '{plan.name}', expecting {size_bytes - len(tail)} additional bytes "
+                f"for model '{self._model}'"
+            )
+        return raw_tensor(plan, extent, tail[:size_bytes])
+
+    def _decode_raw(self, body: memoryview) -> InferCall:
+        """Return a raw request: the whole body is the only input's tensor, and all outputs are binary."""
+        plan = self._first
+        if plan is None or len(self._plans) != 1:
+            raise invalid(
+                f"Raw request must only have 1 input (found 1) to be deduced but got {len(self._plans)} inputs in "
+                f"'{self._model}' model configuration"
+            )
+        extent = plan.deduce(len(body))
+        data = memoryview(raw_from_strings([bytes(body)])) if plan.datatype == BYTES else body
+        return InferCall([raw_tensor(plan, extent, data)], Options(extent.rows, binary_default=True))
+
+    def _too_large(self, size_bytes: int) -> Failure:
+        return Failure(
+            Code.TOO_LARGE,
+            f"the JSON part of the request has {size_bytes} bytes, which exceeds the maximum allowed input size of "
+            f"{self._json_bytes_max} bytes: send large tensors in binary form",
+        )
+
+
+def _items(document: dict[str, Any]) -> list[Any]:
+    """Return the elements of `inputs`. Raises Failure(INVALID)."""
+    items = document.get("inputs")
+    if type(items) is not list:
+        if "inputs" not in document:
+            raise_missing("inputs")
+        raise_mistyped("inputs", "array")
+    return items
+
+
+def _name(item: object) -> str:
+    """Return the name of an element of `inputs`. Raises Failure(INVALID)."""
+    if type(item) is not dict:
+        raise_mistyped("inputs", "object")
+    name = item.get("name")
+    if name is None:
+        raise_missing("name", " in 'inputs'")
+    if type(name) is not str:
+        raise_mistyped("name", "string", " in 'inputs'")
+    return name
+
+
+def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
+    """Return the request in a body with a cached envelope; None unless its data is the right count of numbers."""
+    prefix, suffix, pack, shape, size_bytes, options = envelope
+    numbers = body[len(prefix) - 1 : len(body) - len(suffix) + 1]
+    try:
+        values = _loads(numbers)
+        data = pack(*values)
+    except _NOT_NUMBERS:
+        return None
+    # true, false and numbers with exponents contain an e.
+    if _E in numbers and bool in set(map(type, values)):
+        return None
+    return _new(InferCall, ([_new(InputTensor, (shape, data, size_bytes))], options))

@@ -1,0 +1,135 @@
+"""options: reads the parts of a request besides its inputs: id, parameters, requested outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.gateway.tensors.json_document import (
+    excerpt,
+    expect_boolean,
+    expect_parameters,
+    expect_unsigned,
+    raise_missing,
+    raise_mistyped,
+)
+from millstream.gateway.tensors.output_options import Extensions, OutputOption, Span
+from millstream.gateway.v2.call import Options
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import ELEMENTS_MAX
+
+ID_CHARACTERS_MAX = 4096
+
+SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+SCALARS = (str, int, float, bool, type(None))
+
+
+def read_options(
+    document: dict[str, Any], rows: int, outputs: dict[str, int], model: str, extensions: Extensions
+) -> Options:
+    """Return everything in a request but `inputs`, checked. Raises Failure.
+
+    Members that are null count as absent, because some clients write every field of their classes.
+
+    Args:
+        document: the request.
+        rows: rows of its inputs.
+        outputs: index in the signature of each output, by name.
+        model: name of the model, for messages.
+        extensions: the version's extensions for tensors.
+    """
+    request_id = document.get("id")
+    if request_id is None:
+        request_id = ""
+    elif type(request_id) is not str:
+        raise_mistyped("id", "string")
+    elif len(request_id) > ID_CHARACTERS_MAX:
+        raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
+    elif not request_id.isascii():
+        _check_unicode(request_id)
+    parameters = document.get("parameters")
+    binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
+    requested = document.get("outputs")
+    output_options: dict[int, OutputOption] = {}
+    wanted = None if requested is None else _read_outputs(requested, outputs, model, extensions, output_options)
+    return Options(rows, request_id, wanted, binary_default, timeout_s, priority, output_options or None)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise invalid("Unable to parse 'id': the string is not valid Unicode") from None
+
+
+def _read_parameters(value: object) -> tuple[bool, float | None, int]:
+    """Return (binary_data_output, timeout in seconds, priority). Custom parameters may be any scalar."""
+    parameters = expect_parameters(value)
+    binary_default = False
+    timeout_us = priority = 0
+    for key, parameter in parameters.items():
+        if key == "binary_data_output":
+            binary_default = expect_boolean(parameter, key)
+        elif key == "timeout":
+            timeout_us = expect_unsigned(parameter, key)
+        elif key == "priority":
+            priority = expect_unsigned(parameter, key)
+        elif key in SEQUENCE_PARAMETERS:
+            if parameter:
+                raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{key}'")
+        elif key.startswith("triton_"):
+            raise invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        elif type(parameter) not in SCALARS:
+            raise invalid(f"parameter '{excerpt(key)}' must be a string, a number or a boolean")
+    return binary_default, timeout_us / 1e6 if timeout_us else None, priority
+
+
+def _read_outputs(
+    requested: object,
+    known: dict[str, int],
+    model: str,
+    extensions: Extensions,
+    output_options: dict[int, OutputOption],
+) -> list[tuple[int, bool]] | None:
+    if type(requested) is not list:
+        raise_mistyped("outputs", "array")
+    chosen: dict[int, bool] = {}
+    for item in requested:
+        if type(item) is not dict:
+            raise_mistyped("outputs", "object")
+        name = item.get("name")
+        if name is None:
+            raise_missing("name", " in 'outputs'")
+        if type(name) is not str:
+            raise_mistyped("name", "string", " in 'outputs'")
+        index = known.get(name)
+        if index is None:
+            raise invalid(f"unexpected inference output '{excerpt(name)}' for model '{model}'")
+        if index in chosen:
+            raise invalid(f"output '{name}' already exists in request")
+        where = f" for output '{name}'"
+        parameters = expect_parameters(item.get("parameters"), where)
+        chosen[index] = expect_boolean(parameters.get("binary_data") or False, "binary_data", where)
+        if "classification" in parameters or "shared_memory_region" in parameters:
+            classes = expect_unsigned(parameters.get("classification") or 0, "classification", where)
+            option = extensions.option(index, classes, read_span(parameters, where))
+            if option is not None:
+                output_options[index] = option
+    return list(chosen.items()) or None  # an empty list requests all outputs
+
+
+def read_span(parameters: dict[str, Any], where: str) -> Span | None:
+    """Return the part of a client's shared memory that `parameters` name, if any. Raises Failure(INVALID)."""
+    region = parameters.get("shared_memory_region")
+    if region is None:
+        return None
+    if type(region) is not str:
+        raise_mistyped("shared_memory_region", "string", where)
+    if "shared_memory_byte_size" not in parameters:
+        raise_missing("shared_memory_byte_size", where)
+    offset = expect_unsigned(parameters.get("shared_memory_offset") or 0, "shared_memory_offset", where)
+    size_bytes = expect_unsigned(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where)
+    if offset + size_bytes > ELEMENTS_MAX:
+        raise invalid(f"Invalid offset + byte size for shared memory region: '{excerpt(region)}'")
+    return Span(region, offset, size_bytes)

@@ -1,0 +1,98 @@
+"""routes_models: GET /v2/models…: names of models, their signatures, and whether they are ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number, visible
+from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.errors import documented
+from millstream.gateway.http.openapi import ref, reply
+from millstream.gateway.http.versioned import versioned
+from millstream.gateway.v2 import metadata
+from millstream.gateway.v2.schemas import ModelMetadata, ModelNames, ModelReady
+
+router = APIRouter()
+
+_METADATA = reply(
+    ref(ModelMetadata),
+    "The signature of the version.",
+    example={
+        "name": "digits",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}],
+        "outputs": [{"name": "label", "datatype": "INT64", "shape": [-1]}],
+    },
+) | documented(404)
+_READY: dict[int | str, dict[str, Any]] = {
+    **reply(ref(ModelReady), "It is ready.", example={"name": "digits", "ready": True}),
+    **documented(404),
+    **reply(
+        ref(ModelReady),
+        "Not ready.",
+        example={"name": "digits", "ready": False, "error": "model 'digits' version 1 is not ready: loading"},
+        status=503,
+    ),
+}
+
+
+@router.get(
+    "/v2/models",
+    summary="Names of the models that answer requests",
+    responses=reply(ref(ModelNames), "The names, in order.", example={"models": ["digits"]}),
+)
+async def list_model_names(deps: DepsOf) -> dict[str, list[str]]:
+    models = visible(deps.catalog.snapshot).models
+    return {"models": sorted(name for name, view in models.items() if view.serving is not None)}
+
+
+@versioned(
+    router,
+    "GET",
+    "/v2/models/{model}[/versions/{version}]",
+    ("Signature of the model's serving version", "Signature of one version"),
+    responses=_METADATA,
+)
+async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
+    view, version_view = _find(deps, model, version)
+    ready_versions = [number for number, other in sorted(view.versions.items()) if other.available]
+    manifest = version_view.manifest
+    return {**metadata.model_metadata(manifest, ready_versions), **metadata.usage_parameters(manifest)}
+
+
+@versioned(
+    router,
+    "GET",
+    "/v2/models/{model}[/versions/{version}]/ready",
+    ("Whether the model answers requests", "Whether the version is ready"),
+    responses=_READY,
+)
+async def model_ready(model: str, version: str | None, deps: DepsOf, response: Response) -> dict[str, Any]:
+    _, view = _find(deps, model, version)
+    name = view.manifest.model
+    if view.available and deps.answering(view.manifest.content_id):
+        if view.ready:
+            return {"name": name, "ready": True}
+        return {"name": name, "ready": True, "load_s": round(deps.load_s(view), 3)}
+    response.status_code = 503
+    return {
+        "name": name,
+        "ready": False,
+        "error": f"model '{name}' version {view.manifest.version} is not ready: {_why(view)}",
+    }
+
+
+def _why(view: VersionView) -> str:
+    if view.available:
+        return "no recent inference came back"
+    return f"{view.state}: {view.reason}" if view.reason else str(view.state)
+
+
+def _find(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
+    """Return a model and a version. Raises Failure(NOT_FOUND), also if `version` is not a number, as in Triton."""
+    view = deps.catalog.snapshot.model(model)
+    return view, view.version(None if version is None else version_number(model, version))

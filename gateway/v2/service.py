@@ -1,0 +1,278 @@
+"""service: bytes of a v2 infer request in, bytes of its reply out. The fast path and the ASGI route both call it.
+
+route look-up ─> decode ─> RestRequest ─> lane ……… RestResponder ─> HttpReply
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+from millstream.gateway.access.principal import CALLER, Principal
+from millstream.gateway.connection.error_reply import error_reply, internal_failure
+from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.http.compression import decompress
+from millstream.gateway.scheduling.model_route import ModelRoute
+from millstream.gateway.scheduling.request import bill
+from millstream.gateway.scheduling.router import Router
+from millstream.gateway.texts.text_plans import plans_of_texts
+from millstream.gateway.texts.texts import Texts
+from millstream.gateway.v2.decode import InferCall, V2Decoder, parse_header_length
+from millstream.gateway.v2.example import infer_body
+from millstream.gateway.v2.responder import Done, RestRequest
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.request_id import request_context
+from millstream.services.traceparent import Trace
+
+log = logging.getLogger("millstream.infer")
+
+#: a larger JSON document is decoded in a thread: decoding it would block the event loop
+JSON_INLINE_BYTES_MAX = 256 * 1024
+_DECODINGS_MAX = 3  # attempts to decode a request: its version may be replaced meanwhile
+
+
+class _Submission(NamedTuple):
+    """The arguments of `submit`, of a request that is not added to its lane at once."""
+
+    model: str
+    version: str | None
+    headers: InferHeaders
+    body: bytes | memoryview
+    done: Done
+    request_id: bytes
+    principal: Principal | None
+    trace: Trace | None
+
+
+class _Deferred:
+    """A request whose body is being decompressed or decoded, or whose texts are being tokenized, in a thread."""
+
+    __slots__ = ("cancelled", "ticket")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.ticket: Cancel | None = None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+
+class _AnsweredHandle:
+    """The handle on a request that is already answered."""
+
+    def cancel(self) -> None:
+        return
+
+
+_ANSWERED = _AnsweredHandle()
+
+
+class InferService:
+    """The InferHandler of a gateway.
+
+    Args:
+        router: finds the route of a request.
+        receive_budget: bounds bodies that are decompressed or decoded in threads.
+        body_bytes_max: limit on a decompressed body.
+        timeout_s_max: the longest timeout that a request may set.
+        texts: tokenizes requests with texts.
+    """
+
+    def __init__(
+        self, router: Router, receive_budget: ReceiveBudget, body_bytes_max: int, timeout_s_max: float, texts: Texts
+    ) -> None:
+        self._router = router
+        self._receive_budget = receive_budget
+        self._body_bytes_max = body_bytes_max
+        self._timeout_s_max = timeout_s_max
+        self._texts = texts
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    def submit(  # noqa: PLR0913 - as in InferHandler
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes | memoryview,
+        done: Done,
+        request_id: bytes = b"",
+        principal: Principal | None = None,
+        trace: Trace | None = None,
+    ) -> Cancel:
+        """Submit a request and return its handle. `done` is called once with the reply, perhaps before that."""
+        encoding, accept_encoding, length, _, _, load_format, _, traceparent = headers
+        if encoding is not None and encoding != b"identity":
+            return self._submit_compressed(
+                _Submission(model, version, headers, body, done, request_id, principal, trace or traceparent)
+            )
+        route = self._router.routes.get((model, version))
+        try:
+            if route is None:
+                route = self._find(model, version, principal)
+            header_bytes = None if length is None else parse_header_length(length)
+            if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
+                submission = _Submission(
+                    model, version, headers, body, done, request_id, principal, trace or traceparent
+                )
+                return self._submit_deferred(submission, header_bytes)
+            call = self._decode_for(principal, route, body, header_bytes)
+            inputs, options = call
+            rows, _, _, _, timeout_s, priority, _, shared_memory_bytes = options
+            timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
+            now = time.monotonic()
+            request = RestRequest(inputs, rows, priority, now, now + timeout_s, route.responder)
+            request.options = options
+            request.accept_encoding = accept_encoding
+            request.done_with = done
+            request.request_id = request_id
+            if load_format is not None:
+                request.load_format = load_format
+            if principal is not None:
+                bill(request, principal)
+            route.lane.add(request, len(body) + shared_memory_bytes)
+        except Failure as failure:
+            if route is not None:
+                if plans_of_texts(route.plans, failure) is not None:
+                    submission = _Submission(
+                        model, version, headers, body, done, request_id, principal, trace or traceparent
+                    )
+                    return self._submit_deferred(submission, parse_header_length(length))
+                with request_context(request_id, trace or traceparent):
+                    route.lane.record_rejection(RequestProtocol.V2, failure.code)
+                route.plans.advise(failure, infer_body)
+            done(error_reply(failure))
+            return _ANSWERED
+        except Exception as error:
+            with request_context(request_id, trace or traceparent):
+                reply = error_reply(internal_failure(f"an infer request for {model!r}", error))
+            done(reply)
+            return _ANSWERED
+        return request
+
+    def _decode_for(
+        self, principal: Principal | None, route: ModelRoute, body: bytes | memoryview, header_bytes: int | None
+    ) -> InferCall:
+        """Return the decoded request of `principal`, who may name the shared memory of its key. Raises Failure."""
+        decoder: V2Decoder = route.decoder
+        if principal is None:
+            return decoder.decode(body, header_bytes)
+        token = CALLER.set(principal)
+        try:
+            return decoder.decode(body, header_bytes)
+        finally:
+            CALLER.reset(token)
+
+    def _find(self, model: str, version: str | None, principal: Principal | None) -> ModelRoute:
+        """Return a route. Raises Failure, whose message names no model that `principal` may not know of."""
+        token = CALLER.set(principal)
+        try:
+            return self._router.find(model, version)
+        finally:
+            CALLER.reset(token)
+
+    def _submit_deferred(self, submission: _Submission, header_bytes: int | None) -> Cancel:
+        """Submit a request with a large JSON document, which is decoded in a thread, or with texts."""
+        arrival = time.monotonic()
+        deferred = _Deferred()
+
+        async def read() -> None:
+            CALLER.set(submission.principal)  # the task has the context of the connection
+            try:
+                with self._receive_budget.reserve() as reservation:
+                    reservation.grow(len(submission.body))
+                    route, call = await self._decoded(submission, header_bytes)
+                if not deferred.cancelled:
+                    deferred.ticket = self._add(submission, route, call, arrival)
+            except Failure as failure:
+                self._refused(deferred, submission, failure)
+            except Exception as error:
+                internal = internal_failure(f"an infer request for {submission.model!r}", error)
+                self._refused(deferred, submission, internal)
+
+        self._spawn(read(), submission)
+        return deferred
+
+    async def _decoded(self, submission: _Submission, header_bytes: int | None) -> tuple[ModelRoute, InferCall]:
+        """Return the decoded request, and the route that serves after it was decoded. Raises Failure."""
+        model, version, body = submission.model, submission.version, submission.body
+        for _ in range(_DECODINGS_MAX):
+            route = self._find(model, version, submission.principal)
+            call = await self._decode(route, body, header_bytes)
+            if self._find(model, version, submission.principal) is route:
+                return route, call
+        raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
+
+    async def _decode(self, route: ModelRoute, body: bytes | memoryview, header_bytes: int | None) -> InferCall:
+        """Return the decoded request, with token ids in place of texts. Raises Failure."""
+        decoder: V2Decoder = route.decoder
+        try:
+            return await run_in_thread_if_large(len(body), decoder.decode, body, header_bytes)
+        except Failure as failure:
+            if decoder.texts is None or plans_of_texts(route.plans, failure) is None:
+                raise
+        call = await run_in_thread_if_large(len(body), decoder.texts.decode, body, header_bytes)
+        inputs = await self._texts.inputs(route.lane.manifest, route.plans, call.inputs[0])
+        return call._replace(inputs=inputs.tensors)
+
+    def _add(self, submission: _Submission, route: ModelRoute, call: InferCall, arrival: float) -> Cancel:
+        """Add a deferred request to its lane. Raises Failure."""
+        inputs, options = call
+        timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
+        request = RestRequest(inputs, options.rows, options.priority, arrival, arrival + timeout_s, route.responder)
+        request.options = options
+        request.accept_encoding = submission.headers.accept_encoding
+        request.done_with = submission.done
+        request.request_id = submission.request_id
+        request.load_format = submission.headers.load_format
+        if submission.principal is not None:
+            bill(request, submission.principal)
+        # Numbers may be larger in raw form than as text.
+        size_bytes = max(len(submission.body), sum(tensor.size_bytes for tensor in inputs))
+        route.lane.add(request, size_bytes + options.shared_memory_bytes)
+        return request
+
+    def _refused(self, deferred: _Deferred, submission: _Submission, failure: Failure) -> None:
+        if deferred.cancelled:
+            return
+        route = self._router.routes.get((submission.model, submission.version))
+        if route is not None:
+            route.lane.record_rejection(RequestProtocol.V2, failure.code)
+            route.plans.advise(failure, infer_body)
+        submission.done(error_reply(failure))
+
+    def _submit_compressed(self, submission: _Submission) -> Cancel:
+        deferred = _Deferred()
+        self._spawn(self._decompress(deferred, submission), submission)
+        return deferred
+
+    async def _decompress(self, deferred: _Deferred, submission: _Submission) -> None:
+        """Decompress the body in a thread, because a small body can have large content, and submit the request."""
+        model, version, headers, body, done, request_id, principal, trace = submission
+        failure = None
+        try:
+            with self._receive_budget.reserve() as reservation:
+                reservation.grow(len(body))  # decompressed bodies are bounded by the number of threads
+                plain = await asyncio.to_thread(decompress, body, headers.content_encoding or b"", self._body_bytes_max)
+        except Failure as error:
+            failure = error
+        except Exception as error:
+            failure = internal_failure("a body could not be decompressed", error)
+        if failure is not None:
+            self._refused(deferred, submission, failure)
+        elif not deferred.cancelled:
+            plain_headers = headers._replace(content_encoding=None)
+            deferred.ticket = self.submit(model, version, plain_headers, plain, done, request_id, principal, trace)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], submission: _Submission) -> None:
+        with request_context(submission.request_id, submission.trace):
+            task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
