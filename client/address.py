@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from millstream.client.trust import SYSTEM_TRUST, Trust
-
 from millstream.services.errors import invalid
 from millstream.services.local_token import read_token
 
@@ -43,7 +42,6 @@ def find_server(endpoint: str | None, key: str | None, source: str = "endpoint")
     `source` names the argument in messages. Raises Failure(INVALID).
     """
     from millstream.client.user_config import read_user_config
-
     from millstream.services.settings import read_settings
 
     settings = read_settings()

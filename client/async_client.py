@@ -36,7 +36,6 @@ from millstream.client.metrics_page import Metrics
 from millstream.client.retry import Budget
 from millstream.client.transport import AwaitingTransport, announces, connection_to
 from millstream.client.upload import ModelFiles, Progress, UploadOptions, push
-
 from millstream.plugins.compile import client as races
 
 

@@ -7,10 +7,10 @@ import ssl
 from collections.abc import Iterator
 
 import httpx2
+
 from millstream.client.call import Call
 from millstream.client.errors import Cause, ConnectionFailed, Timeout
 from millstream.client.protocol_probe import identify
-
 from millstream.services.errors import Code, Failure
 
 #: messages of OpenSSL for a server that answers in plain text

@@ -12,9 +12,9 @@ from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
+
 from millstream.client.documents import Tensor
 from millstream.client.tensors import Array
-
 from millstream.services.errors import invalid
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

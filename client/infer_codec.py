@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from millstream.client.call import json_of
 from millstream.client.documents import Metadata
 from millstream.client.inputs import Given, about_input
 from millstream.client.replies import parse_json
 from millstream.client.tensors import Array, decode, encode, from_data, random_input
-
 from millstream.services.errors import Code, Failure
 
 

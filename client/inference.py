@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
+
 from millstream.client.call import Call, Pause, Reply, Steps, json_of, listed, send
 from millstream.client.documents import Metadata
 from millstream.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
@@ -19,7 +20,6 @@ from millstream.client.models import load_s, metadata, v2_path
 from millstream.client.replies import REQUEST_ID, document_of
 from millstream.client.retry import Budget
 from millstream.client.tensors import Array
-
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
 

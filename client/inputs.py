@@ -15,11 +15,11 @@ from os import PathLike
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
+
 from millstream.client.documents import Metadata, Tensor, Usage
 from millstream.client.images import is_image, pixels
 from millstream.client.tensors import Array, encode, fit, is_missing, numbers
-from numpy.typing import ArrayLike
-
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.nearest_names import unknown_key

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 from millstream.client.call import Call, Steps, json_call, send
 from millstream.client.replies import document_of
-
 from millstream.services.errors import invalid
 
 _PATH = "/admin/v1/keys"

@@ -21,7 +21,6 @@ from millstream.client.errors import ServerError, Timeout, VersionFailed
 from millstream.client.metrics_page import Metrics
 from millstream.client.replies import document_of
 from millstream.client.retry import Budget
-
 from millstream.services.errors import Code, Failure
 from millstream.services.model.names import check_name
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+
 from millstream.client.call import Call, Reply
 from millstream.client.errors import ModelNotFound, ServerError
-
 from millstream.services.errors import HTTP_STATUS, Code, Failure, Subject
 from millstream.services.process.printable import printable
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from millstream.client.call import NO_REPLY, Call, Pause, Reply, Steps, T, Timeouts
 from millstream.client.errors import Cause, ConnectionFailed, ServerError, Timeout
 from millstream.client.replies import failure_of
-
 from millstream.services.errors import Failure, invalid
 from millstream.services.process.backoff import backoff_s
 

@@ -18,7 +18,6 @@ from millstream.client.errors import Timeout, VersionFailed, WrongFile
 from millstream.client.models import admin_path, version, wait
 from millstream.client.replies import document_of
 from millstream.client.retry import Budget
-
 from millstream.plugins.convert.base import SOURCE
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.file_kind import PICKLE_REFUSAL, content_head, is_pickle

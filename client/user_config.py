@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from millstream.client.address import URL_DEFAULT, checked_url
-
 from millstream.services.environment import user_config_file
 from millstream.services.errors import invalid
 from millstream.services.nearest_names import unknown_key

@@ -17,7 +17,6 @@ from millstream.services.errors import Code, Failure
 if TYPE_CHECKING:
     from millstream.client.client import Client
     from millstream.client.documents import Race
-
     from millstream.plugins.compile.race.report import RaceReport
 
 POLL_S = 0.5  # between two pictures of a race

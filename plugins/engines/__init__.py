@@ -1,0 +1,1 @@
+"""Backends beside ONNX Runtime: one folder each."""

@@ -1,0 +1,1 @@
+"""Controller, planner and autoscaling: decisions for all workers of an installation."""

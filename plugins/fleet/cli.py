@@ -18,8 +18,9 @@ from millstream.services.errors import Code, Failure
 from millstream.services.process.printable import printable
 
 if TYPE_CHECKING:
-    from millstream.client.documents import PoolScale
     from rich.console import Console
+
+    from millstream.client.documents import PoolScale
 
 WATCH_S = 2.0  # between two looks
 UNBOUNDED = "unbounded"  # the reason for the size of a pool without limits, which nothing changes

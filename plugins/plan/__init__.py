@@ -1,0 +1,1 @@
+"""`millstream plan`: how many workers a fleet of models needs, by simulation."""

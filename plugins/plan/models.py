@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.client.documents import PlacedInstance, PlacedVersion, PlacedWorker, Placement, VersionStatistics
-
 from millstream.plugins.plan.simulation.models import MEDIAN_RUN_S, SimulatedModel
 from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.views import Footprint

@@ -16,9 +16,9 @@ from millstream.services.cli.terminal import emit, escape, results
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
-    from millstream.client.client import Client
     from rich.console import Console
 
+    from millstream.client.client import Client
     from millstream.plugins.top.rates import Overview
 
 #: longest wait for an answer before the picture says that the server does not answer

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.client.metrics_page import Metrics, Sample
 from millstream.client.replies import document_of
-
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:

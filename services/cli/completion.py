@@ -225,7 +225,6 @@ def _tls_context(url: str, environment: Mapping[str, str]) -> ssl.SSLContext:
 
     from millstream.client.address import certificate_of_home, url_of_home
     from millstream.client.trust import Trust
-
     from millstream.services.errors import Failure
 
     home = Path(_home(environment))

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import typer
-from millstream.client.errors import ServerError, WrongFile
 from typer.exceptions import TyperException
 
+from millstream.client.errors import ServerError, WrongFile
 from millstream.services.cli.help import nearest
 from millstream.services.cli.terminal import allows_colour
 from millstream.services.errors import Code, Failure

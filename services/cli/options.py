@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from millstream.client.address import URL_DEFAULT, ServerAddress, find_server, is_of_home
 
+from millstream.client.address import URL_DEFAULT, ServerAddress, find_server, is_of_home
 from millstream.services.cli.completion import log_names, model_names
 from millstream.services.cli.failures import show_warning, usage_of, wrong_usage
 from millstream.services.model.names import check_name

@@ -18,7 +18,6 @@ from typing import Any, TextIO, cast
 
 from millstream.client.address import ServerAddress
 from millstream.client.async_client import AsyncClient
-
 from millstream.plugins.compat.triton import cli_repositories as repositories
 from millstream.plugins.compat.triton.cli_repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli import preload

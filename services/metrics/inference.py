@@ -2,7 +2,7 @@
 
 lanes ─> CounterVector by content id ─(files of all gateways, ended ones too)─> Totals ─> recorded() ─> Recorded
 
-The metrics page does not show these names: millstream.plugins.compat.triton computes what clients read. Times are seconds.
+The metrics page does not show these names: plugins/compat/triton computes what clients read. Times are seconds.
 """
 
 from __future__ import annotations

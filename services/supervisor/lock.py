@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 from millstream.client.address import CERTIFICATE
-
 from millstream.services.errors import Code, Failure
 
 

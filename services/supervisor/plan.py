@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream.client.trust import Trust
 from pydantic import SecretStr
 
+from millstream.client.trust import Trust
 from millstream.services.environment import MANAGER_VARIABLES
 from millstream.services.installation import shm_prefix
 from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings

@@ -1,8 +1,8 @@
 """Millstream, a self-hosted model serving platform.
 
-The folders `gateway`, `services`, `workers` and `examples` are at the root of the repository; beside this file are
-links to them. So one import package, `millstream`, is the same for a checkout, an editable install, a wheel, mypy and
-editors, and collides with no other distribution's `services`.
+The folders `gateway`, `services`, `workers`, `plugins`, `client` and `examples` are at the root of the repository;
+beside this file are links to them. So one import package, `millstream`, is the same for a checkout, an editable
+install, a wheel, mypy and editors, and collides with no other distribution.
 """
 
 TYPE_CHECKING = False
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "AsyncClient": "client.async_client",
     "Client": "client.client",
-    "Code": "errors",
+    "Code": "services.errors",
     "ConnectionFailed": "client.errors",
-    "Failure": "errors",
+    "Failure": "services.errors",
     "Metrics": "client.metrics_page",
     "ModelNotFound": "client.errors",
     "Prediction": "client.inference",
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> object:
             require("client")
         except Failure as failure:
             raise ImportError(failure.message, name=__name__) from None
-    value = getattr(import_module(f"{__name__}.services.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from millstream.client import transport
-from millstream.client.errors import Cause
 
 from millstream import AsyncClient, Client, ConnectionFailed, Failure, ServerError, Timeout
+from millstream.client import transport
+from millstream.client.errors import Cause
 from tests.kit.odd_servers import CERTIFICATES, OddServer, answering, http, odd_server
 
 SETTINGS_FRAME = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

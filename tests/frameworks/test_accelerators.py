@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from tests.frameworks.test_other_servers import mar
 from tests.kit import jax_models, tensorflow_models
 from tests.kit.command_line import ROOT, Millstream

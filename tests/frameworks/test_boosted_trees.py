@@ -10,9 +10,9 @@ import lightgbm
 import numpy as np
 import pytest
 import xgboost
-from millstream.client.client import Client
 from sklearn.datasets import load_breast_cancer, load_iris
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.stack import Stack
 

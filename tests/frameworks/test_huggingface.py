@@ -15,9 +15,9 @@ import tokenizers
 import torch
 import transformers
 import tritonclient.grpc as triton
-from millstream.client.client import Client
 from sentence_transformers import SentenceTransformer
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from millstream.client.client import Client
 from safetensors.torch import load_file, save_file
 
+from millstream.client.client import Client
 from tests.frameworks.test_huggingface import fast_tokenizer, refusal, small
 from tests.kit.stack import Stack, running_stack
 

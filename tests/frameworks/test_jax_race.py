@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from tests.kit import jax_models
 from tests.kit.command_line import Millstream
 from tests.kit.races import raise_priorities

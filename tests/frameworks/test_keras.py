@@ -13,8 +13,8 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it when it is imported
 
 import keras
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.stack import Stack, running_stack
 

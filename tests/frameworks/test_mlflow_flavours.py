@@ -28,8 +28,8 @@ import lightgbm
 import torch
 import transformers
 import xgboost
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.mlflow_folders import mlflow_folder
 from tests.kit.stack import Stack

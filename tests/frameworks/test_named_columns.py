@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
-from millstream.client.client import Client
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import VotingClassifier
@@ -26,6 +25,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.stack import Stack
 from tests.kit.tables import WAYS, Table

@@ -12,10 +12,10 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from millstream.client.client import Client
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.models import mlp
 from tests.kit.stack import Stack, running_stack

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit.command_line import Millstream
 from tests.kit.stack import Stack, running_stack

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import skops.io
-from millstream.client.client import Client
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
@@ -20,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 
+from millstream.client.client import Client
 from tests.kit.stack import Stack
 
 pytestmark = pytest.mark.frameworks

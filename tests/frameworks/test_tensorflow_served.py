@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit import tensorflow_models
 from tests.kit.command_line import Millstream

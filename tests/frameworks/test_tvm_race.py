@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from tests.kit import models
 from tests.kit.command_line import Millstream
 from tests.kit.races import processes, raise_priorities

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from millstream.client.errors import Cause
 
 from millstream import AsyncClient, Client, Code, ConnectionFailed, Failure, ModelNotFound, ServerError, VersionFailed
+from millstream.client.errors import Cause
 from millstream.services.model.manifest import Manifest
 from tests.kit import models
 from tests.kit.blocking import Blocking

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from millstream.client.user_config import read_user_config
 
+from millstream.client.user_config import read_user_config
 from millstream.services.environment import child_environment
 from tests.kit.stack import CALL_S_MAX, ROOT, Stack
 

@@ -16,10 +16,10 @@ import numpy as np
 import onnx
 import pytest
 import tokenizers
-from millstream.client.async_client import AsyncClient
-from millstream.client.client import Client
 from onnx import TensorProto, helper, numpy_helper
 
+from millstream.client.async_client import AsyncClient
+from millstream.client.client import Client
 from millstream.services.cli.commands.serve import discover
 from millstream.services.cli.preload import FailedModel, ServedModel, load_models, parse_preload
 from millstream.services.errors import Failure

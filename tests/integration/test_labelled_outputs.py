@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from millstream.client.client import Client
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit import models
 from tests.kit.command_line import Millstream

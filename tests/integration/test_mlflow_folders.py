@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import skl2onnx
-from millstream.client.client import Client
 from sklearn.datasets import load_iris
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from millstream.client.client import Client
 from millstream.services.errors import Failure
 from tests.kit import pickles
 from tests.kit.mlflow_folders import column_signature, mlflow_folder

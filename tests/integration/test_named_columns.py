@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import skl2onnx
-from millstream.client.client import Client
 from skl2onnx.common.data_types import FloatTensorType
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_iris
@@ -15,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from millstream.client.client import Client
 from tests.kit import pickles
 from tests.kit.mlflow_folders import column_signature, mlflow_folder
 from tests.kit.stack import Stack

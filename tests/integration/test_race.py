@@ -1,4 +1,4 @@
-"""python -m millstream.plugins.compile.worker with real processes: verdicts, samples, the cache, candidates that misbehave."""
+"""python -m millstream.plugins.compile.worker with real processes: verdicts, samples, cache, hostile candidates."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from millstream.client.client import Client
-from millstream.client.errors import Cause, ConnectionFailed
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from millstream.client.client import Client
+from millstream.client.errors import Cause, ConnectionFailed
 from millstream.services.cli.doctor.certificates import certificate_checks
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure

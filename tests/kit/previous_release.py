@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "deploy" / "previous-release"
-FOLDERS = ("src", "gateway", "services", "workers", "examples")
+FOLDERS = ("src", "gateway", "services", "workers", "plugins", "client", "examples")
 GIT_S_MAX = 120
 
 
@@ -53,7 +53,8 @@ def _newest_tag(repository: Path) -> str | None:
 
 def _extract(repository: Path, commit: str, folder: Path) -> None:
     """Write the packages of a commit to a folder. Test processes may do so at the same time: the first one wins."""
-    archive = _git(repository, "archive", "--format=tar", commit, *FOLDERS)
+    listed = _git(repository, "ls-tree", "--name-only", commit).stdout.decode().split()
+    archive = _git(repository, "archive", "--format=tar", commit, *(name for name in FOLDERS if name in listed))
     assert archive.returncode == 0, archive.stderr.decode()
     folder.parent.mkdir(parents=True, exist_ok=True)
     written = Path(tempfile.mkdtemp(dir=folder.parent))

@@ -105,7 +105,7 @@ def kill(pids: Sequence[int]) -> None:
 
 
 class RaceProcess:
-    """`python -m millstream.plugins.compile.worker`, started with a task. `lowered`: at its own priority, the lowest."""
+    """`python -m millstream.plugins.compile.worker`, started with a task. `lowered`: at its own, lowest priority."""
 
     def __init__(self, task: RaceTask, *, lowered: bool = False) -> None:
         program = ["-m", "millstream.plugins.compile.worker"] if lowered else ["-c", _AT_NORMAL_PRIORITY]

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from millstream.client.call import NO_REPLY, Call, Pause, Reply, Steps
 from millstream.client.retry import Budget, Retries, with_retries
-
 from millstream.services.errors import Failure
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx2
 import redis
-from millstream.client.trust import Trust
 
+from millstream.client.trust import Trust
 from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import token_file

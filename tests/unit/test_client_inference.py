@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from millstream.client import inference
 from millstream.client.call import Call, Steps
 from millstream.client.errors import ModelNotFound, ServerError, Timeout, VersionFailed
 from millstream.client.inference import Options, Prediction, Signatures, as_text, predict, row_columns
 from millstream.client.models import wait
 from millstream.client.retry import Budget
-
 from millstream.services.errors import Code, Failure
 from tests.kit.scripted_steps import Script, refusal, reply
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pytest
+
 from millstream.client.call import Call, Reply
 from millstream.client.errors import Cause, ConnectionFailed, ModelNotFound, ServerError, Timeout, VersionFailed
 from millstream.client.replies import document_of, failure_of, parse_json
-
 from millstream.services.errors import HTTP_STATUS, Code, Failure, Subject
 from tests.kit.scripted_steps import refusal
 

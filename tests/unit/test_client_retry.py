@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from millstream.client.call import Body, Call, send
 from millstream.client.errors import Cause, ConnectionFailed, ServerError, Timeout
 from millstream.client.models import live, ready
-
 from tests.kit.scripted_steps import Script, refusal, reply
 
 GET = Call("GET", "/x", repeatable=True)

@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 import pytest
+
 from millstream.client.call import Body
 from millstream.client.errors import VersionFailed
 from millstream.client.upload import ModelFiles, UploadOptions, push
-
 from millstream.services.errors import Failure
 from millstream.services.ingest import packing
 from tests.kit.scripted_steps import Script, reply

@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx
 import pytest
+
 from millstream.client.errors import WrongFile
 from millstream.client.upload import ModelFiles
-
 from millstream.services.errors import Failure
 from millstream.services.ingest import layout, onnx_folder
 from tests.kit import models

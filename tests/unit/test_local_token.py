@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from millstream.client.address import find_server
 
+from millstream.client.address import find_server
 from millstream.services.local_token import keep_token, read_token, token_file
 
 _KEEP = (

@@ -1,4 +1,4 @@
-"""plugins/compile/worker/measuring.py and outputs.py: replies of a process that runs somebody else's code are not believed."""
+"""plugins/compile/worker/{measuring,outputs}.py: a process that runs somebody else's code is not believed."""
 
 from __future__ import annotations
 

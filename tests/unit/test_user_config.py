@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from millstream.client.address import find_server
 from millstream.client.user_config import read_user_config
-
 from millstream.services.errors import Failure
 
 CONFIG = """

@@ -1,0 +1,1 @@
+"""The contract of SageMaker's containers: /invocations and /ping, multi-model routes, event streams."""

@@ -1,0 +1,1 @@
+"""TensorFlow Serving over REST and gRPC."""

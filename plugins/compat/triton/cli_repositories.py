@@ -12,7 +12,6 @@ from pathlib import Path
 
 from millstream.client.async_client import AsyncClient
 from millstream.client.documents import Model
-
 from millstream.plugins.compat.triton.config.repositories import model_names
 from millstream.services.cli.preload import Preload
 from millstream.services.errors import Failure, invalid

@@ -1,6 +1,6 @@
 """process: runs one race in a process of its own and passes on what it reports.
 
-RaceTask ─> stdin of python -m millstream.plugins.compile.worker ─> RaceEvent, one a line ─> report, or why there is none
+RaceTask ─> stdin of python -m millstream.plugins.compile.worker ─> RaceEvents, a line each ─> report, or why none
 """
 
 from __future__ import annotations

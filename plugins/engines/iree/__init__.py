@@ -1,0 +1,1 @@
+"""IREE: compiled ahead of time, by MLIR."""

@@ -1,0 +1,1 @@
+"""OpenVINO: backend, file format and compile targets."""

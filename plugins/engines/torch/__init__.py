@@ -1,0 +1,1 @@
+"""PyTorch: exported programs, their inspection and AOTInductor."""

@@ -1,0 +1,1 @@
+"""Models that a Triton server beside the worker runs."""

@@ -1,0 +1,1 @@
+"""TVM: backend and compile target."""

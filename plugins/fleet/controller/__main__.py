@@ -1,4 +1,4 @@
-"""python -m millstream.plugins.fleet.controller: one controller process. Its objects are built here and nowhere else."""
+"""python -m millstream.plugins.fleet.controller: one controller process. Its objects are built here alone."""
 
 from __future__ import annotations
 

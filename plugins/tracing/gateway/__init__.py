@@ -1,0 +1,1 @@
+"""Spans of requests, as a gateway records them."""

@@ -14,7 +14,6 @@ from millstream.services.errors import Code, Failure
 if TYPE_CHECKING:
     from millstream.client.infer_codec import EncodedRequest
     from millstream.client.metrics_page import Metrics
-
     from millstream.services.cli.load_generator import LoadTotals
 
 _METRIC = "millstream_batch_rows"
@@ -55,9 +54,9 @@ async def _bench(
     server: ServerAddress, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
 ) -> dict[str, Any]:
     import numpy as np
+
     from millstream.client.async_client import AsyncClient
     from millstream.client.infer_codec import random_request
-
     from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
 
     async with AsyncClient(server, retries=0) as client:

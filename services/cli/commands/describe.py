@@ -10,8 +10,9 @@ import typer
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 
 if TYPE_CHECKING:
-    from millstream.client.documents import ImportedModel, ListedVersion, Model, RaceSummary, Tensor, Version
     from rich.console import Console
+
+    from millstream.client.documents import ImportedModel, ListedVersion, Model, RaceSummary, Tensor, Version
 
 
 def describe(

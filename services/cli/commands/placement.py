@@ -26,8 +26,9 @@ from millstream.services.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from millstream.client.documents import LoadPrediction, PlacedInstance, PlacedVersion, PlacedWorker, Placement
     from rich.console import Console
+
+    from millstream.client.documents import LoadPrediction, PlacedInstance, PlacedVersion, PlacedWorker, Placement
 
 WATCH_S = 2.0  # between two pictures
 #: Narrower terminals do not show how long the load of an instance took.

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from millstream.client.client import Client
     from millstream.client.documents import Metadata
     from millstream.client.infer_codec import EncodedRequest
-
     from millstream.services.cli.example import Example
     from millstream.services.cli.inputs import Content
 
@@ -108,7 +107,6 @@ def _predict(
     """Send one request and print the reply; `given` None: an example."""
     from millstream.client.client import Client
     from millstream.client.inference import decode
-
     from millstream.services.cli.outputs import save, show
     from millstream.services.cli.terminal import working
 
@@ -133,7 +131,6 @@ def _answer(
 ) -> Reply:
     """Send a request and return its reply. While the model is loading for longer than a request may wait, wait here."""
     from millstream.client.errors import ServerError
-
     from millstream.services.cli.terminal import duration, notices
 
     until = time.monotonic() + LOAD_WAIT_S_MAX
@@ -176,7 +173,6 @@ def _print_json(request: _Request, reply: Reply) -> None:
         print(reply.text)
         return
     from millstream.client.inference import decode
-
     from millstream.services.cli.terminal import emit
 
     emit({"request": request.example.document, "reply": decode(reply).document})

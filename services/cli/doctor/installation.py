@@ -13,7 +13,6 @@ from millstream.services.errors import Failure
 if TYPE_CHECKING:
     from millstream.client.address import ServerAddress
     from millstream.client.client import Client
-
     from millstream.services.settings import Settings
 
 #: Longest wait for the installation that is asked who leads it.

@@ -1,0 +1,1 @@
+"""TensorFlow Serving's PredictionService and ModelService over gRPC."""

@@ -1,0 +1,1 @@
+"""config.pbtxt: read, checked and turned into what the platform knows."""
