@@ -24,13 +24,12 @@ if __name__ == "__main__":
     exit_unfit("millstream.services.queue.redis_parts")
 
 from millstream.plugins.compile.stored.races import environment
-from millstream.plugins.compile.worker.live_check import LiveCheck
 from millstream.plugins.compile.worker.queue import Racer
 from millstream.plugins.compile.worker.races import WorkerRaces
 from millstream.plugins.compile.worker.sample_capture import Capture, SampleCaptures
 from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
 from millstream.plugins.compile.worker.trials import VariantTrials
-from millstream.plugins.engines.triton.worker_backend import Triton
+from millstream.plugins.engines.triton.worker import Triton
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes.exit_status import LOAD_STUCK
 from millstream.services.crashes.load_marks import LoadMarks
@@ -69,6 +68,7 @@ from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import GRACE_S, Watchdog
 from millstream.workers.batching_off import BatchingOff

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from millstream.plugins.compile.worker.live_check import Outcome
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import Verdict
+from millstream.workers.batches.live_check import Outcome
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModels
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from millstream.plugins.compile.worker.live_check import LiveCheck
 from millstream.plugins.compile.worker.sample_capture import Capture
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
@@ -25,6 +24,7 @@ from millstream.workers.backends.base import Terminated
 from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished
 from millstream.workers.batches.direct_work import AGAIN_S
 from millstream.workers.batches.lease import Lease, RunCost
+from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.run_time import RunTime
 from millstream.workers.batches.runner import OnRun, RunResult, merge, run

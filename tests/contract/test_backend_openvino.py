@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from millstream.plugins.engines.openvino.worker_backend import GROUP_MAX, SHAPES_MAX, OpenVino, _properties
+from millstream.plugins.engines.openvino.worker import GROUP_MAX, SHAPES_MAX, OpenVino, _properties
 from millstream.services.errors import Code, Failure
 from millstream.workers.backends import get_backend
 from tests.contract.backend_cases import OPENVINO, same, signature

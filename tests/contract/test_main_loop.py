@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.plugins.compile.worker.live_check import LiveCheck
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.remote_links import RemoteLinks
@@ -24,6 +23,7 @@ from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import Watchdog
 from millstream.workers.metrics import WorkerMetrics

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millstream.plugins.engines.triton import worker_backend as triton
-from millstream.plugins.engines.triton.worker_health import ServerHealth
+from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository

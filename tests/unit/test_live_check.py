@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from millstream.plugins.compile.stored.choices import Choice, ChosenVariant
-from millstream.plugins.compile.worker.live_check import (
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.wire.records import State
+from millstream.workers.batches.live_check import (
     BUSY_STEP_S,
     BYTES_MAX,
     FORMS_SHARE,
@@ -22,10 +26,6 @@ from millstream.plugins.compile.worker.live_check import (
     compare,
     sampled,
 )
-from millstream.services.errors import Code, Failure
-from millstream.services.model.manifest import Manifest, ModelConfig
-from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 
 Array = np.ndarray[Any, Any]

@@ -15,6 +15,7 @@ from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
 from tests.kit.metrics_reference import LABELS, PAGE, QUERIES, SAGEMAKER, page
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("gateway", "workers", "services", "plugins")
 
 #: units that are not base units, and abbreviations of units
 _NOT_BASE = {
@@ -95,7 +96,7 @@ def _sources(folder: str) -> dict[Path, str]:
 
 def test_what_is_defined_is_counted() -> None:
     """A metric that no code sets, or a method that no code calls, leaves a panel empty for ever."""
-    sources = {path: text for folder in ("gateway", "workers", "services") for path, text in _sources(folder).items()}
+    sources = {path: text for folder in FOLDERS for path, text in _sources(folder).items()}
     used: Counter[str] = Counter(word for text in sources.values() for word in re.findall(r"\b[A-Za-z_]\w+\b", text))
     defined = re.findall(r"^([A-Z_]+) = Metric\(", sources[ROOT / "services/metrics/catalogue.py"], re.MULTILINE)
     methods = [

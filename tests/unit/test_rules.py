@@ -20,6 +20,11 @@ CONTRACTS = [contract["name"] for contract in TOOLS["importlinter"]["contracts"]
 BANNED = TOOLS["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
 #: the first words of a contract's name -> a file, and the import that the contract forbids in it
 BREACHES = {
+    "the core knows no plug-in": ("services/sizes.py", "millstream.plugins.proof"),
+    "plug-ins import gateway": ("plugins/plan/view.py", "millstream.gateway.app"),
+    "plug-ins import workers": ("plugins/plan/pools.py", "millstream.workers.worker"),
+    "the HTTP/2 library": ("gateway/http2/events.py", "millstream.services.errors"),
+    "the client stands on": ("client/errors.py", "millstream.services.queue.keys"),
     "services imports neither": ("services/version.py", "millstream.workers.worker"),
     "gateway and workers are coupled": ("workers/instances/reshape.py", "millstream.gateway.tensors.outputs"),
     "gRPC is known": ("gateway/v2/options.py", "grpc"),
@@ -39,7 +44,7 @@ BREACHES = {
 
 def test_each_contract_notices_a_breach(tmp_path: Path) -> None:
     """All breaches are planted in one copy: each contract is broken by its own."""
-    for folder in ("src", "gateway", "services", "workers", "examples"):
+    for folder in ("src", "gateway", "services", "workers", "plugins", "client", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     assert "0 broken" in lint_imports(tmp_path)
@@ -102,7 +107,7 @@ def test_limits_on_functions_and_lines_are_noticed(rule: str, code: str) -> None
 def test_one_module_alone_reads_the_environment() -> None:
     """Exceptions from the ban are lines with a reason: variables of terminals and shells."""
     exceptions = []
-    for folder in ("gateway", "services", "workers", "examples"):
+    for folder in ("gateway", "services", "workers", "plugins", "client", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             lines = path.read_text().splitlines()
             exceptions += [str(path.relative_to(ROOT)) for line in lines if re.search(r"os\.(environ|getenv)", line)]
@@ -117,7 +122,7 @@ def test_one_module_alone_reads_the_environment() -> None:
 
 def test_no_file_imports_httpx() -> None:
     """It has no maintainer. Ruff's ban does not apply to tests."""
-    folders = ("gateway", "services", "workers", "examples", "tests")
+    folders = ("gateway", "services", "workers", "plugins", "client", "examples", "tests")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 400
     pattern = re.compile(r"^\s*(import|from) httpx\b", re.MULTILINE)

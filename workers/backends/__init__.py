@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.plugins.engines.iree.worker_backend import Iree
-from millstream.plugins.engines.jax.worker_backend import Jax
-from millstream.plugins.engines.openvino.worker_backend import OpenVino
-from millstream.plugins.engines.torch.worker_backend import Torch
-from millstream.plugins.engines.triton.worker_backend import Triton
-from millstream.plugins.engines.tvm.worker_backend import Tvm
+from millstream.plugins.engines.iree.worker import Iree
+from millstream.plugins.engines.jax.worker import Jax
+from millstream.plugins.engines.openvino.worker import OpenVino
+from millstream.plugins.engines.torch.worker import Torch
+from millstream.plugins.engines.triton.worker import Triton
+from millstream.plugins.engines.tvm.worker import Tvm
 from millstream.services.errors import invalid
 from millstream.workers.backends.base import Backend
 from millstream.workers.backends.onnxruntime import OnnxRuntime

@@ -1,6 +1,6 @@
 """The documents of a race: what is to be raced, what happens meanwhile, what came of it. Pure.
 
-RaceTask (stdin) ─> python -m millstream.plugins.compile.worker ─> RaceEvent, one a line (stdout); the RaceReport is last
+RaceTask (stdin) ─> python -m millstream.plugins.compile.worker ─> RaceEvent, one a line (stdout), last a RaceReport
 A race that cannot take place ends with an event that has `error`.
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from millstream.plugins.engines.triton.worker_health import ServerHealth
+from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.bytes_tensor import decode_elements, encode_elements
 from millstream.services.model.datatypes import BYTES, NUMPY
