@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.plugins.engines.triton import worker_backend as triton
+from millstream.plugins.engines.triton import worker as triton
 from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import ModelConfig
