@@ -51,6 +51,10 @@ class Settings(BaseSettings):
         description="Name of the installation in Redis keys and shared memory. Processes with one name share queues. "
         "Unset: a random name, stored in the repository.",
     )
+    plugins: str = Field(
+        "all",
+        description="Plug-ins that are on: `all`, `none`, names (`openai,fleet`), or which to leave out (`-openai`).",
+    )
     redis_url: SecretStr | None = Field(
         None, description="URL of a Redis or of its Sentinels. Unset: an embedded Redis."
     )
