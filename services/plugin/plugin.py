@@ -38,6 +38,7 @@ class Plugin:
         needs: names of plug-ins without which it is off.
         commands: of the command line.
         http: routes of a protocol (gateway/http/adapter.Adapter).
+        gateway: builders of a part of each gateway (gateway/parts.py).
     """
 
     name: str
@@ -45,3 +46,4 @@ class Plugin:
     needs: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
     http: tuple[str, ...] = ()
+    gateway: tuple[str, ...] = ()
