@@ -328,11 +328,6 @@ class Settings(BaseSettings):
         "--gateways 0`; 0: none.",
     )
 
-    race_wait_s_max: float = Field(
-        3600,
-        gt=0,
-        description="Seconds that a race waits for a worker with its device, while a controller leads; then it fails.",
-    )
     controller_metrics_port: int = Field(
         0, ge=0, le=65535, description="Port for /metrics of a controller that was started alone; 0: none."
     )
