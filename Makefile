@@ -68,7 +68,6 @@ check: install ## lint, format, types, rules between folders
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m tests.kit.line_budget
 
 dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafana reads them
 	@$(BIN)/python -m deploy.grafana.build
@@ -77,8 +76,9 @@ pictures: $(VENV)/.frameworks ## write docs/top.svg and docs/first-model.svg, pi
 	@$(BIN)/python -m tests.kit.top_picture
 	@PYTHONPATH=$(CURDIR)/src:$(CURDIR) $(VENV)/frameworks/bin/python -m tests.kit.first_picture
 
-openapi: install ## write docs/openapi.json, the description of the HTTP API
+openapi: install ## write docs/openapi.json, the description of the HTTP API, and what the Python client has of it
 	@$(BIN)/python -m tests.kit.openapi
+	@$(BIN)/python -m tests.kit.generated_client
 
 coverage: install $(VENV)/.clients $(VENV)/.audit ## run the tests and report which lines they ran, in all processes (ARGS="tests/unit")
 	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)

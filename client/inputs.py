@@ -1,24 +1,27 @@
-"""Turns what a caller passes to `predict` into the inputs of a request. Pure.
+"""Turns what a caller passes to `predict` into the inputs of a request. Reads files of images, else pure.
 
 DataFrame, records, dict of columns ─> columns by name ─┐
 texts, images, lists, arrays ───────────────────────────┴─> Given: an array for each input of the request
 Tables of pandas, polars and pyarrow are known by their methods: none of these libraries is imported.
+Pillow is imported only to decode a file. What a version does not say of its images is not guessed: one of another size
+is refused, and pixels that would have to be scaled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from millstream.client.documents import Metadata, Tensor, Usage
-from millstream.client.images import is_image, pixels
+from millstream.client.documents import ImageInput, Metadata, TensorMetadata, Usage
 from millstream.client.tensors import Array, encode, fit, is_missing, numbers
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
@@ -44,7 +47,7 @@ Inputs = Mapping[str, Any] | ArrayLike | PathLike[str] | Sequence[PathLike[str]]
 class Given(NamedTuple):
     """An input of a request, and its values in a shape that fits."""
 
-    spec: Tensor
+    spec: TensorMetadata
     array: Array
 
 
@@ -158,7 +161,7 @@ def _of_table(metadata: Metadata, columns: Mapping[str, Any]) -> list[Given]:
     return [Given(only, joined if len(only["shape"]) == 2 else joined[:, 0])]
 
 
-def _column(table: Tensor, name: str, values: Any) -> Given:
+def _column(table: TensorMetadata, name: str, values: Any) -> Given:
     """Return a column as an input of its own, (rows, 1), with all of its digits: the server looks up categories.
 
     Text is a category of a model that takes numbers; a missing one is an empty text then, as in CSV.
@@ -175,11 +178,11 @@ def _column(table: Tensor, name: str, values: Any) -> Given:
             encode(array, datatype)  # refuses what the model cannot take
         if datatype in FLOATS:
             datatype = {"b": "BOOL", "i": "INT64", "u": "UINT64"}.get(array.dtype.kind, "FP64")
-    spec: Tensor = {"name": name, "datatype": datatype, "shape": [-1, 1]}
+    spec: TensorMetadata = {"name": name, "datatype": datatype, "shape": [-1, 1]}
     return Given(spec, fit(array, spec["shape"], name))
 
 
-def _given(metadata: Metadata, spec: Tensor, value: Any) -> Given:
+def _given(metadata: Metadata, spec: TensorMetadata, value: Any) -> Given:
     """Return what a caller passes for one input of the model."""
     name, numeric = spec["name"], spec["datatype"] != BYTES
     several = isinstance(value, list | tuple) and bool(value)
@@ -254,7 +257,7 @@ def _column_names(metadata: Metadata) -> Sequence[str]:
     return usage["columns"] if usage is not None else ()
 
 
-def _text_spec(metadata: Metadata) -> Tensor | None:
+def _text_spec(metadata: Metadata) -> TensorMetadata | None:
     """Return the input that takes texts in place of token ids; None if the version has no tokenizer."""
     name = metadata.get("parameters", {}).get("text_input")
     return None if name is None else {"name": name, "datatype": BYTES, "shape": [-1]}
@@ -267,3 +270,81 @@ def about_input(name: str) -> Iterator[None]:
         yield
     except Failure as failure:
         raise invalid(f"input '{name}': {failure.message}") from failure
+
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+#: modes of Pillow with 8 bits for each value: others would be cut off at 255
+_MODES_OF_BYTES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})
+
+
+def is_image(value: Any) -> bool:
+    """Whether a value is an image of Pillow, or the bytes or the path of a file that may be one."""
+    module = sys.modules.get("PIL.Image")  # whoever has such an image has imported it
+    return isinstance(value, bytes | bytearray | PathLike) or (module is not None and isinstance(value, module.Image))
+
+
+def pixels(spec: TensorMetadata, image: ImageInput, values: list[Any]) -> Array:
+    """Return images as an input takes them: (images, channels, height, width), or the channels last.
+
+    Args:
+        spec: of the input.
+        image: how the input holds an image, as the version's metadata says.
+        values: images of Pillow, paths, or the bytes of files.
+
+    Raises:
+        Failure: INVALID: one is no image or of another size, or nothing says how pixels become values.
+    """
+    shape = f"{spec['datatype']} {spec['shape']}"
+    first = image["layout"] == "channels_first"
+    if spec["datatype"] != "UINT8":
+        raise invalid(
+            f"input '{spec['name']}' takes {shape}, and the model does not say how pixels become its values (mean, "
+            f"deviation): send np.asarray(image){'.transpose(2, 0, 1)' if first else ''}, scaled as in its training"
+        )
+    arrays = [_pixels(_opened(value), image, shape) for value in values]
+    if any(array.shape != arrays[0].shape for array in arrays):
+        raise invalid("the images have different sizes: resize them to one, or send them one by one")
+    return np.stack(arrays)
+
+
+def _pixels(picture: Any, image: ImageInput, shape: str) -> Array:
+    width, height = picture.size
+    if image["height"] not in {-1, height} or image["width"] not in {-1, width}:
+        raise invalid(
+            f"the image has {width} x {height} pixels, and the model takes {shape}: crop or resize it as in its "
+            f"training, such as image.resize(({max(image['width'], 1)}, {max(image['height'], 1)}))"
+        )
+    if picture.mode not in _MODES_OF_BYTES:
+        raise invalid(f"the image has values of mode {picture.mode}, not of 8 bits: send an array as in its training")
+    mode = _MODES[image["channels"]]
+    if mode != "RGBA" and picture.has_transparency_data and picture.convert("RGBA").getextrema()[3][0] < 255:
+        raise invalid(f"the image is transparent in places, and the model takes {shape}: put it on a background")
+    array: Array = np.asarray(picture.convert(mode), np.uint8).reshape(height, width, image["channels"])
+    return array.transpose(2, 0, 1) if image["layout"] == "channels_first" else array
+
+
+def _opened(value: Any) -> Any:
+    """Return the decoded image of Pillow."""
+    if isinstance(value, bytes | bytearray):
+        what, file = "the bytes", io.BytesIO(value)
+    elif isinstance(value, str | PathLike):
+        what = f"the file {str(fspath(value))[:200]}"
+        try:
+            with open(value, "rb") as opened:
+                file = io.BytesIO(opened.read())
+        except (OSError, ValueError) as error:
+            raise invalid(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    else:
+        return value
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise invalid("an image is decoded by Pillow, which is missing here: pip install pillow") from error
+    try:
+        picture = Image.open(file)
+        picture.load()
+    except Exception as error:  # of its decoders, which raise many kinds
+        kind = type(error).__name__
+        why = "its format is unknown" if kind == "UnidentifiedImageError" else str(error) or kind
+        raise invalid(f"{what} cannot be decoded as an image: {why}") from error
+    return picture

@@ -1,9 +1,11 @@
-"""Procedures of models and versions: list, describe, wait, activate, remove, load, unload; and of the server. Pure."""
+"""Procedures of models, versions, API keys and the server: one for each method of the client. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypedDict, cast
+from urllib.parse import quote
 
 from millstream.client.call import Call, Pause, Steps, json_call, json_of, listed, send
 from millstream.client.documents import (
@@ -13,15 +15,13 @@ from millstream.client.documents import (
     Model,
     Placement,
     PoolScale,
-    SettingsChanges,
     Version,
     VersionStatistics,
 )
 from millstream.client.errors import ServerError, Timeout, VersionFailed
-from millstream.client.metrics_page import Metrics
 from millstream.client.replies import document_of
 from millstream.client.retry import Budget
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
 
 WAIT_PAUSE_S_MIN = 0.05
@@ -31,6 +31,68 @@ AVAILABLE = frozenset({"ready", "standby"})
 PLACEMENT_MODELS_MAX = 1000  # of one page
 #: statuses of "not ready"
 _NOT_READY = {400, 503}
+_KEYS = "/admin/v1/keys"
+
+
+class Sample(NamedTuple):
+    """One value: name of the series, its labels, and the number."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Metrics:
+    """The samples of one metrics page. `text` is the page itself."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """All samples in the page's order. Raises Failure(INTERNAL) for a page in another format."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        try:
+            families = list(text_string_to_metric_families(self.text))
+        except (ValueError, KeyError, IndexError) as error:
+            raise Failure(Code.INTERNAL, f"/metrics is not a metrics page: {error}") from error
+        return [Sample(one.name, dict(one.labels), one.value) for family in families for one in family.samples]
+
+    def select(self, name: str, **labels: str) -> list[Sample]:
+        """Return the samples of a series that have these labels."""
+        return [one for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of a series that have these labels; 0 if there is none."""
+        return sum(one.value for one in self.select(name, **labels))
+
+    def __repr__(self) -> str:
+        return f"Metrics({len(self.text)} characters)"
+
+
+class SettingsChanges(TypedDict, total=False):
+    """Changes of the settings of a model's endpoint; None leaves a setting as it is.
+
+    Args:
+        pools: pools that may serve it, the preferred one first; empty: those of the version.
+        instances_min: instances that are always loaded.
+        instances_max: most instances in a pool; 0: no limit.
+        idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
+        pin: whether a loaded instance stays, also when memory is short.
+        capture_samples: rows of live requests that are kept as samples for a race; 0: none.
+        owner: name of an API key, "" for none; it needs the scope `admin`.
+        labels: labels to set, by name; a value of None removes one.
+    """
+
+    pools: Sequence[str] | None
+    instances_min: int | None
+    instances_max: int | None
+    idle_s: float | None
+    pin: bool | None
+    capture_samples: int | None
+    owner: str | None
+    labels: Mapping[str, str | None] | None
 
 
 def admin_path(model: str, version: int | None = None) -> str:
@@ -243,3 +305,25 @@ def configure(name: str, changes: SettingsChanges) -> Steps[EndpointSettings]:
 
 def metrics() -> Steps[Metrics]:
     return Metrics((yield from send(Call("GET", "/metrics", repeatable=True))).text)
+
+
+def manage_keys(action: str, name: str | None, document: Mapping[str, Any], *, forget: bool) -> Steps[dict[str, Any]]:
+    """Create, list, edit, rotate or revoke keys; return the key, or all keys."""
+    one = f"{_KEYS}/{quote(name or '', safe='')}"
+    calls = {
+        "create": json_call("POST", _KEYS, document),
+        "list": Call("GET", _KEYS, repeatable=True),
+        "edit": json_call("PATCH", one, document),
+        "rotate": json_call("POST", f"{one}/rotate", document),
+        "revoke": Call("DELETE", one, query={"forget": "true"} if forget else {}, repeatable=True),
+    }
+    if action not in calls:
+        raise invalid(f"{action!r} is no action on keys: use {', '.join(calls)}")
+    return document_of((yield from send(calls[action])), "keys" if action == "list" else "id")
+
+
+def audit(limit: int, **wanted: str | float | None) -> Steps[list[dict[str, Any]]]:
+    """Return the newest entries of the audit log, the newest last. `wanted`: key, model, since, until."""
+    query = {name: str(value) for name, value in {"limit": limit, **wanted}.items() if value is not None}
+    call = Call("GET", "/admin/v1/audit", query=query, repeatable=True)
+    return cast("list[dict[str, Any]]", document_of((yield from send(call)), "entries")["entries"])

@@ -21,12 +21,11 @@ from typing import Any
 
 import httpx2
 
-from millstream.client.address import ServerAddress, find_server
+from millstream.client.address import SYSTEM_TRUST, ServerAddress, Trust, find_server
 from millstream.client.call import NO_REPLY, Body, Call, Pause, Reply, Steps, T, Timeouts
 from millstream.client.errors import Timeout
 from millstream.client.faults import failure_from
 from millstream.client.retry import Budget, Retries, with_retries
-from millstream.client.trust import SYSTEM_TRUST, Trust
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.version import VERSION
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.client.trust import SYSTEM_TRUST, Trust
+from millstream.client.address import SYSTEM_TRUST, Trust
 from millstream.services.cli.load_generator import LoadTarget, drive
 from millstream.services.cli.terminal import emit, results, show_detail
 from millstream.services.errors import Code, Failure

@@ -9,7 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.client.documents import PlacedInstance, PlacedVersion, PlacedWorker, Placement, VersionStatistics
+from millstream.client.documents import (
+    InstancePlacement,
+    Placement,
+    VersionPlacement,
+    VersionStatistics,
+    WorkerPlacement,
+)
 from millstream.plugins.plan.simulation.models import MEDIAN_RUN_S, SimulatedModel
 from millstream.services.model.platforms import BACKEND_OF_FORMAT
 from millstream.services.placement.views import Footprint
@@ -86,7 +92,7 @@ def models_of_server(found: Placement, statistics: Iterable[VersionStatistics]) 
     return KnownModels(models, measured, len(serving), min(limits, default=0), pools)
 
 
-def _known_pool(name: str, workers: Sequence[PlacedWorker]) -> KnownPool:
+def _known_pool(name: str, workers: Sequence[WorkerPlacement]) -> KnownPool:
     rooms = [
         # An earlier release does not say it.
         worker.get("room_bytes")
@@ -97,13 +103,13 @@ def _known_pool(name: str, workers: Sequence[PlacedWorker]) -> KnownPool:
     return KnownPool(name, len(workers), min(rooms, default=0))
 
 
-def _base_bytes(used_bytes: int, instances: list[PlacedInstance]) -> int:
+def _base_bytes(used_bytes: int, instances: list[InstancePlacement]) -> int:
     """Return what a worker's process takes beside its instances and the largest of their peaks."""
     held = sum(one["size_bytes"] for one in instances) + max((one["peak_bytes"] for one in instances), default=0)
     return max(0, used_bytes - held)
 
 
-def _footprint(version: PlacedVersion, instance: PlacedInstance | None) -> Footprint | None:
+def _footprint(version: VersionPlacement, instance: InstancePlacement | None) -> Footprint | None:
     if instance is not None and (instance["load_s"] or instance["size_bytes"]):
         return Footprint(instance["size_bytes"], instance["peak_bytes"], instance["load_s"], measured=True)
     load = version["load"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.client.metrics_page import Metrics, Sample
+from millstream.client.models import Metrics, Sample
 from millstream.client.replies import document_of
 from millstream.services.errors import Code, Failure
 

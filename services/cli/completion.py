@@ -223,8 +223,7 @@ def _tls_context(url: str, environment: Mapping[str, str]) -> ssl.SSLContext:
     """Return the TLS context for a URL that `_url` returned. Raises OSError if a certificate cannot be used."""
     from pathlib import Path
 
-    from millstream.client.address import certificate_of_home, url_of_home
-    from millstream.client.trust import Trust
+    from millstream.client.address import Trust, certificate_of_home, url_of_home
     from millstream.services.errors import Failure
 
     home = Path(_home(environment))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.client.documents import Metadata, Usage
-from millstream.client.infer_codec import EncodedRequest, encode_request
+from millstream.client.inference import EncodedRequest, encode_request
 from millstream.client.inputs import Given
 from millstream.client.tensors import VARIABLE_SIZE, Array, random_input
 from millstream.services.errors import invalid

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.client.documents import Metadata
-from millstream.client.infer_codec import EncodedRequest, encode_request
+from millstream.client.inference import EncodedRequest, encode_request
 from millstream.client.inputs import given_inputs, takes_texts
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.errors import invalid

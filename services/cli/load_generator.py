@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from millstream.client.trust import SYSTEM_TRUST, Trust
+from millstream.client.address import SYSTEM_TRUST, Trust
 from millstream.services.errors import Code, Failure
 
 ANSWER_S_MAX = 60.0

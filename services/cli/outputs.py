@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millstream.client.infer_codec import DecodedReply
-from millstream.client.inference import as_text, row_columns
+from millstream.client.inference import DecodedReply, as_text, row_columns
 from millstream.client.tensors import Array
 from millstream.services.cli.terminal import escape, results
 from millstream.services.errors import invalid

@@ -17,7 +17,7 @@ import numpy as np
 from millstream.client.async_client import AsyncClient
 from millstream.client.documents import ListedVersion
 from millstream.client.errors import ModelNotFound
-from millstream.client.infer_codec import random_request
+from millstream.client.inference import random_request
 from millstream.client.models import AVAILABLE
 from millstream.client.upload import ModelFiles
 from millstream.services.errors import Code, Failure, invalid

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from millstream.client.trust import Trust
+from millstream.client.address import Trust
 from millstream.services.environment import MANAGER_VARIABLES
 from millstream.services.installation import shm_prefix
 from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings

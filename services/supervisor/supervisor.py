@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from millstream.client.trust import Trust
+from millstream.client.address import Trust
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
 from millstream.plugins.fleet.supervisor.pool_scaler import PoolScaler

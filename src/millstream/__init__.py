@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from millstream.client.client import Client
     from millstream.client.errors import ConnectionFailed, ModelNotFound, ServerError, Timeout, VersionFailed, WrongFile
     from millstream.client.inference import Prediction
-    from millstream.client.metrics_page import Metrics
+    from millstream.client.models import Metrics
     from millstream.services.errors import Code, Failure
 
 #: public names -> their modules, imported when a name is used first: `import millstream` stays cheap
@@ -21,7 +21,7 @@ _MODULES = {
     "Code": "services.errors",
     "ConnectionFailed": "client.errors",
     "Failure": "services.errors",
-    "Metrics": "client.metrics_page",
+    "Metrics": "client.models",
     "ModelNotFound": "client.errors",
     "Prediction": "client.inference",
     "ServerError": "client.errors",

@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
-from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 from tests.kit.application import OPERATOR, Application
@@ -60,10 +59,10 @@ class Repository:
         self.asked.append(("unload", model))
 
 
-class Extensions(Triton):
-    """With the configuration of one model."""
+class Documents:
+    """The configuration of one model."""
 
-    def config_of(self, model: str, version: str | None) -> dict[str, Any]:
+    def of(self, model: str, version: str | None) -> dict[str, Any]:
         if model != "m":
             raise not_found(f"Request for unknown model: '{model}' is not found")
         return {
@@ -137,11 +136,7 @@ class Log:
 @asynccontextmanager
 async def serving(tmp_path: Path, parts: Mapping[str, Any], **settings: object) -> AsyncIterator[str]:
     application = Application(tmp_path, grpc_port=0, **settings)
-    deps: Deps = application.app.state.deps
-    loader, statistics, *_ = parts.values()
-    made = Extensions(deps.catalog, loader, statistics)
-    others = {name: part for name, part in parts.items() if name not in {"loader", "statistics"}}
-    deps = replace(deps, parts=(made,), **others)
+    deps: Deps = replace(application.app.state.deps, **parts)
     server = GrpcServer(deps, Drain(), shared=False)
     await server.start()
     try:
@@ -152,8 +147,9 @@ async def serving(tmp_path: Path, parts: Mapping[str, Any], **settings: object) 
 
 def extensions() -> dict[str, Any]:
     return {
-        "loader": Repository(),
         "statistics": Numbers(),
+        "control": Repository(),
+        "configurations": Documents(),
         "client_memory": Regions(),
         "traces": Trace(),
         "logs": Log(),
@@ -211,7 +207,7 @@ def test_repository(tmp_path: Path) -> None:
         await client.load_model("m")
         await client.load_model("m", config='{"backend": "x"}', files={"file:1/model.onnx": b"\0\1"})
         await client.unload_model("m", unload_dependents=True)
-        assert parts["loader"].asked == [
+        assert parts["control"].asked == [
             ("load", "m", None, {}),
             ("load", "m", '{"backend": "x"}', {"1/model.onnx": b"\0\1"}),
             ("unload", "m"),
@@ -302,10 +298,10 @@ def test_changes_need_a_key_or_the_token(tmp_path: Path, settings: dict[str, obj
             await refused(call, "UNAUTHENTICATED", "send a key")
         for call in changes(client, {"authorization": "Bearer other"}):
             await refused(call, "UNAUTHENTICATED", "this is not a key")
-        assert parts["loader"].asked == []
+        assert parts["control"].asked == []
         for call in changes(client, KEY if "admin_key" in settings else OPERATOR):
             await call
-        assert len(parts["loader"].asked) == 2
+        assert len(parts["control"].asked) == 2
         # what only looks needs none
         await client.get_model_repository_index()
         await client.get_trace_settings()

@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from millstream.client.infer_codec import random_request
+from millstream.client.inference import random_request
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository

@@ -22,7 +22,7 @@ from typing import Any
 import httpx2
 import redis
 
-from millstream.client.trust import Trust
+from millstream.client.address import Trust
 from millstream.services.environment import child_environment
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import token_file

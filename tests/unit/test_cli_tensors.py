@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client.infer_codec import decode_reply, random_request
+from millstream.client.inference import decode_reply, random_request
 from millstream.client.tensors import decode, encode
 from millstream.services.cli.inputs import Content
 from millstream.services.cli.inputs import request_from as request_from_content

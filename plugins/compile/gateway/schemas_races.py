@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.plugins.compile.stored.races import (
     SECONDS_DEFAULT,
@@ -17,19 +17,6 @@ from millstream.plugins.compile.stored.races import (
 )
 
 
-class GateLimits(Gate):
-    """The gate of a request."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_metric(cls, document: Any) -> Any:
-        if isinstance(document, dict) and "metric" in document:
-            raise ValueError("metric: the gate has limits alone, cosine_min and agreement_min")
-        return document
-
-
 class RaceRequest(BaseModel):
     """What a race is asked for. Every field has a default."""
 
@@ -39,7 +26,7 @@ class RaceRequest(BaseModel):
     targets: tuple[str, ...] = Field(
         (), max_length=TARGETS_MAX, description="Targets, or keys of candidates, that take part; empty: all."
     )
-    gate: GateLimits = GateLimits()
+    gate: Gate = Gate()
     accept_random_samples: bool = Field(
         False, description="Whether lossy targets may take part although inputs are random numbers."
     )
@@ -50,7 +37,7 @@ class RaceRequest(BaseModel):
         return RaceOptions(
             seconds=self.seconds,
             targets=self.targets,
-            gate=Gate(**self.gate.model_dump()),
+            gate=self.gate,
             accept_random_samples=self.accept_random_samples,
         )
 

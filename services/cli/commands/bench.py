@@ -12,8 +12,8 @@ from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAdd
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.client.infer_codec import EncodedRequest
-    from millstream.client.metrics_page import Metrics
+    from millstream.client.inference import EncodedRequest
+    from millstream.client.models import Metrics
     from millstream.services.cli.load_generator import LoadTotals
 
 _METRIC = "millstream_batch_rows"
@@ -56,7 +56,7 @@ async def _bench(
     import numpy as np
 
     from millstream.client.async_client import AsyncClient
-    from millstream.client.infer_codec import random_request
+    from millstream.client.inference import random_request
     from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
 
     async with AsyncClient(server, retries=0) as client:

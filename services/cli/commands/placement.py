@@ -28,7 +28,13 @@ from millstream.services.cli.terminal import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millstream.client.documents import LoadPrediction, PlacedInstance, PlacedVersion, PlacedWorker, Placement
+    from millstream.client.documents import (
+        InstancePlacement,
+        LoadPrediction,
+        Placement,
+        VersionPlacement,
+        WorkerPlacement,
+    )
 
 WATCH_S = 2.0  # between two pictures
 #: Narrower terminals do not show how long the load of an instance took.
@@ -110,7 +116,7 @@ def _show(console: Console, found: Placement, name: str | None, rows_max: int | 
     _show_not_loaded(console, found["models"])
 
 
-def _show_not_loaded(console: Console, versions: Sequence[PlacedVersion]) -> None:
+def _show_not_loaded(console: Console, versions: Sequence[VersionPlacement]) -> None:
     """Print why versions are not loaded: loads that failed or were refused, and versions without a worker."""
     lines: list[tuple[str, str, str]] = []
     for version in versions:
@@ -133,7 +139,7 @@ def _show_not_loaded(console: Console, versions: Sequence[PlacedVersion]) -> Non
         show_detail(console, kind, text, style=colour)
 
 
-def _show_version(console: Console, version: PlacedVersion) -> None:
+def _show_version(console: Console, version: VersionPlacement) -> None:
     settings = version["settings"]
     limits = [f"at least {settings['instances_min']}"] if settings["instances_min"] else []
     limits += [f"at most {settings['instances_max']} in a pool"] if settings["instances_max"] else []
@@ -149,7 +155,7 @@ def _show_version(console: Console, version: PlacedVersion) -> None:
         show_detail(console, "missing      ", escape(missing), style="yellow")
 
 
-def _show_worker(console: Console, worker: PlacedWorker, name: str | None, rows_max: int | None) -> None:
+def _show_worker(console: Console, worker: WorkerPlacement, name: str | None, rows_max: int | None) -> None:
     budget = worker["budget_bytes"]
     used = size(worker["used_bytes"])
     if budget and console.width < BAR_TERMINAL_COLUMNS:
@@ -176,7 +182,7 @@ def _show_worker(console: Console, worker: PlacedWorker, name: str | None, rows_
         console.print(f"[dim]it does not have {escape(name)}[/]")
 
 
-def _idle_s(one: PlacedInstance) -> float:
+def _idle_s(one: InstancePlacement) -> float:
     """Return for how many seconds an instance has not been used; infinity if it never was."""
     if one["in_use"]:
         return 0.0
@@ -188,7 +194,7 @@ def _show_rest(console: Console, count: int) -> None:
         console.print(f"[dim]and {count} more[/]")
 
 
-def _show_instances(console: Console, instances: Sequence[PlacedInstance]) -> None:
+def _show_instances(console: Console, instances: Sequence[InstancePlacement]) -> None:
     wide = console.width >= WIDE_COLUMNS
     columns = ["MODEL", "STATE", "SIZE", *(["LOAD"] if wide else []), "USED", "WHY"]
     rows = []
@@ -218,13 +224,13 @@ def _plain(cell: str) -> str:
     return Text.from_markup(cell).plain
 
 
-def _used(one: PlacedInstance) -> str:
+def _used(one: InstancePlacement) -> str:
     if one["in_use"]:
         return "now"
     return "never" if one["last_used_age_s"] is None else age(one["last_used_age_s"])
 
 
-def _why(one: PlacedInstance) -> str:
+def _why(one: InstancePlacement) -> str:
     reasons = ["pinned"] if one["pinned"] else []
     return "; ".join([*reasons, *filter(None, (one["reason"], one["why"]))]) or "-"
 
@@ -233,7 +239,7 @@ def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else f"{text[: columns - 1]}…"
 
 
-def _show_standby(console: Console, versions: Sequence[PlacedVersion], rows_max: int | None) -> None:
+def _show_standby(console: Console, versions: Sequence[VersionPlacement], rows_max: int | None) -> None:
     if not versions:
         return
     shown = versions[:rows_max]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from millstream.client.call import Reply
     from millstream.client.client import Client
     from millstream.client.documents import Metadata
-    from millstream.client.infer_codec import EncodedRequest
+    from millstream.client.inference import EncodedRequest
     from millstream.services.cli.example import Example
     from millstream.services.cli.inputs import Content
 
