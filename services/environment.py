@@ -9,8 +9,6 @@ from millstream.plugins.tracing.otel_variables import OtelVariables, read_variab
 
 ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
 ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
-#: The supervisor tells a program that it pins to cores which ones it may use itself. Programs pass it on to theirs.
-PINNED_FROM = "_MILLSTREAM_PINNED_FROM"
 #: The commit that an image was built from, which its Dockerfile sets.
 REVISION = "IMAGE_REVISION"
 #: the variable in which platforms with twelve-factor conventions pass the port
@@ -21,7 +19,7 @@ _LIBRARY_VARIABLES = frozenset(
     {
         "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "HOME",
         "GLIBC_TUNABLES", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "XLA_FLAGS",
-        "NPROC", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS", PINNED_FROM,
+        "NPROC", "TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "JAX_PLATFORMS",
     }
 )  # fmt: skip
 _LIBRARY_PREFIXES = (
@@ -79,11 +77,6 @@ def disable_library_telemetry() -> None:
     database in ~/.cache/Microsoft. Source: onnxruntime, docs/Privacy.md and pull request 27379.
     """
     ENVIRONMENT.setdefault(ORT_DISABLE_TELEMETRY, "1")
-
-
-def pinned_from() -> str:
-    """Return the cores of the supervisor, "0,1", if it has pinned this process or the one that started it."""
-    return ENVIRONMENT.get(PINNED_FROM, "")
 
 
 def set_xla_threads(threads: int) -> None:

@@ -117,9 +117,6 @@ class Settings(BaseSettings):
         description="Whether `millstream up` runs a controller, which keeps `instances_min`, adds second instances and "
         "unloads idle models.",
     )
-    cpu_affinity: bool = Field(
-        True, description="On a machine with two cores, pin the embedded Redis to one and the gateway to the other."
-    )
     busy_poll_us_max: int = Field(
         400,
         ge=0,

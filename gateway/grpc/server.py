@@ -26,12 +26,10 @@ from millstream.gateway.grpc.connections.stalled_replies import StalledReplies
 from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.http.deps import Deps
 from millstream.services.errors import Code, Failure
-from millstream.services.process.pinning import unpin
 from millstream.services.settings import Settings
 from millstream.services.tls.identity import Identity
 
 DRAIN_POLL_S = 0.05
-FIRST_CALL_POLL_S = 0.5
 #: maximum age of a connection: AGE_SHARE of the drain time, but at most AGE_S_MAX
 AGE_S_MAX = 10.0
 AGE_SHARE = 0.25
@@ -125,7 +123,6 @@ class GrpcServer:
         self._table = MethodTable(deps, drain, messages)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
-        self._unpinning: asyncio.Task[None] | None = None
         self.port = 0
         self.http2 = None  # the library makes its connections itself
 
@@ -146,8 +143,6 @@ class GrpcServer:
         self._receiver.listen(self.port)
         self._stalled_replies.listen(self.port)
         await self._server.start()
-        if self._shared:
-            self._unpinning = asyncio.create_task(self._unpin_after_first_call())
 
     def _listen(self, address: str) -> int:
         """Listen on `address` and return the port. Raises RuntimeError."""
@@ -156,16 +151,6 @@ class GrpcServer:
         else:
             port = self._server.add_secure_port(address, server_credentials(self._identity))
         return port
-
-    async def _unpin_after_first_call(self) -> None:
-        """Unpin the process after the first call, which starts the library's threads; without calls it stays pinned.
-
-        The gRPC library reads and writes in its own threads: on one core, these and the event loop would wait for each
-        other at every call.
-        """
-        while not self._table.calls:
-            await asyncio.sleep(FIRST_CALL_POLL_S)
-        unpin()
 
     def stop_accepting(self) -> None:
         """Stop listening if other processes share the port; they get all new connections."""
@@ -195,8 +180,6 @@ class GrpcServer:
         """Stop the server and end all calls."""
         if self._server is None:
             return
-        if self._unpinning is not None:
-            self._unpinning.cancel()
         await self._server.stop(0)
         self._receiver.close()
         self._stalled_replies.close()

@@ -35,7 +35,6 @@ from typing import NoReturn
 
 from millstream.services.process.descriptors import close_all_but
 from millstream.services.process.parent_death import die_with_parent
-from millstream.services.process.pinning import unpin
 from millstream.services.sandbox.confine import prepare
 
 #: descriptors that come with a request: task, report, errors, status
@@ -204,7 +203,6 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     module = importlib.import_module(sys.argv[3])
     set_title(sys.executable, "-m", "millstream.services.ingest.fork_server", sys.argv[4])
-    unpin()
     _preload(sys.argv[4])
     if not _forkable():
         sys.exit(UNFORKABLE_EXIT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import partial
 
 from millstream.services.process.c_library import c_library
 
@@ -24,20 +25,13 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
-def child_setup(cores: Collection[int] = ()) -> Callable[[], None]:
-    """Return a `preexec_fn` that calls `die_with_parent` and, if `cores` is not empty, pins the child to them.
+def child_setup() -> Callable[[], None]:
+    """Return a `preexec_fn` that calls `die_with_parent`.
 
     It runs before exec instead of in the child's main: a child whose imports take a second would be unprotected for
     that second, and Redis does not run our code. The setting survives exec. The kernel watches the forking *thread*,
     so fork from a thread that lives as long as the process.
     """
-    parent = os.getpid()
     if sys.platform == "linux":
         assert c_library().prctl  # looked up before the fork: a forked child should do as little as possible
-
-    def before_exec() -> None:
-        die_with_parent(parent)
-        if cores:
-            os.sched_setaffinity(0, cores)
-
-    return before_exec
+    return partial(die_with_parent, os.getpid())

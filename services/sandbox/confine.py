@@ -24,7 +24,6 @@ from typing import NamedTuple, NoReturn, Protocol, TypeVar
 from millstream.services.process.c_library import c_library
 from millstream.services.process.descriptors import close_all_but
 from millstream.services.process.parent_death import die_with_parent
-from millstream.services.process.pinning import unpin
 from millstream.services.sandbox import landlock, namespaces, seccomp
 
 #: open files and pipes; a pipe may hold 64 KiB of the kernel's memory, and libraries open hundreds of files at most
@@ -140,7 +139,6 @@ def serve_forked(
     """
     if set_title is None:
         begin(int(sys.argv[2]))
-        unpin()
 
     def answer_document(document: bytes) -> bytes:
         task = read(document)

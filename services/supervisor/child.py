@@ -18,7 +18,6 @@ from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.environment import child_environment
 from millstream.services.process.backoff import Backoff
 from millstream.services.process.parent_death import child_setup
-from millstream.services.process.pinning import pinning_environment
 from millstream.services.settings import LogFormat
 from millstream.services.supervisor.child_log import ChildLog, ShowLine, WriteLine
 from millstream.services.supervisor.log import LINE_BYTES_MAX, LogFile
@@ -213,13 +212,11 @@ class Child:
                 stdin=DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,
-                env=child_environment(
-                    {**dict(self.program.environment), **pinning_environment(self.program.cores)}, self.program.withheld
-                ),
+                env=child_environment(dict(self.program.environment), self.program.withheld),
                 pass_fds=fds,
                 # Ctrl-C signals the terminal's whole process group, and only the supervisor may stop children.
                 start_new_session=True,
-                preexec_fn=child_setup(self.program.cores),
+                preexec_fn=child_setup(),
             )
         except OSError:
             os.close(read_fd)

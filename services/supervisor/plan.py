@@ -38,7 +38,6 @@ class Program:
         worker: name of the worker in Redis, metrics and lists (wire.worker_id); "" for other programs.
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
         shows_life: whether it accepts `--life-fd N` and writes a byte there every second (process.sign_of_life).
-        cores: the cores it is pinned to; empty for any.
         vital: whether the installation cannot start without it.
         pool: of a worker.
         index: number of a worker in its pool.
@@ -52,7 +51,6 @@ class Program:
     worker: str = ""
     signals_ready: bool = False
     shows_life: bool = False
-    cores: frozenset[int] = frozenset()
     vital: bool = True
     pool: str = ""
     index: int = 0
@@ -137,9 +135,7 @@ def _absolute_files(settings: Settings) -> dict[str, Path]:
     return {name: path.expanduser().absolute() for name in names if (path := getattr(settings, name)) is not None}
 
 
-def gateways(
-    settings: Settings, fd: int, preload_fd: int, entry: EntryCommands, cores: frozenset[int] = frozenset()
-) -> list[Program]:
+def gateways(settings: Settings, fd: int, preload_fd: int, entry: EntryCommands) -> list[Program]:
     """Return the gateway processes; each inherits the listening socket `fd` and the pipe `preload_fd`."""
     # The gRPC library logs single connections, and each line would appear as a warning.
     environment = {"GRPC_VERBOSITY": "NONE"} | _common(settings)
@@ -152,34 +148,24 @@ def gateways(
             fds=(fd, preload_fd),
             signals_ready=True,
             shows_life=True,
-            cores=cores,
         )
         for index in range(settings.gateways)
     ]
 
 
-def workers(
-    settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset(), host: str = ""
-) -> list[Program]:
+def workers(settings: Settings, entry: EntryCommands, host: str = "") -> list[Program]:
     """Return the worker processes of all pools at the start. `host`: as for `worker`.
 
     Pools named gpu and tensorrt use that device unless they name one.
     """
     return [
-        worker(settings, entry, pool, index, cores, host)
+        worker(settings, entry, pool, index, host)
         for pool, spec in parse_pools(settings.pools).items()
         for index in range(spec.initial)
     ]
 
 
-def worker(
-    settings: Settings,
-    entry: EntryCommands,
-    pool: str,
-    index: int,
-    cores: frozenset[int] = frozenset(),
-    host: str = "",
-) -> Program:
+def worker(settings: Settings, entry: EntryCommands, pool: str, index: int, host: str = "") -> Program:
     """Return one worker process of a pool.
 
     `host`: the name of this host where other hosts may have workers of the pool, else "". The process and its log are
@@ -193,7 +179,6 @@ def worker(
         environment=_common(settings) | _of_pool(spec),
         worker=worker_name(pool, slot),
         shows_life=True,
-        cores=cores,
         pool=pool,
         index=index,
     )
@@ -209,7 +194,7 @@ def _of_pool(spec: PoolSpec) -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
-def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
+def controllers(settings: Settings, entry: EntryCommands) -> list[Program]:
     """Return the controller process; none if the settings want none, or the gateways are elsewhere."""
     if not (settings.controller and settings.gateways):
         return []
@@ -220,7 +205,6 @@ def controllers(settings: Settings, entry: EntryCommands, cores: frozenset[int] 
             _common(settings),
             signals_ready=True,
             shows_life=True,
-            cores=cores,
             vital=False,
         ),
     ]
@@ -237,9 +221,9 @@ def unsized_pools(settings: Settings) -> str:
     )
 
 
-def redis(command: list[str], cores: frozenset[int] = frozenset()) -> Program:
+def redis(command: list[str]) -> Program:
     """Return the embedded Redis."""
-    return Program(name="redis", command=tuple(command), environment=_GIVES_MEMORY_BACK, cores=cores)
+    return Program(name="redis", command=tuple(command), environment=_GIVES_MEMORY_BACK)
 
 
 def _common(settings: Settings) -> dict[str, str]:

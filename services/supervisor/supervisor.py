@@ -28,7 +28,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import keep_token
 from millstream.services.process.cancel import cancel_all
-from millstream.services.process.cpu_share import cores, cpus
+from millstream.services.process.cpu_share import cpus
 from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
 from millstream.services.queue.keys import InstallationKeys
@@ -48,7 +48,6 @@ from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
 from millstream.services.supervisor.child_log import WriteLine
 from millstream.services.supervisor.control import ControlSocket
-from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.death_reports import DeathReports
 from millstream.services.supervisor.health import Health
 from millstream.services.supervisor.home import make_home
@@ -57,7 +56,7 @@ from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.orphans import Orphans
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
-from millstream.services.supervisor.pool_specs import parse_pools, worker_counts
+from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.supervisor.preload_pipe import PreloadPipe
 from millstream.services.supervisor.readiness import wait_until_loaded, wait_until_ready
 from millstream.services.supervisor.restarts import Restarts
@@ -256,7 +255,7 @@ class Supervisor:
             log.warning("%s", warning)
             self._view.show_line(warning)
         # Last: nothing waits for it, and the start needs all cores.
-        self._controllers = self._start_all(plan.controllers(settings, self._entry, self._cores().workers))
+        self._controllers = self._start_all(plan.controllers(settings, self._entry))
         self._scale_state = ScaleState(self._address, self._keys())
         self._scaler.start()
         log.info("ready %s (gRPC: %s, Redis: %s)", running.serves, running.grpc or "off", running.redis)
@@ -292,20 +291,17 @@ class Supervisor:
     async def _start_children(self, settings: Settings, running: Running) -> None:
         """Start workers and gateways, with `settings` for children. Returns when they serve."""
         assert self._address is not None
-        cores_of_workers = self._cores().workers
         # Whoever shares a Redis may have workers of the same pools.
         host = self._host_name.take(installation_name(settings)) if self._settings.redis_url is not None else ""
-        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, cores_of_workers, host)
-        self._workers = self._start_all(plan.workers(settings, self._entry, cores_of_workers, host))
+        self._worker_of = lambda pool, index: plan.worker(settings, self._entry, pool, index, host)
+        self._workers = self._start_all(plan.workers(settings, self._entry, host))
         if self._listener is None:
             await self._view.load_models(running)  # it has none
             await self._until_workers_are_ready(self._address)
             return
         self._preload_pipe = PreloadPipe(self._view.load_s_max)
         self._gateways = self._start_all(
-            plan.gateways(
-                settings, self._listener.fileno(), self._preload_pipe.read_fd, self._entry, self._cores().gateway
-            )
+            plan.gateways(settings, self._listener.fileno(), self._preload_pipe.read_fd, self._entry)
         )
         await self._view.load_models(running)
         self._preload_pipe.end_loading()
@@ -335,26 +331,13 @@ class Supervisor:
         self._socket = socket_path(self._run_dir)
         self._address = RedisAddress.unix(str(self._socket))
         command = server_command(binary.path, self._socket, self._run_dir)
-        self._redis = self._start_all([plan.redis(command, self._cores().redis)])
+        self._redis = self._start_all([plan.redis(command)])
         self._liveness.ping(self._redis[0], self._socket)
         await wait_until_answers(self._address, REDIS_S_MAX)
         return f"{binary}, unix socket"
 
     def _keys(self) -> InstallationKeys:
         return InstallationKeys(installation_name(self._settings))
-
-    def _cores(self) -> Cores:
-        settings = self._settings
-        if not settings.cpu_affinity:
-            return Cores()
-        workers = worker_counts(settings.pools)
-        threads = sum(threads * workers[pool] for pool, threads in plan.threads_of_pools(settings, cpus()).items())
-        return assign_cores(
-            cores(),
-            gateways=settings.gateways,
-            worker_threads=threads,
-            embedded=settings.redis_url is None,
-        )
 
     def _new_scaler(self) -> PoolScaler:
         def start(pool: str, index: int) -> Child:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import IO, Any
 
 from millstream.services.ingest.report import one_line
-from millstream.services.process.pinning import unpin
 from millstream.services.sandbox.confine import Limits as ProcessLimits
 from millstream.services.sandbox.confine import begin, confine
 from millstream.services.tokenizer.messages import (
@@ -44,7 +43,6 @@ _NO_LIMITS = Limits(1 << 30, 1 << 30)
 def main() -> None:
     """Answer messages until the input ends."""
     begin(int(sys.argv[1]))
-    unpin()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is no message
     confine((), (), limits=ProcessLimits(MEMORY_BYTES_MAX, _CPU_S_MAX, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import socket
@@ -20,7 +19,6 @@ import pytest
 from millstream.services.environment import child_environment
 from tests.kit import models
 from tests.kit.command_line import DIGITS, ROOT, WAIT_S, Millstream, end, until
-from tests.kit.stack import descendants
 from tests.kit.wait import wait_until
 
 
@@ -127,15 +125,6 @@ def test_push_describe_predict_and_rm(millstream):
     assert [version["version"] for version in millstream.json("describe", "mine")["versions"]] == [7, 8]
     assert millstream.json("rm", "mine", "--yes") == {"deleted": {"model": "mine", "version": None}}
     assert "unknown model" in millstream.fails("describe", "mine")
-
-
-def test_checks_may_use_all_cores_of_the_installation(running):
-    """On two cores the gateway, which starts them, is pinned to one."""
-    millstream, up = running
-    millstream.ok("push", "everywhere", DIGITS / "digits.onnx")
-    servers = [pid for pid in descendants(up.pid) if b"ingest.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert {frozenset(os.sched_getaffinity(pid)) for pid in servers} == {frozenset(os.sched_getaffinity(up.pid))}
-    millstream.ok("rm", "everywhere", "--yes")
 
 
 def test_activate_and_rm_force(millstream):

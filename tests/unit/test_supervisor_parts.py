@@ -11,7 +11,6 @@ from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan
-from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.listener import local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.plan import EntryCommands
@@ -143,19 +142,6 @@ def test_programs(tmp_path):
     assert worker.environment["MILLSTREAM_WORKER_THREADS"] == "3"
     assert all(p.worker and not p.signals_ready for p in workers)
     assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
-
-
-def test_redis_and_the_gateway_get_different_cores_of_two():
-    low, high = frozenset({3}), frozenset({5})
-    assert assign_cores({3, 5}, gateways=1, worker_threads=1, embedded=True) == Cores(high, low, high)
-    assert assign_cores({3, 5}, gateways=1, worker_threads=2, embedded=True) == Cores(high, low)
-    for anywhere in (
-        assign_cores({0}, gateways=1, worker_threads=1, embedded=True),
-        assign_cores({0, 1, 2}, gateways=1, worker_threads=1, embedded=True),
-        assign_cores({0, 1}, gateways=2, worker_threads=1, embedded=True),
-        assign_cores({0, 1}, gateways=1, worker_threads=1, embedded=False),
-    ):
-        assert anywhere == Cores()
 
 
 def test_only_segments_with_the_prefix_are_removed(tmp_path):

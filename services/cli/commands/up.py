@@ -117,15 +117,6 @@ DrainS = Annotated[
         "default 30.",
     ),
 ]
-CpuAffinity = Annotated[
-    bool | None,
-    typer.Option(
-        "--cpu-affinity/--no-cpu-affinity",
-        help="On a machine with two cores, pin the embedded Redis to one and the gateway to the other "
-        "(MILLSTREAM_CPU_AFFINITY).",
-        show_default="on",
-    ),
-]
 ShmAllowClients = Annotated[
     bool | None,
     typer.Option(
@@ -172,7 +163,6 @@ def up(
     example: Example = None,
     drain_s: DrainS = None,
     controller: Controller = None,
-    cpu_affinity: CpuAffinity = None,
     shm_allow_clients: ShmAllowClients = None,
     trace_config: TraceConfig = None,
     json_output: Json = False,
@@ -201,7 +191,6 @@ def up(
         preload_example=example,
         controller=controller,
         drain_s=drain_s,
-        cpu_affinity=cpu_affinity,
         shm_allow_clients=shm_allow_clients,
         trace_config=",".join(trace_config) if trace_config else None,
     )
