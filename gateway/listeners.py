@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -16,41 +16,29 @@ from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
 from millstream.gateway.connection.path_cache import infer_path
-from millstream.gateway.connection.server import SideServer
 from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.http.deps import Deps
 from millstream.plugins.tracing.gateway.observed_protocol import with_observer
-from millstream.services.errors import invalid
 from millstream.services.settings import Settings
 
-
-class GrpcListener(SideServer, Protocol):
-    """A gRPC server that may also serve connections of the HTTP port."""
-
-    @property
-    def http2(self) -> Callable[[], asyncio.Protocol] | None:
-        """Makes a connection for the HTTP port; None: the server cannot."""
+if TYPE_CHECKING:
+    from millstream.gateway.grpc.server import GrpcServer
 
 
-def grpc_server(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> GrpcListener | None:
+def grpc_server(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> GrpcServer | None:
     """Return the gRPC server; None: gRPC is turned off. `shared`: other processes accept on its port."""
     if not settings.serves_grpc:
         return None
     # Imported only where gRPC is on: the import costs time and memory.
-    certificates = gateway.certificates
-    if settings.grpc == "fast":
-        from millstream.gateway.grpc.fast_server import FastGrpcServer
-
-        tls = None
-        if certificates is not None:
-            tls = _tls(gateway, lambda: certificates.identity.h2_context, "gRPC", PLAIN_GRPC)
-        return FastGrpcServer(deps, gateway.drain, shared=shared, tls=tls)
     from millstream.gateway.grpc.server import GrpcServer
 
-    identity = None if certificates is None else lambda: certificates.identity
-    return GrpcServer(deps, gateway.drain, shared=shared, identity=identity)
+    certificates = gateway.certificates
+    tls = None
+    if certificates is not None:
+        tls = _tls(gateway, lambda: certificates.identity.h2_context, "gRPC", PLAIN_GRPC)
+    return GrpcServer(deps, gateway.drain, shared=shared, tls=tls)
 
 
 def http_config(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
@@ -72,12 +60,10 @@ def http_config(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]
     )
 
 
-def http_protocol(settings: Settings, gateway: Gateway, grpc: GrpcListener | None) -> type[asyncio.Protocol]:
+def http_protocol(settings: Settings, gateway: Gateway, grpc: GrpcServer | None) -> type[asyncio.Protocol]:
     """Return the protocol class of HTTP connections: over TLS if there is a certificate. Raises Failure(INVALID)."""
     plain, certificates = _plain_protocol(settings, gateway), gateway.certificates
-    if settings.grpc_on_http_port:
-        if grpc is None or grpc.http2 is None:
-            raise invalid("MILLSTREAM_GRPC_ON_HTTP_PORT needs MILLSTREAM_GRPC=fast: grpc.aio's server has its own port")
+    if grpc is not None and settings.grpc_on_http_port:
         plain = shared_port_protocol(plain, grpc.http2)
     if certificates is None:
         return plain

@@ -153,15 +153,9 @@ class Settings(BaseSettings):
         description="Answer inference requests in the HTTP protocol class, without ASGI. False is for comparisons.",
     )
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
-    grpc: Literal["fast", "library"] = Field(
-        "fast",
-        description="The gRPC server: `fast` is Millstream's own, `library` grpc.aio's, which takes several times the "
-        "CPU for each call.",
-    )
     grpc_on_http_port: bool = Field(
         False,
-        description="Answer gRPC on the HTTP port, too; not with `MILLSTREAM_GRPC=library`. `MILLSTREAM_GRPC_PORT=-1` "
-        "then leaves one port.",
+        description="Answer gRPC on the HTTP port, too. `MILLSTREAM_GRPC_PORT=-1` then leaves one port.",
     )
     grpc_reflection: bool = Field(
         True,

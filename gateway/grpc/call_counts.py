@@ -6,8 +6,7 @@ The code is what the server answered: a call that its client cancelled, or whose
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -29,11 +28,9 @@ class CallCounts:
         self._registry = registry
 
     def counted(self, method: str, handler: Any) -> Any:
-        """Return `handler`, whose calls are counted. It is one of grpc's handlers, with a coroutine or a generator."""
+        """Return `handler`, whose calls are counted. It is one of grpc's handlers, with a coroutine."""
         field = "stream_unary" if handler.stream_unary is not None else "stream_stream"
-        handle: _Handle = getattr(handler, field)
-        wrapped = self._generator if inspect.isasyncgenfunction(handle) else self._coroutine
-        return handler._replace(**{field: wrapped(method, handle)})
+        return handler._replace(**{field: self._coroutine(method, getattr(handler, field))})
 
     def counter(self, method: str) -> Callable[[grpc.StatusCode], None]:
         """Return a function that counts a call of `method` that ended with a status."""
@@ -62,20 +59,6 @@ class CallCounts:
                 raise
             ok.add()
             return reply
-
-        return call
-
-    def _generator(self, method: str, handle: _Handle) -> _Handle:
-        ok = self._registry.counter(GRPC_CALLS, method, grpc.StatusCode.OK.name)
-
-        async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
-            try:
-                async for reply in handle(requests, context):
-                    yield reply
-            except BaseException as error:
-                self._failed(method, error, context)
-                raise
-            ok.add()
 
         return call
 

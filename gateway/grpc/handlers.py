@@ -39,12 +39,12 @@ _Handler = Callable[[Any, Any], Awaitable[bytes]]
 _Read = Callable[[bytes], Awaitable[Any]]  # parses a message
 
 
-class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a method, for grpc.aio.Server.add_generic_rpc_handlers. Handlers take and return bytes.
+class MethodTable:
+    """Finds the handler of a method. Handlers take and return bytes.
 
     All methods are registered as stream methods, so that the handler decides when to read. On the wire a unary call is
     a stream of one message. `calls` counts all calls.
-    `infer` and `count_infer` are for a server that answers ModelInfer without its handler.
+    `infer` and `count_infer` are for FastInfer, which answers ModelInfer without its handler.
 
     Args:
         deps: the parts of the gateway.
@@ -89,10 +89,6 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def close(self) -> None:
         """Write what the audit log still has to say about calls. Call it when all have ended."""
         await self._guard.close()
-
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a call. The library calls this for each call."""
-        return self.find(handler_call_details.method)
 
     def find(self, method: str) -> Any:
         """Return the handler of a call, and count the call; None: no service has the method."""
@@ -145,7 +141,7 @@ def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
         except Failure as failure:
             await messages.refuse(context, failure)
         async for response in health.watch(request, context):
-            await messages.write(context, response.SerializeToString())
+            await context.write(response.SerializeToString())
         messages.ending(context)
 
     check = _handler("HealthCheck", _parser(health_pb2.HealthCheckRequest), health.check, messages)
@@ -218,8 +214,8 @@ def _handler(name: str, read: _Read, call: _Call, messages: Messages) -> _Handle
         except Exception as error:
             await messages.refuse(context, internal_failure(f"a {name} call", error))
         encoded: bytes = response.SerializeToString()
-        await set_compression(body, context, len(encoded))
-        messages.ending(context, len(encoded))
+        set_compression(body, context, len(encoded))
+        messages.ending(context)
         return encoded
 
     return handle

@@ -1,53 +1,50 @@
-"""server: the gRPC server of a gateway, in its event loop, and how it drains.
+"""server: the gRPC server of a gateway, on HTTP/2 connections of its own, in its event loop, and how it drains.
 
-stop_accepting ─> (not ready) ─> drain: connections reach their maximum age and close ─> calls in flight are answered
+stop_accepting ─> (not ready) ─> drain: GOAWAY in two steps on each connection ─> calls in flight are answered
 
-A server that stops fails the calls that cross its GOAWAY. A connection that reaches its maximum age sends GOAWAY in two
-steps, and no call is lost. So all connections have a maximum age of some seconds, and a draining server waits until
-they are closed. Reconnecting also spreads clients over the gateways.
+All connections have a maximum age of some seconds, so that clients reconnect and spread over the gateways.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import random
 from collections.abc import Callable
-from typing import Any
-
-import grpc
+from dataclasses import replace
+from operator import itemgetter
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX
+from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.grpc.codec.messages import Messages
-from millstream.gateway.grpc.connections import proc_net
-from millstream.gateway.grpc.connections.credentials import server_credentials
-from millstream.gateway.grpc.connections.receiver import Receiver
-from millstream.gateway.grpc.connections.stalled_replies import StalledReplies
+from millstream.gateway.grpc.connections.fast_call import FastCall
+from millstream.gateway.grpc.connections.fast_connection import FastConnection, Parts
+from millstream.gateway.grpc.fast_infer import FastInfer
 from millstream.gateway.grpc.handlers import MethodTable
+from millstream.gateway.grpc.observed_infer import ObservedInfer
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.http2.limits import Limits
 from millstream.services.errors import Code, Failure
 from millstream.services.settings import Settings
-from millstream.services.tls.identity import Identity
 
 DRAIN_POLL_S = 0.05
 #: maximum age of a connection: AGE_SHARE of the drain time, but at most AGE_S_MAX
 AGE_S_MAX = 10.0
 AGE_SHARE = 0.25
-JITTER = 1.1  # the library adds up to a tenth to the maximum age
 #: after this time without a call, idle connections may be closed without a failure for their clients
 QUIET_S = 0.5
 
 STREAMS_MAX = 1024  # concurrent calls of one connection
-WINDOW_BYTES = 65535  # bytes that a client may send of a call that is not being read
-#: Calls that have begun and wait for the event loop, over all connections. Each takes about 14 KiB, also if its client
-#: has reset it. Beyond, the library answers random ones with CANCELLED; by itself from 1,000 on, which a single client
-#: that resets its calls exceeds, to the cost of all others.
-PENDING_CALLS_MAX = 8 * STREAMS_MAX
 OTHER_CALLS_MAX = 256  # streams, health watches and unary calls beside inference requests
 KEEPALIVE_S = 60
 KEEPALIVE_TIMEOUT_S = 20
 REFUSING_S = 1  # time for sending refusals
-SECOND_MS = 1000
+#: calls that wait for their requests for less than this are not ended to make room for others
+CROWDED_S_MIN = 1.0
+#: period of the checks of connections: deadlines, ages and slow clients
+CHECK_S = 0.25
+BACKLOG = 4096
+#: a connection lives up to this share longer than its age: clients that came together do not leave together
+JITTER = 0.1
 
 
 def max_age_s(settings: Settings) -> float:
@@ -56,133 +53,166 @@ def max_age_s(settings: Settings) -> float:
 
 
 def calls_max(settings: Settings) -> int:
+    """Return the limit on calls that have not ended."""
     return settings.inflight_requests_max + OTHER_CALLS_MAX
-
-
-def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
-    return [
-        ("grpc.so_reuseport", int(shared)),
-        ("grpc.max_receive_message_length", settings.request_bytes_max),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.per_message_decompression", 0),  # millstream.gateway.grpc.codec.messages does it
-        ("grpc.max_concurrent_streams", STREAMS_MAX),
-        ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
-        ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
-        ("grpc.max_allowed_incoming_connections", settings.client_connections_max),
-        ("grpc.max_connection_age_ms", round(max_age_s(settings) * SECOND_MS)),
-        ("grpc.max_connection_age_grace_ms", round(settings.grpc_age_grace_s * SECOND_MS)),
-        # With the probe, the window of each stream grows to 4 MiB and more: unread bytes would fill memory here.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-        # A client that does not answer pings is gone or does not read: its calls must end.
-        ("grpc.keepalive_time_ms", KEEPALIVE_S * SECOND_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * SECOND_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S_MAX * SECOND_MS)),
-        # Clients may ping at any rate: closing their connections for it would look like a fault of the server.
-        ("grpc.http2.max_ping_strikes", 0),
-    ]
-
-
-def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for a client that disconnects while its reply is written: the library logs a traceback for it."""
-    return "ExecuteBatchError" not in record.getMessage()
-
-
-def port_taken(settings: Settings) -> Failure:
-    """Return the failure of a server that cannot listen."""
-    return Failure(
-        Code.CONFLICT,
-        f"cannot listen for gRPC on {settings.host} port {settings.grpc_port}: it is in use, or not of this "
-        "machine; choose another with MILLSTREAM_GRPC_PORT, or none with -1",
-    )
 
 
 class GrpcServer:
     """The gRPC server of a gateway. Make it and use it in one event loop.
 
+    `reads_max`: calls whose requests may be on their way; beyond, the oldest end.
+    `http2` makes a connection for another port, whose TLS, if any, is below it.
+
     Args:
         deps: the parts of the gateway.
         drain: tells whether the gateway is draining.
         shared: whether other processes listen on the same port.
-        identity: returns the certificate for a new connection; None: the server does without TLS.
+        tls: what connections over TLS share; None: the server does without TLS.
     """
 
-    def __init__(
-        self, deps: Deps, drain: Drain, *, shared: bool, identity: Callable[[], Identity] | None = None
-    ) -> None:
-        self._settings = deps.settings
+    def __init__(self, deps: Deps, drain: Drain, *, shared: bool, tls: TlsListener | None = None) -> None:
+        self._settings = settings = deps.settings
         self._shared = shared
-        self._identity = identity
-        settings = deps.settings
-        self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, calls_max(settings) // 2)
-        self._stalled_replies = StalledReplies(settings.client_stall_s_max)
-        messages = Messages(
-            deps.receive_budget, deps.reply_budget, self._receiver, self._stalled_replies, settings.request_bytes_max
-        )
+        self._connection = FastConnection if tls is None else tls_protocol(FastConnection, tls)
+        messages = Messages(deps.receive_budget, deps.reply_budget, settings.request_bytes_max)
         self._table = MethodTable(deps, drain, messages)
-        self._server: Any = None
-        self._stopping: asyncio.Task[None] | None = None
+        infer = self._fast_infer(deps)
+        self._parts = Parts(
+            self._table.find,
+            deps.receive_budget,
+            replace(
+                Limits(),
+                streams_max=STREAMS_MAX,
+                keepalive_s=KEEPALIVE_S,
+                keepalive_timeout_s=KEEPALIVE_TIMEOUT_S,
+                frame_s_max=settings.client_stall_s_max,
+                stall_s_max=settings.client_stall_s_max,
+            ),
+            settings.client_connections_max,
+            calls_max(settings),
+            settings.request_bytes_max,
+            settings.client_stall_s_max,
+            lambda: max_age_s(settings) * (1 + JITTER * random.random()),
+            settings.grpc_age_grace_s,
+            infer.may_submit,
+            infer.submit,
+            infer.memory,
+            infer.gave_up,
+        )
+        self.reads_max = calls_max(settings) // 2
+        self.http2: Callable[[], asyncio.Protocol] = lambda: FastConnection(parts=self._parts)
+        self._listener: asyncio.Server | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.port = 0
-        self.http2 = None  # the library makes its connections itself
+
+    def _fast_infer(self, deps: Deps) -> FastInfer:
+        table, timeout_s_max = self._table, deps.settings.request_timeout_s_max
+        parts = table.infer, deps.gate, deps.reply_budget, timeout_s_max, table.count_infer, deps.shared_buffers
+        return FastInfer(*parts) if deps.observer is None else ObservedInfer(deps.observer, *parts)
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open."""
+        return len(self._parts.connections)
+
+    @property
+    def calls(self) -> int:
+        """Calls that have not ended."""
+        return self._parts.calls
 
     async def start(self) -> None:
         """Listen. Raises Failure(CONFLICT) if the port is taken or the address is not an address of this machine."""
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_logging)
-        settings = self._settings
-        self._server = grpc.aio.server(
-            options=_options(settings, shared=self._shared),
-            maximum_concurrent_rpcs=calls_max(settings),
-        )
-        self._server.add_generic_rpc_handlers((self._table,))
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        try:
-            self.port = self._listen(f"{host}:{settings.grpc_port}")
-        except RuntimeError:
-            raise port_taken(settings) from None
-        self._receiver.listen(self.port)
-        self._stalled_replies.listen(self.port)
-        await self._server.start()
+        self._checking = asyncio.create_task(self._check())
+        if self._settings.grpc_port >= 0:
+            await self._listen(self._settings)
 
-    def _listen(self, address: str) -> int:
-        """Listen on `address` and return the port. Raises RuntimeError."""
-        if self._identity is None:
-            port: int = self._server.add_insecure_port(address)
-        else:
-            port = self._server.add_secure_port(address, server_credentials(self._identity))
-        return port
+    async def _listen(self, settings: Settings) -> None:
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: self._connection(parts=self._parts),
+                settings.host,
+                settings.grpc_port,
+                reuse_port=self._shared or None,
+                backlog=BACKLOG,
+            )
+        except OSError:
+            raise Failure(
+                Code.CONFLICT,
+                f"cannot listen for gRPC on {settings.host} port {settings.grpc_port}: it is in use, or not of this "
+                "machine; choose another with MILLSTREAM_GRPC_PORT, or none with -1",
+            ) from None
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now = loop.time()
+            for connection in list(self._parts.connections):
+                connection.check(now)
+            if self._parts.calls > self.reads_max:
+                self._end_oldest(now)
+
+    def _end_oldest(self, now: float) -> None:
+        """End those of too many calls that wait longest for their requests, which do not arrive."""
+        waiting: list[tuple[float, FastCall]] = []
+        for connection in self._parts.connections:
+            for call in connection.calls.values():
+                since = call.waits_since
+                if since is not None:
+                    waiting.append((since, call))
+        waiting.sort(key=itemgetter(0))
+        for since, call in waiting[: max(0, len(waiting) - self.reads_max)]:
+            if now >= since + CROWDED_S_MIN:
+                busy = f"more than {self.reads_max} calls wait for their requests, this one longest; try again later"
+                call.fail(Failure(Code.UNAVAILABLE, busy, retry_after_s=1))
 
     def stop_accepting(self) -> None:
         """Stop listening if other processes share the port; they get all new connections."""
         if self._shared:
-            proc_net.stop_listening(self.port)
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     async def drain(self, give_up: float) -> None:
         """Wait until all connections are closed and all calls answered, or until the instant `give_up`."""
-        if self._server is None:
-            return
         loop = asyncio.get_running_loop()
-        await self._until_no_connections(min(give_up, loop.time() + max_age_s(self._settings) * JITTER + QUIET_S))
-        left_s = max(0.0, give_up - loop.time())
-        # Calls that are still open then are refused by their lanes; the library would only cut them off.
-        self._stopping = asyncio.create_task(self._server.stop(left_s + REFUSING_S))
-        await asyncio.wait({self._stopping}, timeout=left_s)
+        self._parts.draining = True  # connections that are still accepted drain from their beginning
+        self._drain_connections()
+        # With a port of its own the server goes on accepting: load balancers have to see that it is not ready.
+        await self._until_quiet(min(give_up, loop.time() + max_age_s(self._settings) + QUIET_S))
+        self._stop_listening()
+        self._drain_connections()
+        await self._until(lambda: not self._parts.connections, give_up)
 
-    async def _until_no_connections(self, until: float) -> None:
+    def _drain_connections(self) -> None:
+        for connection in list(self._parts.connections):
+            connection.drain()
+
+    async def _until_quiet(self, until: float) -> None:
+        """Return when no connection is open, when no call has begun for QUIET_S, or at the instant `until`."""
         loop = asyncio.get_running_loop()
         calls, since = self._table.calls, loop.time()
-        while proc_net.connections(self.port) and loop.time() < until and loop.time() < since + QUIET_S:
+        while self._parts.connections and loop.time() < until and loop.time() < since + QUIET_S:
             await asyncio.sleep(DRAIN_POLL_S)
             if self._table.calls != calls:
                 calls, since = self._table.calls, loop.time()
 
+    @staticmethod
+    async def _until(condition: Callable[[], bool], until: float) -> None:
+        loop = asyncio.get_running_loop()
+        while not condition() and loop.time() < until:
+            await asyncio.sleep(DRAIN_POLL_S)
+
     async def close(self) -> None:
-        """Stop the server and end all calls."""
-        if self._server is None:
-            return
-        await self._server.stop(0)
-        self._receiver.close()
-        self._stalled_replies.close()
-        if self._stopping is not None:
-            await self._stopping
+        """Stop the server and end all calls; refusals of the last calls are sent before."""
+        self._stop_listening()
+        loop = asyncio.get_running_loop()
+        await self._until(lambda: not self._parts.calls, loop.time() + REFUSING_S)
+        if self._checking is not None:
+            self._checking.cancel()
+        for connection in list(self._parts.connections):
+            connection.close()
         await self._table.close()

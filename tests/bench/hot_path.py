@@ -61,10 +61,9 @@ def hot_path(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     text, binary = json_payload(folder, "input", row), binary_payload(folder, "input", row)
     large = binary_payload(folder, "image", image)
     served = {"mlp": models.mlp(folder / "mlp.onnx"), "means": models.image_means(folder / "means.onnx")}
-    environment = {"MILLSTREAM_GRPC": "fast"}
     with (
         servers.ceiling(folder) as bare,
-        servers.millstream(folder, "hot", served, environment=environment) as ours,
+        servers.millstream(folder, "hot", served) as ours,
     ):
         rest = _Rest(Stack("hot", ours, folder / "hot"), text, seconds)
 

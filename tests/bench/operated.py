@@ -28,7 +28,6 @@ CERTIFICATES = ROOT / "tests" / "integration" / "certificates"
 WANTED = {"keys on": 0.9, "traces of 1 %": 0.9, "traces of all": 0.3, "TLS": 0.6}
 #: the same for calls over gRPC with keys, as a share of those without
 GRPC_WANTED = 0.9
-FAST = {"MILLSTREAM_GRPC": "fast"}
 
 
 def _create_key(server: Server) -> str:
@@ -56,8 +55,8 @@ def operated_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     certificate = ("--tls-cert", str(CERTIFICATES / "server.pem"), "--tls-key", str(CERTIFICATES / "server.key"))
     with ExitStack() as stack:
         collector = stack.enter_context(servers.ceiling(folder))  # answers 200 whatever comes
-        plain = stack.enter_context(servers.millstream(folder, "plain", served, environment=FAST))
-        keys = stack.enter_context(servers.millstream(folder, "keys", served, environment=FAST))
+        plain = stack.enter_context(servers.millstream(folder, "plain", served))
+        keys = stack.enter_context(servers.millstream(folder, "keys", served))
         some, every = (
             stack.enter_context(servers.millstream(folder, name, served, environment=_traced(collector, share)))
             for name, share in (("some", 0.01), ("every", 1.0))

@@ -83,17 +83,10 @@ def calling(stack: Stack, number: int) -> Iterator[Callers]:
     assert set(callers.outcomes) == {"OK"}, callers.outcomes
 
 
-@pytest.fixture(params=["library", "fast"])
-def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return SETTINGS | {"grpc": request.param}
-
-
 @pytest.mark.parametrize("gateways", [1, 2])
-def test_everything_is_replaced_under_load_and_no_call_fails(
-    tmp_path: Path, gateways: int, settings: dict[str, Any]
-) -> None:
+def test_everything_is_replaced_under_load_and_no_call_fails(tmp_path: Path, gateways: int) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, gateways=gateways, models={"m": path}, settings=settings) as stack:
+    with running_stack(tmp_path, gateways=gateways, models={"m": path}, settings=SETTINGS) as stack:
         with calling(stack, 12) as callers:
             callers.more(50)
             replaced = restarted(stack)
@@ -102,11 +95,9 @@ def test_everything_is_replaced_under_load_and_no_call_fails(
         print(f"{gateways} gateways: {callers.outcomes['OK']} answers, none failed; {replaced}")
 
 
-def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=settings) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS) as stack:
         with grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -126,9 +117,9 @@ def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(
         assert stack.end() == 0
 
 
-def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=settings | {"drain_s": DRAIN_S}) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS | {"drain_s": DRAIN_S}) as stack:
         with sigstopped(stack.pids()["cpu-0"]), grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             sent = [stub.ModelInfer.future(request(i)) for i in range(10)]
@@ -144,9 +135,9 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path, setting
         assert time.monotonic() - began < DRAIN_S + BUSY_S  # no lease had to expire
 
 
-def test_a_gateway_that_is_killed_is_replaced_on_the_same_port(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_gateway_that_is_killed_is_replaced_on_the_same_port(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=settings) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS) as stack:
         pid = stack.pids()["gateway-0"]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: stack.pids().get("gateway-0", pid) != pid, what="another gateway")

@@ -34,11 +34,10 @@ X = np.array([[1, 2]], np.float32)
 WAIT_S = 120.0
 
 
-@pytest.fixture(scope="module", params=["library", "fast"])
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("half")
-    limits = {"inflight_bytes_max": BUDGET, "client_stall_s_max": SLOW_S, "inflight_requests_max": 512}
-    settings = limits | {"grpc": request.param}
+    settings = {"inflight_bytes_max": BUDGET, "client_stall_s_max": SLOW_S, "inflight_requests_max": 512}
     with running_stack(folder, settings=settings, models={"small": models.scale(folder / "s.onnx")}) as stack:
         yield stack
 

@@ -43,7 +43,7 @@ PATIENT = {"timeout": 300_000_000}  # us: while the worker is stopped, a busy ma
 WAVES, CALLERS = 3, 3
 ANSWERED = {"200", "grpc-status 0"}
 REFUSED = {"503", "grpc-status 14", "beyond GOAWAY", "behind the last reply"}
-SETTINGS = {"grpc": "fast", "grpc_on_http_port": True, "drain_s": 300, "queue_lease_s": 300, "client_stall_s_max": 240}
+SETTINGS = {"grpc_on_http_port": True, "drain_s": 300, "queue_lease_s": 300, "client_stall_s_max": 240}
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,9 @@ def push_spread(stack: Stack, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A stack with the gRPC server of the parameter."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("unread")
-    settings = SETTINGS | {"grpc": request.param}
-    with running_stack(folder, settings=settings, models={"small": models.scale(folder / "s.onnx")}) as stack:
+    with running_stack(folder, settings=SETTINGS, models={"small": models.scale(folder / "s.onnx")}) as stack:
         push_spread(stack, folder)
         yield stack
 
@@ -104,11 +102,7 @@ KINDS: dict[str, Callable[[Stack, ExitStack], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("served", "kind"),
-    [("library", kind) for kind in KINDS] + [("fast", kind) for kind in KINDS if "gRPC" in kind],
-    indirect=["served"],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_unread_replies_share_one_budget(stack: Stack, kind: str) -> None:
     pid = gateway(stack)
     page = stack.metrics()

@@ -34,10 +34,10 @@ A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = A * 10 + 1
 
 
-@pytest.fixture(scope="module", params=["library", "fast"])
+@pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
-    with running_stack(folder, settings={"grpc": request.param}) as running:
+    with running_stack(folder) as running:
         running.push("add", models.add_sub(folder / "add.onnx"))
         running.push("scores", models.scale(folder / "scores.onnx", columns=2))
         running.push("value", models.scale(folder / "value.onnx", columns=1))

@@ -41,12 +41,11 @@ LARGE = 100_000_000  # bytes
 MESSAGE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-@pytest.fixture(scope="module", params=["library", "fast"])
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("grpc")
     settings = {
         "open_control": True,
-        "grpc": request.param,
         "request_bytes_max": LARGE + 4096,
         "shm_bytes_max": 1 << 29,
         "queue_lease_s": 600,

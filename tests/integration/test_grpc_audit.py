@@ -1,4 +1,4 @@
-"""The audit log of both gRPC servers: entries are written before the reply, and counted when the server stops."""
+"""The audit log of the gRPC server: entries are written before the reply, and counted when the server stops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.grpc.fast_server import FastGrpcServer
-from millstream.gateway.grpc.server import GrpcServer
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import REFUSALS_A_MINUTE
 from tests.kit.application import Application
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])]
+pytestmark = pytest.mark.anyio
 
 APPEND_S = 1.0  # how long an entry takes, where a reply must not come before it
 
@@ -34,9 +32,7 @@ async def load_nothing(channel: grpc.aio.Channel) -> grpc.StatusCode:
     return code
 
 
-async def test_a_refusal_is_in_the_log_before_its_reply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Any
-) -> None:
+async def test_a_refusal_is_in_the_log_before_its_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append = AuditLog.append
 
     def append_slowly(log: AuditLog, entry: dict[str, Any]) -> None:
@@ -45,16 +41,16 @@ async def test_a_refusal_is_in_the_log_before_its_reply(
 
     monkeypatch.setattr(AuditLog, "append", append_slowly)
     application = Application(tmp_path, grpc_port=0, open_control=True)
-    async with application.grpc_channel(server) as channel:
+    async with application.grpc_channel() as channel:
         code = await load_nothing(channel)
         written = application.audit_text()
         assert f'"outcome":"{code.name}"' in written
     assert application.audit_text() == written, "one entry"
 
 
-async def test_a_server_that_stops_says_how_many_calls_have_no_entry(tmp_path: Path, server: Any) -> None:
+async def test_a_server_that_stops_says_how_many_calls_have_no_entry(tmp_path: Path) -> None:
     application = Application(tmp_path, grpc_port=0, open_control=True)
-    async with application.grpc_channel(server) as channel:
+    async with application.grpc_channel() as channel:
         for _ in range(REFUSALS_A_MINUTE + 3):
             await load_nothing(channel)
         assert application.audit_text().count('RepositoryModelLoad"') == 2 * REFUSALS_A_MINUTE

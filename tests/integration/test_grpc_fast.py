@@ -1,4 +1,4 @@
-"""The gRPC server on our own HTTP/2 connections: beside the library's server, and by hand-written frames."""
+"""The gRPC server: beside the library's server, and by hand-written frames."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.grpc import fast_server
+from millstream.gateway.grpc import server as grpc_server
 from millstream.gateway.grpc.connections import fast_connection, reply_blocks
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.message_framing import prefix
-from millstream.gateway.grpc.fast_server import FastGrpcServer
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import TURN_WORK_MAX, Connection
@@ -28,6 +27,7 @@ from millstream.gateway.http2.faults import ErrorCode
 from millstream.gateway.http2.frames import Frame, FrameReader, Setting, frame
 from millstream.services.metrics.catalogue import GRPC_CALLS
 from tests.kit.application import Application
+from tests.kit.grpc_library import LibraryServer
 from tests.kit.http2_peer import GREETING
 
 WAIT_S = 120.0
@@ -45,10 +45,10 @@ EMPTY = prefix(0)
 
 
 class Served(NamedTuple):
-    """An application, which no worker serves, behind the fast server."""
+    """An application, which no worker serves, behind the server."""
 
     application: Application
-    server: FastGrpcServer
+    server: GrpcServer
     drain: Drain
 
 
@@ -56,7 +56,7 @@ class Served(NamedTuple):
 async def served(home: Path, **settings: object) -> AsyncIterator[Served]:
     application = Application(home, grpc_port=0, **settings)
     drain = Drain()
-    server = FastGrpcServer(application.app.state.deps, drain, shared=False)
+    server = GrpcServer(application.app.state.deps, drain, shared=False)
     await server.start()
     try:
         yield Served(application, server, drain)
@@ -148,7 +148,7 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(server: FastGrpcServer | GrpcServer) -> AsyncIterator[Client]:
+async def connected(server: GrpcServer | LibraryServer) -> AsyncIterator[Client]:
     client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
     client.send(GREETING)
     try:
@@ -197,7 +197,7 @@ async def outcome(channel: grpc.aio.Channel, method: str, request: Any, response
 @pytest.mark.anyio
 async def test_both_servers_answer_each_call_alike(tmp_path: Path) -> None:
     async with served(tmp_path) as (application, fast, drain):
-        library = GrpcServer(application.app.state.deps, drain, shared=False)
+        library = LibraryServer(application.app.state.deps, drain, shared=False)
         await library.start()
         answers: list[list[Any]] = []
         counts = [application.registry.counts(GRPC_CALLS)]
@@ -459,7 +459,7 @@ async def test_a_client_that_gives_no_window_loses_its_stream_alone(tmp_path: Pa
 
 @pytest.mark.anyio
 async def test_the_oldest_of_too_many_half_open_calls_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_server, "CROWDED_S_MIN", 0.0)
+    monkeypatch.setattr(grpc_server, "CROWDED_S_MIN", 0.0)
     async with served(tmp_path, inflight_requests_max=1) as (_, server, _), connected(server) as client:
         half = server.reads_max
         for number in range(half + 1):

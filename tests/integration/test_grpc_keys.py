@@ -1,6 +1,6 @@
 """Keys over gRPC, call by call on both servers: the same answers, counts and limits.
 
-keys change ─> the first call goes to the handler, which verifies its key ─> the fast server answers the others itself
+keys change ─> the first call goes to the handler, which verifies its key ─> the connection answers the others itself
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.connections.message_framing import prefix
 from millstream.gateway.grpc.fast_infer import InferRequest
-from millstream.gateway.grpc.fast_server import FastGrpcServer
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import Request
@@ -32,6 +31,7 @@ from millstream.services.metrics.catalogue import GRPC_CALLS, KEY_REQUESTS, REQU
 from millstream.services.wire.batch import ReplyHeader, decode_batch, encode_reply
 from tests.integration.test_grpc_fast import connected, to, until
 from tests.kit.application import Application
+from tests.kit.grpc_library import LibraryServer
 from tests.kit.loopback import Loopback
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +95,7 @@ class Keyed:
         counter = self.loopback.tally.counter
         self.gate = Gate(ADMIN, lambda name: counters_of(counter, name), lambda: self.now)
         self.application = Serving(home, self.gate, self.loopback)
-        self.server: GrpcServer | FastGrpcServer
+        self.server: GrpcServer | LibraryServer
         self.infer: Any
 
     def start_call(self, metadata: Metadata = (), model: str = "m", rows: int = 1, timeout_s: float = WAIT_S) -> Any:
@@ -126,7 +126,7 @@ class Keyed:
 
 
 @asynccontextmanager
-async def keyed(home: Path, kind: type[GrpcServer | FastGrpcServer]) -> AsyncIterator[Keyed]:
+async def keyed(home: Path, kind: type[GrpcServer | LibraryServer] = GrpcServer) -> AsyncIterator[Keyed]:
     made = Keyed(home)
     await made.loopback.open()
     made.server = server = kind(made.application.app.state.deps, Drain(), shared=False)
@@ -197,7 +197,7 @@ STEPS = {
 _NUMBER = re.compile(r"\d[\d.]*(e\+\d+)?")
 
 
-async def played(home: Path, kind: type[GrpcServer | FastGrpcServer]) -> tuple[list[Any], list[Any]]:
+async def played(home: Path, kind: type[GrpcServer | LibraryServer]) -> tuple[list[Any], list[Any]]:
     """Return what became of the calls of all steps, and what was counted. Waits of limits differ from run to run."""
     outcomes: list[Any] = []
     async with keyed(home, kind) as made:
@@ -216,8 +216,8 @@ async def played(home: Path, kind: type[GrpcServer | FastGrpcServer]) -> tuple[l
 
 
 async def test_both_servers_answer_and_count_calls_with_keys_alike(tmp_path: Path) -> None:
-    expected, expected_counts = await played(tmp_path / "library", GrpcServer)
-    answered, counts = await played(tmp_path / "fast", FastGrpcServer)
+    expected, expected_counts = await played(tmp_path / "library", LibraryServer)
+    answered, counts = await played(tmp_path / "own", GrpcServer)
     for at, (name, step) in enumerate(STEPS.items()):
         theirs, ours = (found[at * CALLS_EACH : (at + 1) * CALLS_EACH] for found in (expected, answered))
         codes = step.codes.split()
@@ -228,16 +228,10 @@ async def test_both_servers_answer_and_count_calls_with_keys_alike(tmp_path: Pat
     assert {"retry-after", "grpc-retry-pushback-ms", "ratelimit", "ratelimit-policy"} == dict(limited[2]).keys()
 
 
-SERVERS = pytest.mark.parametrize("kind", [GrpcServer, FastGrpcServer])
-
-
-@SERVERS
-async def test_a_known_key_needs_no_handler_and_its_priority_is_bounded(
-    tmp_path: Path, kind: type[GrpcServer | FastGrpcServer]
-) -> None:
+async def test_a_known_key_needs_no_handler_and_its_priority_is_bounded(tmp_path: Path) -> None:
     """A change of the keys makes every key unknown again."""
-    async with keyed(tmp_path, kind) as made:
-        link, fast = made.loopback.link, kind is FastGrpcServer
+    async with keyed(tmp_path) as made:
+        link = made.loopback.link
         link.held = True
         for change in range(2):
             made.gate.load([document(priority_max=3 + change)])
@@ -245,7 +239,7 @@ async def test_a_known_key_needs_no_handler_and_its_priority_is_bounded(
                 running = made.start_call(bearer())
                 request = await made.held_request()
                 # The envelope, too, is known after the first call of all.
-                assert isinstance(request, InferRequest) is (fast and known)
+                assert isinstance(request, InferRequest) is known
                 assert request.priority == 3 + change
                 link.run_held()
                 await running
@@ -277,12 +271,9 @@ async def outlived(made: Keyed) -> None:
     made.loopback.link.run_held()
 
 
-@SERVERS
 @pytest.mark.parametrize("end", [answered, failed, cancelled])
-async def test_a_call_counts_for_concurrency_until_it_ends(
-    tmp_path: Path, kind: type[GrpcServer | FastGrpcServer], end: Callable[[Keyed, Any], Any]
-) -> None:
-    async with keyed(tmp_path, kind) as made:
+async def test_a_call_counts_for_concurrency_until_it_ends(tmp_path: Path, end: Callable[[Keyed, Any], Any]) -> None:
+    async with keyed(tmp_path) as made:
         await learn(made)
         running = made.start_call(bearer())
         await made.held_request()
@@ -310,11 +301,8 @@ async def free(made: Keyed) -> None:
     await until(lambda: made.in_flight == 0)
 
 
-@SERVERS
-async def test_a_call_whose_deadline_passes_ends_for_concurrency_with_its_run(
-    tmp_path: Path, kind: type[GrpcServer | FastGrpcServer]
-) -> None:
-    async with keyed(tmp_path, kind) as made:
+async def test_a_call_whose_deadline_passes_ends_for_concurrency_with_its_run(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as made:
         await learn(made)
         for timeout_s in (2.0, 10.0, 60.0):  # a machine that is held up may not take a call in time
             running = made.start_call(bearer(), timeout_s=timeout_s)
@@ -326,14 +314,11 @@ async def test_a_call_whose_deadline_passes_ends_for_concurrency_with_its_run(
         await free(made)
 
 
-@SERVERS
 @pytest.mark.parametrize("what", ["the connection", "the stream"])
-async def test_a_call_whose_client_vanishes_ends_for_concurrency_with_its_run(
-    tmp_path: Path, kind: type[GrpcServer | FastGrpcServer], what: str
-) -> None:
+async def test_a_call_whose_client_vanishes_ends_for_concurrency_with_its_run(tmp_path: Path, what: str) -> None:
     body = message().SerializeToString()
     headers = [*to("ModelInfer"), *bearer()]
-    async with keyed(tmp_path, kind) as made, connected(made.server) as client:
+    async with keyed(tmp_path) as made, connected(made.server) as client:
         await learn(made)
         client.begin(1, headers)
         client.give(1, prefix(len(body)) + body)
@@ -346,11 +331,8 @@ async def test_a_call_whose_client_vanishes_ends_for_concurrency_with_its_run(
         await free(made)
 
 
-@SERVERS
-async def test_a_call_that_the_gateway_refuses_is_not_counted_for_concurrency(
-    tmp_path: Path, kind: type[GrpcServer | FastGrpcServer]
-) -> None:
-    async with keyed(tmp_path, kind) as made:
+async def test_a_call_that_the_gateway_refuses_is_not_counted_for_concurrency(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as made:
         await learn(made)
         made.loopback.admission.closed = True
         assert (await made.call(bearer())).code == "UNAVAILABLE"
@@ -360,7 +342,7 @@ async def test_a_call_that_the_gateway_refuses_is_not_counted_for_concurrency(
 
 @pytest.mark.parametrize("key", [bearer(NEW), ()], ids=["wrong", "none"])
 async def test_a_call_without_a_right_key_is_refused_before_its_message_comes(tmp_path: Path, key: Metadata) -> None:
-    async with keyed(tmp_path, FastGrpcServer) as made, connected(made.server) as client:
+    async with keyed(tmp_path) as made, connected(made.server) as client:
         made.gate.load([document()])
         client.begin(1, [*to("ModelInfer"), *key])
         assert (await client.reply(1))["grpc-status"] == str(grpc.StatusCode.UNAUTHENTICATED.value[0])
@@ -369,7 +351,7 @@ async def test_a_call_without_a_right_key_is_refused_before_its_message_comes(tm
 @pytest.mark.parametrize("learned", [True, False], ids=["fast", "first call"])
 async def test_a_key_that_is_revoked_while_its_message_comes_is_refused(tmp_path: Path, learned: bool) -> None:
     body = message().SerializeToString()
-    async with keyed(tmp_path, FastGrpcServer) as made, connected(made.server) as client:
+    async with keyed(tmp_path) as made, connected(made.server) as client:
         if learned:
             await learn(made)
         else:
@@ -377,7 +359,7 @@ async def test_a_key_that_is_revoked_while_its_message_comes_is_refused(tmp_path
         client.begin(1, [*to("ModelInfer"), *bearer()])
         client.give(1, prefix(len(body)), end=False)
         server = made.server
-        assert isinstance(server, FastGrpcServer)
+        assert isinstance(server, GrpcServer)
         await until(lambda: server.calls == 1)
         made.gate.load([document(revoked_at=NOW, secrets=())])
         client.give(1, body)

@@ -26,7 +26,7 @@ generator = np.random.default_rng(3)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("large")
     served = {"means": models.image_means(folder / "means.onnx")}
-    with running_stack(folder, settings={"grpc": "fast"}, models=served) as stack:
+    with running_stack(folder, models=served) as stack:
         yield stack
 
 

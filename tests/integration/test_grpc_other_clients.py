@@ -25,7 +25,7 @@ HEADERS = ("content-type: application/grpc", "te: trailers")
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("clients")
-    with running_stack(folder, settings={"grpc": "fast"}) as stack:
+    with running_stack(folder) as stack:
         stack.push("wide", models.identity(folder / "wide.onnx", shape=("N", "M")))
         yield stack
 

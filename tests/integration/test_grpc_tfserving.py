@@ -1,4 +1,4 @@
-"""TensorFlow Serving's gRPC services, on both servers. tests/frameworks calls them with TensorFlow's own client."""
+"""TensorFlow Serving's gRPC services. tests/frameworks calls them with TensorFlow's own client."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FLOAT, STRING = 1, 7
 WORDS = [b"one", "zw\u00f6lf".encode(), b"", "\u5343".encode() * 20_000, b"a\nb", b"a\0b"]
 
 
-@pytest.fixture(scope="module", params=["library", "fast"])
-def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("tfserving")
-    with running_stack(folder, settings={"grpc": request.param, "admin_key": "k" * 20}) as stack:
+    with running_stack(folder, settings={"admin_key": "k" * 20}) as stack:
         stack.push("tf-add", models.add_sub(folder / "add.onnx"))
         stack.push("tf-add", models.add_sub(folder / "add.onnx"), version=2)
         stack.push("tf-scores", models.scale(folder / "scores.onnx", columns=2))

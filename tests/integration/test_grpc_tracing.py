@@ -1,6 +1,6 @@
-"""Traces and access lines of gRPC calls, which are the same whichever server answers and whichever way it takes.
+"""Traces and access lines of gRPC calls, which are the same whichever way the server answers.
 
-Each call is sent twice: the server on our own connections answers the second one without the handler.
+Each call is sent twice: the server answers the second one without the handler.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Traced(NamedTuple):
     stub: service_pb2_grpc.GRPCInferenceServiceStub
 
 
-@pytest.fixture(scope="module", params=["library", "fast"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     with http_collector() as collector:
         environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
             "OTEL_TRACES_SAMPLER": "parentbased_always_off",
         }
-        settings = {"tracing": True, "tracing_slow_s": 30, "access_log": "file", "grpc": request.param}
+        settings = {"tracing": True, "tracing_slow_s": 30, "access_log": "file"}
         folder = tmp_path_factory.mktemp("traced")
         with (
             running_stack(

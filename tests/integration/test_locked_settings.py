@@ -15,7 +15,6 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog import shared_settings
-from millstream.gateway.grpc.fast_server import FastGrpcServer
 from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +95,7 @@ async def test_http(tmp_path: Path, lock: str, method: str, path: str, body: obj
 
 @pytest.mark.parametrize(("lock", "method", "request_"), GRPC)
 async def test_grpc(tmp_path: Path, lock: str, method: str, request_: Any) -> None:
-    async with application_of(tmp_path).grpc_channel(FastGrpcServer) as channel:
+    async with application_of(tmp_path).grpc_channel() as channel:
 
         async def call(method: str, request: Any) -> Any:
             path = f"/inference.GRPCInferenceService/{method}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,10 +24,9 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.grpc.connections.message_framing import prefix
-from millstream.gateway.grpc.fast_server import FastGrpcServer
+from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.frames import FrameReader, frame
-from millstream.services.environment import child_environment
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.certificates import Authority
@@ -63,13 +61,13 @@ class Shared(NamedTuple):
 
     port: int
     http: Server
-    grpc: FastGrpcServer
+    grpc: GrpcServer
 
 
 @asynccontextmanager
 async def shared(home: Path, **options: Any) -> AsyncIterator[Shared]:
-    application = Application(home, grpc_port=-1, grpc="fast", grpc_on_http_port=True)
-    server = FastGrpcServer(application.app.state.deps, Drain(), shared=False)
+    application = Application(home, grpc_port=-1, grpc_on_http_port=True)
+    server = GrpcServer(application.app.state.deps, Drain(), shared=False)
     await server.start()
     lane = fast_path_protocol(Echo(), 65536, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
     assert server.http2 is not None
@@ -187,7 +185,6 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Pa
     authority = Authority(tmp_path_factory.mktemp("authority"))
     pair = authority.issue()
     settings = {
-        "grpc": "fast",
         "grpc_on_http_port": True,
         "ca_file": authority.certificate,
         "tls_cert_file": pair.certificate,
@@ -221,20 +218,3 @@ def test_a_client_that_speaks_both_gets_http_1_over_tls(secure: tuple[Stack, Pat
     command += ["--output", "/dev/null", "--write-out", "%{http_version} %{http_code}"]
     done = subprocess.run([*command, f"https://localhost:{stack.port}/v2"], capture_output=True, text=True, check=True)
     assert done.stdout == "1.1 200"
-
-
-def test_the_librarys_server_cannot_share_the_port(tmp_path: Path) -> None:
-    environment = child_environment(
-        {
-            "MILLSTREAM_HOME": str(tmp_path),
-            "MILLSTREAM_REDIS_URL": f"unix://{tmp_path}/none",
-            "MILLSTREAM_GRPC": "library",
-            "MILLSTREAM_GRPC_ON_HTTP_PORT": "true",
-            "MILLSTREAM_HTTP_PORT": "0",
-            "MILLSTREAM_GRPC_PORT": "0",
-        }
-    )
-    command = [sys.executable, "-P", "-m", "millstream.gateway"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S)
-    assert done.returncode == 1
-    assert "MILLSTREAM_GRPC_ON_HTTP_PORT needs MILLSTREAM_GRPC=fast" in done.stderr + done.stdout

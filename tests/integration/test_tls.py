@@ -260,7 +260,6 @@ def test_grpc_on_our_own_connections(authority: Authority, tmp_path: Path) -> No
     served, client = Pair(tmp_path / "tls.crt", tmp_path / "tls.key"), authority.issue()
     authority.issue().copy_to(served)
     settings = {
-        "grpc": "fast",
         "tls_cert_file": served.certificate,
         "tls_key_file": served.key,
         "tls_client_ca_file": authority.certificate,

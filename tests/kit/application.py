@@ -26,7 +26,6 @@ from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.grpc.fast_server import FastGrpcServer
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.caller import Callers
@@ -261,11 +260,9 @@ class Application:
             listener.close()
 
     @asynccontextmanager
-    async def grpc_channel(
-        self, server: type[GrpcServer | FastGrpcServer] = GrpcServer
-    ) -> AsyncIterator[grpc.aio.Channel]:
+    async def grpc_channel(self) -> AsyncIterator[grpc.aio.Channel]:
         """Serve the gRPC API on a free port; yields a channel to it. `grpc_port` of the settings has to be 0."""
-        serving = server(self.app.state.deps, Drain(), shared=False)
+        serving = GrpcServer(self.app.state.deps, Drain(), shared=False)
         await serving.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.port}") as channel:

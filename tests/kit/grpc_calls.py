@@ -198,20 +198,13 @@ _FAULTS: tuple[Callable[[random.Random, Any], None], ...] = (
 )
 
 
-async def played(target: str, recorded: Sequence[Call], *, lossy: bool = False) -> list[Outcome]:
-    """Make the calls, a few at a time, and return what became of each.
-
-    `lossy`: calls whose connection ends are made again. grpc.aio's server loses some when a connection reaches its
-    maximum age, on a busy machine.
-    """
+async def played(target: str, recorded: Sequence[Call]) -> list[Outcome]:
+    """Make the calls, a few at a time, and return what became of each."""
     turn = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def play(call: Call) -> Outcome:
         async with turn:
-            outcome = await _outcome(channel, call)
-            while lossy and outcome.code is grpc.StatusCode.UNAVAILABLE and "closed" in outcome.details:
-                outcome = await _outcome(channel, call)
-            return outcome
+            return await _outcome(channel, call)
 
     async with grpc.aio.insecure_channel(target) as channel:
         return await asyncio.gather(*map(play, recorded))

@@ -33,7 +33,7 @@ BREACHES = {
     "inference libraries are known": ("workers/batches/runner.py", "onnxruntime"),
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
     "folders of the gRPC adapter have an order": (
-        "gateway/grpc/connections/tcp_info.py",
+        "gateway/grpc/connections/call_head.py",
         "millstream.gateway.grpc.methods.health",
     ),
     "what decides on batches": ("gateway/scheduling/batching/estimator.py", "millstream.gateway.scheduling.lane"),

@@ -1,6 +1,6 @@
 """messages: turns the bytes of a call into its protobuf message, and sends replies.
 
-Messages are decompressed here, not by the gRPC library: here decompression runs in a thread and stops at the limit.
+Decompression runs in a thread and stops at the limit.
 Replies to a client that compresses are compressed, too.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from grpc.aio import EOF
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.error_reply import too_large
@@ -32,7 +33,7 @@ from millstream.services.traceparent import usable_traceparent
 GZIP, ZLIB = 0x1F, 0x78
 PACKED = (GZIP, ZLIB)
 
-#: Smaller replies hardly shrink. The library compresses in the event loop, which a larger reply would block.
+#: Smaller replies hardly shrink. Replies are compressed in the event loop, which a larger one would block.
 COMPRESS_BYTES_MIN, COMPRESS_BYTES_MAX = 1024, 1 << 20
 
 #: awaited with the failure before the call of the current task is refused; None: nothing is
@@ -50,50 +51,18 @@ async def unpack(body: bytes, bytes_max: int) -> bytes:
         raise too_large(bytes_max) if failure.code is Code.TOO_LARGE else failure from None
 
 
-class Reader(Protocol):
-    """Reads the messages of calls."""
-
-    async def message(self, context: Any) -> bytes:
-        """Return the message of a unary call. Raises Failure."""
-
-    async def next(self, context: Any) -> bytes | None:
-        """Return the next message of a stream; None: the client has ended it. Raises Failure."""
-
-
-class ReplyWatch(Protocol):
-    """Ends the connections of clients that do not take their replies."""
-
-    def begin(self, context: Any, size_bytes: int) -> None:
-        """Start the check of a reply."""
-
-    def end(self, context: Any) -> None:
-        """Stop the check of a reply."""
-
-
 class Messages:
     """Reads the messages of calls and sends replies, within the budgets for both.
 
     Args:
         receive_budget: the gateway's receive budget.
         reply_budget: the gateway's reply budget.
-        receiver: reads messages.
-        stalled_replies: resets connections that take no replies.
         bytes_max: limit on a decompressed message.
     """
 
-    def __init__(
-        self,
-        receive_budget: ReceiveBudget,
-        reply_budget: ReplyBudget,
-        receiver: Reader,
-        stalled_replies: ReplyWatch,
-        bytes_max: int,
-    ) -> None:
+    def __init__(self, receive_budget: ReceiveBudget, reply_budget: ReplyBudget, bytes_max: int) -> None:
         self._reply_budget = reply_budget
-        self.read = receiver.message  # reads the message of a unary call
-        self.next = receiver.next  # reads the next message of a stream
         self._receive_budget = receive_budget
-        self._stalled_replies = stalled_replies
         self._bytes_max = bytes_max
 
     def call(self, context: Any) -> ReplyPermit:
@@ -107,17 +76,24 @@ class Messages:
             TRACE.set(traceparent)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         permit = self.permit()
-
-        def over(_: Any) -> None:
-            self._stalled_replies.end(context)
-            permit.release()
-
-        context.add_done_callback(over)
+        context.add_done_callback(lambda _: permit.release())
         return permit
 
     def permit(self) -> ReplyPermit:
         """Return a permit for one reply of a stream. The caller releases it."""
         return ReplyPermit(self._reply_budget)
+
+    async def read(self, context: Any) -> bytes:
+        """Return the message of a unary call. Raises Failure: INVALID (no message), UNAVAILABLE, EXPIRED, TOO_LARGE."""
+        body = await self.next(context)
+        if body is None:
+            raise invalid("the call ended without a message")
+        return body
+
+    async def next(self, context: Any) -> bytes | None:
+        """Return the next message of a stream; None: the client has ended it. Raises Failure."""
+        body = await context.read()
+        return None if body is EOF else body
 
     async def plain(self, body: bytes) -> bytes:
         """Return a message without compression. Raises Failure: INVALID, TOO_LARGE, UNAVAILABLE."""
@@ -127,24 +103,16 @@ class Messages:
             reservation.grow(len(body))  # decompressed messages are bounded by the number of threads
             return await unpack(body, self._bytes_max)
 
-    def ending(self, context: Any, size_bytes: int = 0) -> None:
-        """Start the check that the client takes the reply. Call it before a handler returns a reply of this size."""
-        self._stalled_replies.begin(context, size_bytes)
+    def ending(self, context: Any) -> None:
+        """Complete the metadata that ends the call. Call it before a handler returns."""
         if form := FORM.get():
             context.set_trailing_metadata(((REQUEST_ID_KEY, REQUEST_ID.get()), (FORM_HEADER.decode(), form)))
-
-    async def write(self, context: Any, reply: bytes) -> None:
-        """Send a reply of a stream. Returns when the transport has it."""
-        self._stalled_replies.begin(context, len(reply))
-        await context.write(reply)
-        self._stalled_replies.end(context)
 
     async def refuse(self, context: Any, failure: Failure) -> NoReturn:
         """End the call with the status of `failure`, after BEFORE_REFUSAL. Raises grpc.aio.AbortError."""
         before = BEFORE_REFUSAL.get()
         if before is not None:
             await before(failure)
-        self._stalled_replies.begin(context, 0)
         await refuse(context, failure)
 
 
@@ -218,10 +186,8 @@ def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression
     return None
 
 
-async def set_compression(body: bytes, context: Any, reply_bytes: int) -> None:
+def set_compression(body: bytes, context: Any, reply_bytes: int) -> None:
     """Set the compression of the reply to the request `body`, as `compression` decides."""
     how = compression(body, context, reply_bytes)
     if how is not None:
         context.set_compression(how)
-        # The library drops the compression if it sends the initial metadata itself, together with the reply.
-        await context.send_initial_metadata(())

@@ -103,9 +103,6 @@ class FastCall:
         if encoding in self.head.accepts:
             self._encoding = encoding
 
-    async def send_initial_metadata(self, _: Metadata) -> None:
-        """Do nothing: the head of the reply goes with its first message."""
-
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback` with this call when it is over."""
         self._callbacks.append(callback)

@@ -64,8 +64,8 @@ class InferCalls:
             await messages.refuse(context, failure)
         except Exception as error:
             await messages.refuse(context, internal_failure("a ModelInfer call", error))
-        await set_compression(body, context, len(reply))
-        messages.ending(context, len(reply))
+        set_compression(body, context, len(reply))
+        messages.ending(context)
         return reply
 
     async def reply(self, body: bytes, remaining_s: float | None, permit: ReplyPermit, extra: bytes = b"") -> bytes:

@@ -44,7 +44,7 @@ class Reflection:
         messages.call(context)
         try:
             async for response in self._servicer.ServerReflectionInfo(self._requests(context), context):
-                await messages.write(context, response.SerializeToString())
+                await context.write(response.SerializeToString())
         except Failure as failure:
             await messages.refuse(context, failure)
         messages.ending(context)

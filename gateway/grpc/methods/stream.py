@@ -77,7 +77,7 @@ class Stream:
                 reply, failure, permit = await answering
                 if failure is not None and strict:
                     await messages.refuse(context, failure)
-                await messages.write(context, reply)
+                await context.write(reply)
                 permit.release()
             if not reading.done():
                 await messages.refuse(context, _DRAINING)
@@ -111,7 +111,7 @@ class Stream:
             while (body := await self._messages.next(context)) is not None:
                 if first:
                     first = False
-                    await set_compression(body, context, COMPRESS_BYTES_MAX)  # set once, for all replies
+                    set_compression(body, context, COMPRESS_BYTES_MAX)  # set once, for all replies
                 await queue.put(asyncio.create_task(self._answer(body, context)))
         finally:
             await queue.put(None)

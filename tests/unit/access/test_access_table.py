@@ -17,9 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.grpc.fast_server import FastGrpcServer
 from millstream.gateway.grpc.handlers import MethodTable
-from millstream.gateway.grpc.server import GrpcServer
 from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.plugins.compat.vertex.adapter import vertex_adapter
 from millstream.services.access.scopes import Grants, Need, grants_of
@@ -176,13 +174,10 @@ async def test_without_keys_every_change_needs_the_token(tmp_path: Path, open_co
             assert not await method_refused(channel, name, tuple(OPERATOR.items()), message.SerializeToString())
 
 
-@pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])
-async def test_every_method_answers_every_scope_over_grpc(
-    tmp_path: Path, server: type[GrpcServer | FastGrpcServer]
-) -> None:
+async def test_every_method_answers_every_scope_over_grpc(tmp_path: Path) -> None:
     application = Application(tmp_path, grpc_port=0)
     keys = await _keys(application)
-    async with application.grpc_channel(server) as channel:
+    async with application.grpc_channel() as channel:
         for (method, row), scope in product(GRPC.items(), (*SCOPES, "")):
             metadata = (("authorization", f"Bearer {keys[scope]}"),) if scope else ()
             named = row.model is not None or row.need is Need.INFER

@@ -17,8 +17,6 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.grpc.fast_server import FastGrpcServer
-from millstream.gateway.grpc.server import GrpcServer
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import GRPC, HTTP
 from millstream.services.repository.activation import activate_version
@@ -143,12 +141,9 @@ LIST_METHODS = {"RepositoryIndex", "ModelStatistics"}
 OF_NO_MODEL_METHODS = {"LogSettings", "ServerReflectionInfo", "HandleReloadConfigRequest"}
 
 
-@pytest.mark.parametrize("server", [GrpcServer, FastGrpcServer])
-async def test_no_method_gives_a_tenant_a_model_of_others(
-    application: Application, tenant: httpx2.AsyncClient, server: type[GrpcServer | FastGrpcServer]
-) -> None:
+async def test_no_method_gives_a_tenant_a_model_of_others(application: Application, tenant: httpx2.AsyncClient) -> None:
     metadata = (("authorization", tenant.headers["authorization"]),)
-    async with application.grpc_channel(server) as channel:
+    async with application.grpc_channel() as channel:
         for method, row in GRPC.items():
             if row.need in {Need.OPEN, Need.MEMORY}:
                 continue
