@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
@@ -28,8 +29,6 @@ from millstream.gateway.http.error_formats import ErrorFormats
 from millstream.gateway.http.errors import ErrorReplies, UnexpectedErrors, documented
 from millstream.gateway.http.openapi import OPEN
 from millstream.gateway.http.openapi_document import Access, complete
-from millstream.gateway.http.openapi_examples import Examples, with_examples
-from millstream.gateway.http.openapi_live import LiveDocument
 from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddleware
 from millstream.gateway.v2 import adapter as v2
 from millstream.plugins.compat.openai import adapter as openai
@@ -86,7 +85,6 @@ def build_app(deps: Deps) -> FastAPI:
         telemetry=_telemetry(on=settings.telemetry),
     )
     app.state.deps = deps
-    app.state.live_document = LiveDocument(app.openapi_base)
     replies = ErrorReplies(formats)
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
@@ -146,6 +144,7 @@ class _App(FastAPI):
         self._access = access
         self._making = threading.Lock()
         self._document: dict[str, Any] | None = None
+        self._text = b""
         self._include_routes(adapters)
 
     def _include_routes(self, adapters: Sequence[Adapter]) -> None:
@@ -165,15 +164,18 @@ class _App(FastAPI):
         ]
 
     def openapi(self) -> dict[str, Any]:
-        return with_examples(self.openapi_base(), Examples())
-
-    def openapi_base(self) -> dict[str, Any]:
-        """Return the document without examples of a model. It is made once, which takes some tenths of a second."""
+        """Return the document. It is made once, which takes some tenths of a second."""
         with self._making:
             if self._document is None:
                 schemas = [kind for adapter in ADAPTERS for kind in adapter.schemas]
                 self._document = complete(super().openapi(), schemas, self._error_formats, self._access)
+                self._text = orjson.dumps(self._document)
             return self._document
+
+    def openapi_json(self) -> bytes:
+        """Return the document as JSON. Blocks while it is made."""
+        self.openapi()
+        return self._text
 
 
 def _operation_id(route: APIRoute) -> str:

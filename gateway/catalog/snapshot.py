@@ -181,10 +181,6 @@ class Snapshot:
         return did_you_mean(name, shown(known for known, view in self.models.items() if view.serving is not None))
 
 
-#: for pages that must not name a model
-NO_MODELS = Snapshot({}, ())
-
-
 def visible(snapshot: Snapshot, need: Need = Need.DESCRIBE) -> Snapshot:
     """Return what a list for the caller of the current task may show: of workers, the instances of these models."""
     principal = CALLER.get()

@@ -12,12 +12,31 @@ _COMPONENTS = "#/components/schemas/"
 JSON = "application/json"
 OCTETS = "application/octet-stream"
 
-#: key of a request body's content: the form of its example, which is made for a model (openapi_examples.py)
+#: key of a request body's content that is inference: the form of its example
 EXAMPLE_FORM = "x-example-form"
 #: key of a response that is an error: its body is the path's error format
 ERROR = "x-error"
 #: key of a tag: whether its section of the OpenAPI page is open at first
 OPEN = "x-open"
+
+#: a handwritten 2 as 8 x 8 pixels, from the held-out digits
+_PIXELS = [
+    *(0, 0, 7, 16, 14, 3, 0, 0, 0, 0, 9, 14, 11, 15, 0, 0, 0, 0, 1, 5, 0, 15, 5, 0, 0, 0, 0, 0, 0, 16, 5, 0),
+    *(0, 0, 0, 0, 3, 16, 4, 0, 0, 0, 0, 1, 12, 14, 1, 0, 0, 0, 5, 12, 16, 16, 14, 1, 0, 0, 8, 16, 14, 10, 13, 3),
+]
+#: form -> a request body that the digits example accepts
+EXAMPLES: dict[str, Any] = {
+    "v2": {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": _PIXELS}]},
+    "instances": {"instances": [_PIXELS]},
+    "examples": {"examples": [{"pixels": _PIXELS}]},
+    "rows": _PIXELS,
+    "generate": {"pixels": _PIXELS},
+    "csv": ",".join(map(str, _PIXELS)),
+    "embeddings": {"model": "minilm", "input": ["a mill", "a stream"]},
+}
+#: name of a path's parameter -> what the digits example fills in
+PATH_EXAMPLES: dict[str, Any] = {"model": "digits", "name": "digits", "endpoint": "digits", "label": "serving"}
+EXAMPLE_VERSION = 1
 
 BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 TEXT: dict[str, Any] = {"schema": {"type": "string"}}
@@ -38,12 +57,12 @@ def content(schema: dict[str, Any], *, form: str | None = None, example: Any = N
 
     Args:
         schema: its JSON schema.
-        form: the form of the example that is made for a model; None: `example` is the example.
+        form: of inference, the form of the example of EXAMPLES; None: `example` is the example.
         example: an example; None: there is none.
     """
     described: dict[str, Any] = {"schema": schema}
     if form is not None:
-        described[EXAMPLE_FORM] = form
+        described |= {EXAMPLE_FORM: form, "example": EXAMPLES[form]}
     if example is not None:
         described["example"] = example
     return described

@@ -1,6 +1,6 @@
 """openapi_document: completes the OpenAPI document that FastAPI makes of the routes. Pure.
 
-routes ─> FastAPI ─> schemas of bodies ─> errors in the path's format ─> headers ─> who may call ─> document
+routes ─> FastAPI ─> who may call ─> examples ─> headers ─> errors in the path's format ─> schemas ─> document
 Schemas, error responses and headers are components, which operations refer to by name.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from millstream.gateway.http.error_formats import ErrorFormats
-from millstream.gateway.http.openapi import ERROR, EXAMPLE_FORM, JSON, header_ref, ref
+from millstream.gateway.http.openapi import ERROR, EXAMPLE_FORM, EXAMPLE_VERSION, JSON, PATH_EXAMPLES, header_ref, ref
 
 Document = dict[str, Any]
 
@@ -95,13 +95,14 @@ def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, 
     components = document.setdefault("components", {})
     responses: dict[str, Any] = {}
     errors: dict[str, Any] = {}
-    for path, _, operation in operations(document):
+    for path, method, operation in operations(document):
         error_format = formats.of(path)
         _secure(operation, path, access)
-        _describe_parameters(operation)
+        inference = _is_inference(operation)
+        _describe_parameters(operation, filled=inference or method == "get")  # a click must not delete anything
         operation["responses"].pop("422", None)  # a parameter that does not fit is answered with 400
         for status, response in operation["responses"].items():
-            added = (*_EVERY_REPLY, *(_INFERENCE if status == "200" and _is_inference(operation) else ()))
+            added = (*_EVERY_REPLY, *(_INFERENCE if status == "200" and inference else ()))
             response["headers"] = response.get("headers", {}) | {name: header_ref(name) for name in added}
             if response.get(ERROR):
                 errors[error_format.document.__name__] = error_format.document
@@ -132,11 +133,18 @@ def _is_inference(operation: dict[str, Any]) -> bool:
     return any(EXAMPLE_FORM in body for body in contents.values())
 
 
-def _describe_parameters(operation: dict[str, Any]) -> None:
+def _describe_parameters(operation: dict[str, Any], *, filled: bool) -> None:
+    """Describe the parameters of the path; `filled`: with the digits example, so that the operation can be tried."""
     for parameter in operation.get("parameters", ()):
-        description = _PARAMETERS.get(parameter["name"]) if parameter["in"] == "path" else None
-        if description is not None:
-            parameter.setdefault("description", description)
+        name = parameter["name"]
+        if parameter["in"] != "path" or name not in _PARAMETERS:
+            continue
+        parameter.setdefault("description", _PARAMETERS[name])
+        if filled and name == "version":
+            number = parameter["schema"].get("type") == "integer"
+            parameter["example"] = EXAMPLE_VERSION if number else str(EXAMPLE_VERSION)
+        elif filled and name in PATH_EXAMPLES:
+            parameter["example"] = PATH_EXAMPLES[name]
 
 
 def _error(description: str, status: str, document: Any, headers: Sequence[str]) -> dict[str, Any]:
@@ -167,7 +175,7 @@ def _only_references(value: Any) -> Any:
 
 
 def _without_defaults(value: Any, *, named: bool = False) -> Any:
-    """Return `value` without titles, which repeat names, and `additionalProperties` where it is true, the default.
+    """Return `value` without titles, which repeat names, `additionalProperties` where it is true, and our own marks.
 
     Releases of pydantic differ in what they write. `named`: the keys of `value` are names.
     """
@@ -183,7 +191,8 @@ def _without_defaults(value: Any, *, named: bool = False) -> Any:
 
 
 def _is_default(name: str, item: Any) -> bool:
-    return (name == "title" and isinstance(item, str)) or (name == "additionalProperties" and item is True)
+    titled = name == "title" and isinstance(item, str)
+    return titled or (name == "additionalProperties" and item is True) or name == EXAMPLE_FORM
 
 
 def _drop_unused(document: Document) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from millstream.gateway.http import docs, metrics, start_page
+from millstream.gateway.http import docs, metrics
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 
 _TAG = Tag("operation", "For operators of the server.", Place.OPEN)
 
 ADAPTER = Adapter(
     routes=(
-        Routes(start_page.router, _TAG),
+        Routes(docs.start, _TAG),
         Routes(metrics.router, _TAG),
         Routes(docs.router),
     ),
-    schemas=(start_page.Alive,),
+    schemas=(docs.Alive,),
 )

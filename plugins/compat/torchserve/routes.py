@@ -87,8 +87,8 @@ _DESCRIPTION = reply({"type": "object"}, "This document.")
     response_class=Response,
 )
 @router.get("/api-description", summary="Description of the API", responses=_DESCRIPTION, response_class=Response)
-async def torchserve_description(request: Request, deps: DepsOf) -> Response:
-    return await document(request, deps)
+async def torchserve_description(request: Request) -> Response:
+    return await document(request)
 
 
 def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:
