@@ -68,6 +68,7 @@ check: install ## lint, format, types, rules between folders
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.kit.line_budget
 
 dashboards: install ## write deploy/grafana/dashboards, the dashboards as Grafana reads them
 	@$(BIN)/python -m deploy.grafana.build

@@ -177,7 +177,6 @@ class EndpointPlacement(TypedDict):
     instances_max: int
     idle_s: float
     pin: bool
-    capture_samples: int
     owner: str
     labels: dict[str, str]
 
@@ -343,7 +342,6 @@ class Gate(TypedDict):
 
     cosine_min: float
     agreement_min: float
-    metric: str
 
 
 class RaceUndone(TypedDict):

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
-from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
+from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY, decode_elements, encode_elements
 
 Array = NDArray[Any]
 #: size of variable dimensions other than the rows in random inputs

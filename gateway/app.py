@@ -30,6 +30,7 @@ from millstream.gateway.http.errors import ErrorReplies, UnexpectedErrors, docum
 from millstream.gateway.http.openapi import OPEN
 from millstream.gateway.http.openapi_document import Access, complete
 from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddleware
+from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.v2 import adapter as v2
 from millstream.plugins.compat.openai import adapter as openai
 from millstream.plugins.compat.sagemaker import adapter as sagemaker
@@ -37,7 +38,6 @@ from millstream.plugins.compat.tfserving import adapter as tfserving
 from millstream.plugins.compat.torchserve import adapter as torchserve
 from millstream.plugins.compat.vertex.adapter import vertex_adapter
 from millstream.plugins.compat.vertex.triton_calls import TritonCalls
-from millstream.plugins.tracing.gateway.observed_app import ObservedApp
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.

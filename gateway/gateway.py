@@ -24,6 +24,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.live_settings import LiveSettings
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
+from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.redis_probe import RedisProbe
@@ -38,11 +39,8 @@ from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.codec import V2CodecFactory
 from millstream.gateway.v2.service import InferService
 from millstream.plugins.compat.openai.embeddings import Embeddings
-from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.plugins.compat.triton.metrics import TritonMetricsPage
-from millstream.plugins.compat.triton.model_config import VersionConfigurations
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
-from millstream.plugins.compat.triton.statistics import MachineStatistics
 from millstream.plugins.convert.conversion import end_warm_importers
 from millstream.plugins.fleet.gateway.reporter import LoadReporter
 from millstream.plugins.fleet.scale_state import ScaleState
@@ -111,7 +109,9 @@ class Gateway:
         self.infer = InferService(
             self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
         )
-        self.control = self._control()
+        self.load = LoadWait(lambda: self.catalog, self.demands).load
+        self.callers = Callers(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
+        self.parts = build_parts(self._gateway_parts(role))
         self.live_settings = LiveSettings(
             settings, address, keys, self.router.traces, lambda: self.catalog.snapshot.models
         )
@@ -163,13 +163,19 @@ class Gateway:
             self.registry,
         )
 
-    def _control(self) -> RepositoryLoader:
-        return RepositoryLoader(
-            self.repository,
-            self.catalog,
-            self.settings,
+    def _gateway_parts(self, name: str) -> GatewayParts:
+        return GatewayParts(
+            settings=self.settings,
+            name=name,
+            registry=self.registry,
+            repository=self.repository,
+            catalog=self.catalog,
+            cluster_state=self.cluster_state,
+            callers=self.callers,
+            texts=self.texts,
+            gate=self.access.gate,
             answering=self.readiness_probe.answering,
-            have_loaded=LoadWait(lambda: self.catalog, self.demands).load,
+            load=self.load,
             uploading=Quotas(self.access.gate, self.catalog, self.repository).upload,
         )
 
@@ -223,7 +229,7 @@ class Gateway:
         await self.catalog.start()
         self.demands.start()
         self.readiness_probe.start()
-        await self.control.start()
+        await start_parts(self.parts)
         loops = [
             self.live_settings.run(),
             *self.access.loops(),
@@ -246,6 +252,7 @@ class Gateway:
         await self.texts.close()
         await self.catalog.stop()
         await self.producer.stop()
+        await stop_parts(self.parts)
         await self.live_settings.close()
         await asyncio.to_thread(self.observing.close)
         await end_fork_server()
@@ -278,7 +285,6 @@ class Gateway:
             self.settings.repository_dir,
             self.catalog.exists,
         )
-        callers = Callers(self.router.find, self.settings.request_timeout_s_max, self.access.gate.check_model)
         json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         return Deps(
             settings=self.settings,
@@ -288,18 +294,15 @@ class Gateway:
             cluster_state=self.cluster_state,
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
-            callers=callers,
-            embed=Embeddings(callers.openai, self.texts, json_limits).answer,
+            callers=self.callers,
+            embed=Embeddings(self.callers.openai, self.texts, json_limits).answer,
             texts=self.texts,
             client_memory=self.client_memory,
             receive_budget=self.budgets.receiving,
             shared_buffers=self.budgets.shared_buffers,
             http_counts=self.http_counts,
             reply_budget=self.budgets.replies,
-            statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
-            configurations=VersionConfigurations(lambda: self.catalog.snapshot),
-            control=self.control,
-            load=LoadWait(lambda: self.catalog, self.demands).load,
+            load=self.load,
             traces=self.live_settings.traces,
             logs=self.live_settings.logs,
             log_levels=self.live_settings.log_levels,
@@ -319,6 +322,7 @@ class Gateway:
             audit=self.access.audit,
             load_s=self.demands.load_s,
             observer=self.observing.observer,
+            parts=self.parts,
         )
 
 

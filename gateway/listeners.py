@@ -20,7 +20,7 @@ from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.http.deps import Deps
-from millstream.plugins.tracing.gateway.observed_protocol import with_observer
+from millstream.gateway.observing.observed_protocol import with_observer
 from millstream.services.settings import Settings
 
 if TYPE_CHECKING:

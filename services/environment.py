@@ -41,6 +41,11 @@ def visible_gpus() -> str | None:
     return ENVIRONMENT.get("CUDA_VISIBLE_DEVICES")
 
 
+def chosen_plugins() -> str:
+    """Return MILLSTREAM_PLUGINS: which plug-ins are on (services/plugin/registry.py)."""
+    return ENVIRONMENT.get("MILLSTREAM_PLUGINS", "all")
+
+
 def revision() -> str:
     """Return the commit that this image was built from; "unknown" outside of images."""
     return ENVIRONMENT.get(REVISION) or "unknown"

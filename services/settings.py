@@ -51,6 +51,10 @@ class Settings(BaseSettings):
         description="Name of the installation in Redis keys and shared memory. Processes with one name share queues. "
         "Unset: a random name, stored in the repository.",
     )
+    plugins: str = Field(
+        "all",
+        description="Plug-ins that are on: `all`, `none`, names (`openai,fleet`), or which to leave out (`-openai`).",
+    )
     redis_url: SecretStr | None = Field(
         None, description="URL of a Redis or of its Sentinels. Unset: an embedded Redis."
     )
@@ -315,11 +319,6 @@ class Settings(BaseSettings):
         "--gateways 0`; 0: none.",
     )
 
-    race_wait_s_max: float = Field(
-        3600,
-        gt=0,
-        description="Seconds that a race waits for a worker with its device, while a controller leads; then it fails.",
-    )
     controller_metrics_port: int = Field(
         0, ge=0, le=65535, description="Port for /metrics of a controller that was started alone; 0: none."
     )

@@ -26,7 +26,6 @@ if __name__ == "__main__":
 from millstream.plugins.compile.stored.races import environment
 from millstream.plugins.compile.worker.queue import Racer
 from millstream.plugins.compile.worker.races import WorkerRaces
-from millstream.plugins.compile.worker.sample_capture import Capture, SampleCaptures
 from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
 from millstream.plugins.compile.worker.trials import VariantTrials
 from millstream.plugins.engines.triton.worker import Triton
@@ -357,12 +356,8 @@ class WorkerProcess:
         device = environment(self._device.fingerprint, self._packages)
         trials = VariantTrials(run_dir, self._identity.name)
         swaps = VariantSwaps(repository, self._environment, self._models, device, self._progress, trials, self.metrics)
-        captures = SampleCaptures(repository, self._models, self._capture)
         racer = Racer(self._identity.worker, self._identity.pool, self._host, device)
-        return WorkerRaces(racer, repository, self._environment, self._models, swaps, captures, self.metrics)
-
-    def _capture(self, active: Mapping[str, Capture]) -> None:
-        self.loop.captures = active
+        return WorkerRaces(racer, repository, self._environment, self._models, swaps, self.metrics)
 
     def _progress(self) -> Progress:
         waiting = self.loop.waiting  # first: a run that begins between the two looks is counted

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from millstream.plugins.compile.worker.sample_capture import Capture
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.process.backoff import Backoff
@@ -81,7 +80,6 @@ class Worker:
         self._watchdog = watchdog
         self._stopping = threading.Event()
         self.forwards = False  # whether instances run elsewhere, and are told how long callers wait
-        self.captures: Mapping[str, Capture] = {}  # content id -> where rows of its runs are kept, for a race
         self.waiting = False  # for work
         self.runs = 0  # without readiness probes
         self._leased: list[Lease] = []  # not run yet
@@ -306,9 +304,6 @@ class Worker:
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = (shared or model.variant) and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
-        if on_run is None and self.captures and not group[0].header.probe:
-            capture = self.captures.get(group[0].lane)
-            on_run = capture.keep if capture is not None and capture.due(time.monotonic()) else None
         guarded = self._watchdog.arm(group, model)
         if self.forwards:
             _limit_run(group, model, self._clock.now_ms())

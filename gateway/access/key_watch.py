@@ -13,9 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from millstream.gateway.access.gate import Gate
-from millstream.services.access.access_secret import access_secret
-from millstream.services.access.secret import derive_secret
-from millstream.services.access.settlement import Settlement, write_use
+from millstream.services.access.limits import Settlement, write_use
+from millstream.services.access.secret import access_secret, derive_secret
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import KEY_EXPIRY
 from millstream.services.metrics.registry import MetricsRegistry

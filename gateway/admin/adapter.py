@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from millstream.gateway.admin import (
     routes_keys,
-    routes_logs,
     routes_models,
     routes_placement,
-    routes_pools,
+    routes_server,
     routes_uploads,
-    schemas_keys,
-    schemas_logs,
     schemas_models,
 )
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
@@ -31,14 +28,14 @@ ADAPTER = Adapter(
             routes_scale.router, Tag("admin: scale", "How many workers each pool should have.", Place.OPEN), keyed=True
         ),
         Routes(routes_keys.router, Tag("admin: keys", "API keys, and the audit log.", Place.OPEN), keyed=True),
-        Routes(routes_pools.router, Tag("admin: pools", "Worker pools and workers.", Place.OPEN), keyed=True),
-        Routes(routes_logs.router, Tag("admin: logs", "How much processes log.", Place.OPEN), keyed=True),
+        Routes(routes_server.pools_router, Tag("admin: pools", "Worker pools and workers.", Place.OPEN), keyed=True),
+        Routes(routes_server.logs_router, Tag("admin: logs", "How much processes log.", Place.OPEN), keyed=True),
     ),
     schemas=(
-        schemas_keys.NewKey,
-        schemas_keys.KeyChanges,
-        schemas_keys.Rotation,
-        schemas_logs.LogLevels,
+        routes_keys.NewKey,
+        routes_keys.KeyChanges,
+        routes_keys.Rotation,
+        routes_server.LogLevels,
         schemas_models.UploadForm,
         schemas_races.RaceRequest,
     ),

@@ -1,17 +1,20 @@
-"""routes_keys: the admin API for API keys, and for the audit log."""
+"""routes_keys: the admin API for API keys and the audit log, with its documents."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
+from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from millstream.gateway.access.principal import CALLER
-from millstream.gateway.admin import schemas_keys as schemas
 from millstream.gateway.catalog.quotas import memory_taken
 from millstream.gateway.http.body import read_document
 from millstream.gateway.http.context import DepsOf
@@ -19,11 +22,154 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
 from millstream.services.access.audit_rules import Wanted
-from millstream.services.access.document import KeyDocument, StoredSecret
+from millstream.services.access.document import (
+    GRACE_S,
+    GRACE_S_MAX,
+    NAME_PATTERN,
+    PRIORITY_MAX,
+    SCOPES_MAX,
+    KeyDocument,
+    Limits,
+    StoredSecret,
+)
 from millstream.services.access.scopes import Need, check_scope
 from millstream.services.access.secret import ID_BYTES, PREFIX, SALT_BYTES, format_key, hash_secret
 from millstream.services.process.audit import audit
 from millstream.services.process.storage_threads import in_storage_thread
+
+NAME_RULE = "a key's name has 1 to 64 letters (A-Z, a-z), digits, '.', '_' and '-', and begins with a letter or a digit"
+EXPIRY_S_MAX = 100 * 365 * 24 * 3600.0
+
+
+class NewKey(BaseModel):
+    """A key to create."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(pattern=NAME_PATTERN, description="Unique among the live keys; metrics and logs show it.")
+    scopes: list[str] = Field(
+        min_length=1,
+        max_length=SCOPES_MAX,
+        description="`infer:<glob>`, `models:read:<glob>`, `models:write:<glob>` of model names (`models:read`, "
+        "`models:write`: all), `metrics`, `shared-memory` or `admin`.",
+    )
+    limits: Limits = Field(Limits(), description="Over all gateways.")
+    priority_max: int | None = Field(
+        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
+    )
+    expires_in_s: float | None = Field(None, gt=0, le=EXPIRY_S_MAX, description="Unset: it does not expire.")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _say_the_rule(cls, name: Any) -> Any:
+        """Say which names there are, instead of showing the pattern."""
+        if isinstance(name, str) and not re.fullmatch(NAME_PATTERN, name):
+            raise PydanticCustomError("key_name", NAME_RULE)
+        return name
+
+
+class KeyChanges(BaseModel):
+    """What changes of a key. Fields that are left out keep their values, also within `limits`; null: none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    scopes: list[str] = Field([], min_length=1, max_length=SCOPES_MAX, description="In place of those before.")
+    limits: Limits = Field(Limits(), description="Over all gateways.")
+    priority_max: int | None = Field(
+        None, ge=1, le=PRIORITY_MAX, description="Highest priority of its requests (1 is the highest)."
+    )
+    expires_in_s: float | None = Field(
+        None, gt=0, le=EXPIRY_S_MAX, description="From now on; null: it does not expire."
+    )
+
+    def of(self, document: KeyDocument, now: float) -> dict[str, Any]:
+        """Return the fields of the key's document that change."""
+        given: dict[str, Any] = {}
+        if "scopes" in self.model_fields_set:
+            given["scopes"] = tuple(self.scopes)
+        if "limits" in self.model_fields_set:
+            given["limits"] = document.limits.model_copy(update=self.limits.model_dump(exclude_unset=True))
+        if "priority_max" in self.model_fields_set:
+            given["priority_max"] = self.priority_max
+        if "expires_in_s" in self.model_fields_set:
+            given["expires_at"] = None if self.expires_in_s is None else now + self.expires_in_s
+        return given
+
+
+class Rotation(KeyChanges):
+    """How a key is rotated, and what else changes of it."""
+
+    grace_s: float = Field(
+        GRACE_S, ge=0, le=GRACE_S_MAX, description="Seconds for which the secret before is accepted, too."
+    )
+
+
+class SecretState(BaseModel):
+    """A secret of a key, without the secret."""
+
+    created_at: float
+    expires_at: float | None
+
+
+class Key(BaseModel):
+    """A key without its secrets. Instants are seconds since the epoch."""
+
+    id: str
+    name: str
+    generation: int
+    scopes: list[str]
+    limits: Limits
+    priority_max: int | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    state: str = Field(description="live, expired or revoked")
+    memory_taken_bytes: int = Field(description="Memory that the models that it owns take in all workers, as measured.")
+    secrets: list[SecretState]
+
+
+class ForgottenKey(BaseModel):
+    """A key whose damaged document was removed: nothing but its id is known."""
+
+    id: str
+    name: str
+    state: str = "forgotten"
+
+
+class KeyWithSecret(Key):
+    """A key with its new secret, which is shown once."""
+
+    key: str = Field(description="`mr_<id>_<secret>`, for `Authorization: Bearer` or `X-API-Key`.")
+    aws_access_key_id: str = Field(description="The same for clients of AWS, which sign with it.")
+    aws_secret_access_key: str
+
+
+class Keys(BaseModel):
+    """All keys, ordered by creation. `damaged`: ids of documents that cannot be read; such keys are refused."""
+
+    keys: list[Key]
+    damaged: list[str]
+
+
+class AuditEntries(BaseModel):
+    """Changes, the newest last."""
+
+    entries: list[dict[str, Any]]
+
+
+def key_of(document: KeyDocument, taken: Mapping[str, int], now: float) -> dict[str, Any]:
+    """Return the fields of Key. `taken`: by name of the key, what its models take."""
+    return {
+        **document.model_dump(include=set(Key.model_fields) - {"state", "memory_taken_bytes", "secrets"}),
+        "state": document.ended(now) or "live",
+        "memory_taken_bytes": taken.get(document.name, 0),
+        "secrets": [
+            {"created_at": stored.created_at, "expires_at": stored.expires_at}
+            for stored in document.secrets
+            if stored.expires_at is None or stored.expires_at > now
+        ],
+    }
+
 
 router = APIRouter(prefix="/admin/v1")
 
@@ -36,10 +182,10 @@ AUDIT_ENTRIES_MAX = 1000
     summary="Create an API key; the reply shows it once",
     description="As soon as there is a key, every call needs one, except health and documentation.",
     responses=documented(400, 409, 413, 503, 507),
-    openapi_extra=json_body(schemas.NewKey),  # no example: one click in /docs would close the server
+    openapi_extra=json_body(NewKey),  # no example: one click in /docs would close the server
 )
-async def create_key(request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
-    asked = await read_document(request, schemas.NewKey)
+async def create_key(request: Request, deps: DepsOf) -> KeyWithSecret:
+    asked = await read_document(request, NewKey)
     for scope in asked.scopes:
         check_scope(scope)
     now, key_id = _now(), secrets.token_hex(ID_BYTES)
@@ -61,15 +207,15 @@ async def create_key(request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
 
 
 @router.get("/keys", summary="All API keys, without secrets", responses=documented(500))
-async def list_keys(deps: DepsOf) -> schemas.Keys:
+async def list_keys(deps: DepsOf) -> Keys:
     stored, now = await asyncio.to_thread(deps.keys.stored.read), _now()
     taken = memory_taken(deps.catalog.snapshot)
-    keys = [schemas.Key.model_validate(schemas.key_of(document, taken, now)) for document in stored.documents]
-    return schemas.Keys(keys=keys, damaged=list(stored.damaged))
+    keys = [Key.model_validate(key_of(document, taken, now)) for document in stored.documents]
+    return Keys(keys=keys, damaged=list(stored.damaged))
 
 
 @router.get("/keys/{key}", summary="An API key by id or name, without secrets", responses=documented(404))
-async def get_key(key: str, deps: DepsOf) -> schemas.Key:
+async def get_key(key: str, deps: DepsOf) -> Key:
     document = await asyncio.to_thread(deps.keys.stored.find, key)
     return _shown(deps, document, _now())
 
@@ -80,10 +226,10 @@ async def get_key(key: str, deps: DepsOf) -> schemas.Key:
     description="The secret before is accepted for a while, so that clients can change over; an older one ends now. "
     "Scopes, limits and expiry stay, or are those that are given.",
     responses=documented(400, 404, 409, 413, 503, 507),
-    openapi_extra=json_body(schemas.Rotation, required=False, example={"grace_s": 3600}),
+    openapi_extra=json_body(Rotation, required=False, example={"grace_s": 3600}),
 )
-async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWithSecret:
-    asked, now = await read_document(request, schemas.Rotation), _now()
+async def rotate_key(key: str, request: Request, deps: DepsOf) -> KeyWithSecret:
+    asked, now = await read_document(request, Rotation), _now()
     found = await asyncio.to_thread(deps.keys.stored.find, key)
     secret, stored = await _new_secret(deps, found.id, now)
     document = await in_storage_thread(
@@ -102,10 +248,10 @@ async def rotate_key(key: str, request: Request, deps: DepsOf) -> schemas.KeyWit
     summary="Change an API key, which keeps its secret",
     description="Its scopes, limits, priority and expiry. When the reply comes, all gateways know them.",
     responses=documented(400, 404, 409, 413, 503, 507),
-    openapi_extra=json_body(schemas.KeyChanges, example={"limits": {"requests_per_s": 50}}),
+    openapi_extra=json_body(KeyChanges, example={"limits": {"requests_per_s": 50}}),
 )
-async def edit_key(key: str, request: Request, deps: DepsOf) -> schemas.Key:
-    asked, now = await read_document(request, schemas.KeyChanges), _now()
+async def edit_key(key: str, request: Request, deps: DepsOf) -> Key:
+    asked, now = await read_document(request, KeyChanges), _now()
     document = await in_storage_thread(
         deps.keys.stored.change, key, lambda document: document.edited(asked.of(document, now))
     )
@@ -130,14 +276,14 @@ async def revoke_key(
             "any document, no call needs a key."
         ),
     ] = False,
-) -> schemas.Key | schemas.ForgottenKey:
+) -> Key | ForgottenKey:
     now = _now()
     if forget:
         forgotten = await in_storage_thread(deps.keys.stored.forget, key, now)
         if forgotten is None:
             audit("key forgotten", key=f"{key} (damaged)")
             await deps.keys.announce()
-            return schemas.ForgottenKey(id=key, name=key)
+            return ForgottenKey(id=key, name=key)
         document = forgotten
     else:
         document = await in_storage_thread(deps.keys.stored.change, key, lambda document: document.revoked(now))
@@ -160,7 +306,7 @@ async def get_audit(
     model: Annotated[str | None, Query(description="Name of the model, with * and ? for any characters.")] = None,
     since: Annotated[float, Query(description="Seconds since the epoch.")] = -inf,
     until: Annotated[float, Query(description="Seconds since the epoch.")] = inf,
-) -> schemas.AuditEntries:
+) -> AuditEntries:
     asked, caller = Wanted(key, model, since, until), CALLER.get()
 
     def wanted(entry: dict[str, Any]) -> bool:
@@ -170,7 +316,7 @@ async def get_audit(
                 return False
         return asked.matches(entry)
 
-    return schemas.AuditEntries(entries=await asyncio.to_thread(deps.audit.newest, limit, wanted))
+    return AuditEntries(entries=await asyncio.to_thread(deps.audit.newest, limit, wanted))
 
 
 async def _new_secret(deps: Deps, key_id: str, now: float) -> tuple[str, StoredSecret]:
@@ -181,14 +327,14 @@ async def _new_secret(deps: Deps, key_id: str, now: float) -> tuple[str, StoredS
     return secret, StoredSecret(sha256=hash_secret(secret), salt=salt, created_at=now)
 
 
-def _shown(deps: Deps, document: KeyDocument, now: float) -> schemas.Key:
-    return schemas.Key.model_validate(schemas.key_of(document, memory_taken(deps.catalog.snapshot), now))
+def _shown(deps: Deps, document: KeyDocument, now: float) -> Key:
+    return Key.model_validate(key_of(document, memory_taken(deps.catalog.snapshot), now))
 
 
-def _shown_once(deps: Deps, document: KeyDocument, secret: str, now: float) -> schemas.KeyWithSecret:
-    return schemas.KeyWithSecret.model_validate(
+def _shown_once(deps: Deps, document: KeyDocument, secret: str, now: float) -> KeyWithSecret:
+    return KeyWithSecret.model_validate(
         {
-            **schemas.key_of(document, memory_taken(deps.catalog.snapshot), now),
+            **key_of(document, memory_taken(deps.catalog.snapshot), now),
             "key": format_key(document.id, secret),
             "aws_access_key_id": f"{PREFIX}{document.id}",
             "aws_secret_access_key": secret,

@@ -13,8 +13,15 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.standby_reasons import add_standby_reasons
-from millstream.gateway.admin.upload import Upload, check_right_to_code, parse_config, receive, wait_until_ready
-from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
+from millstream.gateway.admin.upload import (
+    CONFIG_PART_BYTES_MAX,
+    Upload,
+    UploadForm,
+    check_right_to_code,
+    parse_config,
+    receive,
+    wait_until_ready,
+)
 from millstream.gateway.http.body import declared_bytes, disconnected
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, Field
 
-from millstream.gateway.admin.missing_instances import WantedInstances, why_missing
+from millstream.gateway.admin.standby_reasons import WantedInstances, why_missing
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import EndpointPlacement, Manifest

@@ -1,7 +1,8 @@
 """upload: from the first byte of an upload to a published version.
 
 permit ─> bytes into a staging area ─> check ─> publish ─> activate
-An upload that fails, or whose caller disconnects, leaves nothing visible. Its body is never in memory as a whole.
+A form is read part by part. A management call may name a file below MILLSTREAM_IMPORT_DIR, or a folder, read as
+a tar. An upload that fails, or whose caller disconnects, leaves nothing visible. Bodies are never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
 from millstream.gateway.access.principal import CALLER, owner_name, require
 from millstream.gateway.admin.known_pools import check_format, check_pools, loaded_formats
 from millstream.gateway.admin.removal import remove_old_versions
-from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.multipart import MultipartReader, Sink
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.plugins.convert.base import ImportOptions
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.ingest.layout import recognise
+from millstream.services.ingest.packing import parts_of, pieces
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.ingest.upload import ModelUpload, Published
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput
@@ -31,6 +37,112 @@ from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.wire.records import State
+
+_SCHEME = "file"
+
+
+def locate(folder: Path | None, url: str) -> Path:
+    """Return the file or folder that a management call names. Blocking.
+
+    Args:
+        folder: Only paths below this folder are allowed; None: no path is allowed.
+        url: A path, absolute or relative to `folder`, or a file:// URL.
+
+    Raises:
+        Failure: UNSUPPORTED (no folder is allowed, or another scheme), INVALID (outside the folder), NOT_FOUND.
+    """
+    parts = urlsplit(url) if "://" in url else None
+    if parts is not None and parts.scheme.lower() != _SCHEME:
+        raise Failure(
+            Code.UNSUPPORTED,
+            f"no model is fetched from '{excerpt(url)}': put the file below MILLSTREAM_IMPORT_DIR, or upload it with "
+            "PUT /admin/v1/models/NAME/versions/N",
+        )
+    if folder is None:
+        raise Failure(
+            Code.UNSUPPORTED, "models are registered from files only where MILLSTREAM_IMPORT_DIR names their folder"
+        )
+    path = unquote(parts.path) if parts is not None else url
+    if not path or "\0" in path:
+        raise invalid("'url' is the path of a model file")
+    try:
+        root = folder.resolve()
+        located = (root / path).resolve()
+        inside = located.is_relative_to(root)
+        exists = inside and located.exists()
+    except (OSError, RuntimeError, ValueError):
+        raise invalid(f"'{excerpt(path)}' is not a path") from None
+    if not inside:
+        raise invalid(f"'{excerpt(path)}' is not below {root}: models are registered from there only")
+    if not exists:
+        raise not_found(f"there is no file '{excerpt(path)}' below {root}")
+    return located
+
+
+async def content(path: Path) -> AsyncIterator[bytes]:
+    """Yield the bytes of the model in a file or folder. Raises Failure(INVALID) for what is none, links and devices."""
+    read = await asyncio.to_thread(lambda: pieces(parts_of(recognise(path))))
+    while (piece := await asyncio.to_thread(next, read, None)) is not None:
+        yield piece
+
+
+CONFIG_PART_BYTES_MAX = 64 * 1024
+
+_MODEL, _CONFIG = "model", "config"
+_NAME_CHARACTERS_MAX = 80  # of a part's name in a message
+
+
+class UploadForm:
+    """Extracts the model's bytes from the chunks of a body.
+
+    Raises Failure(INVALID) for a form that is broken, incomplete or has other parts; TOO_LARGE for a long config.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._reader = MultipartReader(content_type, self._open_part)
+        self._has_model = False
+        self._config: bytearray | None = None
+        self._pieces: list[bytes] = []
+
+    @property
+    def config(self) -> bytes | None:
+        """The part `config`; None until it has been received."""
+        return None if self._config is None else bytes(self._config)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the pieces of the model's file in `chunk`, in order."""
+        self._pieces = []
+        self._reader.feed(chunk)
+        return self._pieces
+
+    def close(self) -> None:
+        """Check that the form is complete. Call it at the end of the body."""
+        self._reader.close()
+        if not self._has_model:
+            raise invalid("the form has no part 'model' (the model's file)")
+
+    def _open_part(self, name: str) -> Sink:
+        if name == _MODEL:
+            self._has_model = True
+            return self._add_model
+        if name == _CONFIG:
+            self._config = bytearray()
+            return self._add_config
+        raise invalid(
+            f"the form has a part '{name[:_NAME_CHARACTERS_MAX]}': only 'model' (a file) and 'config' (JSON) are known"
+        )
+
+    def _add_model(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def _add_config(self, piece: bytes) -> None:
+        assert self._config is not None
+        if len(self._config) + len(piece) > CONFIG_PART_BYTES_MAX:
+            raise Failure(
+                Code.TOO_LARGE, f"the part 'config' is larger than the limit of {CONFIG_PART_BYTES_MAX} bytes"
+            )
+        self._config.extend(piece)
+
 
 log = logging.getLogger("millstream.admin")
 

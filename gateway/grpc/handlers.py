@@ -105,8 +105,8 @@ def _unobserved(_service: str, _name: str, handler: Any) -> Any:
 
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
     metadata = MetadataCalls(deps, drain)
-    statistics = StatisticsCalls(deps.statistics, deps.configurations)
-    repository = RepositoryCalls(deps.control)
+    statistics = StatisticsCalls(deps)
+    repository = RepositoryCalls(deps)
     memory = SharedMemoryCalls(deps.client_memory)
     trace_and_log = TraceAndLogCalls(deps.traces, deps.logs)
     return {

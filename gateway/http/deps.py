@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
@@ -32,6 +32,8 @@ from millstream.services.segments.shared_buffers import SharedBuffers
 from millstream.services.settings import Settings
 from millstream.services.wire.records import WorkerRecord
 
+T = TypeVar("T")
+
 
 async def no_decisions() -> tuple[Mapping[str, ScaleDecision], float]:
     """Return that no controller has decided about any pool."""
@@ -52,12 +54,9 @@ class Deps:
     callers: Callers  # the other protocols
     embed: Callable[[bytes], Coroutine[Any, Any, bytes]]  # body of an embeddings request -> body of its reply
     texts: Texts  # tokenizes requests with texts
-    statistics: interfaces.Statistics
     traces: interfaces.TraceSettings
     logs: interfaces.LogSettings
     log_levels: StoredLogLevels
-    configurations: interfaces.Configurations
-    control: interfaces.ModelLoader
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
     client_memory: interfaces.MemoryRegistry
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
@@ -81,3 +80,11 @@ class Deps:
     #: reads the last decisions about the size of each pool, and the time of the Redis clock
     decisions: Callable[[], Awaitable[tuple[Mapping[str, ScaleDecision], float]]] = no_decisions
     load_s: Callable[[VersionView], float] = lambda _: 0.0  # predicted seconds of a version's load; 0: unknown
+    parts: tuple[object, ...] = ()  # those of plug-ins
+
+    def part(self, of: type[T]) -> T:
+        """Return the part of a type that a plug-in added. Raises LookupError: none did."""
+        for part in self.parts:
+            if isinstance(part, of):
+                return part
+        raise LookupError(f"no plug-in added a part of type {of.__name__}")

@@ -18,8 +18,7 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.classification import LabelledOutputs
 from millstream.gateway.tensors.inputs import ABSENT
 from millstream.gateway.tensors.outputs import Column, Outputs
-from millstream.services.model.bytes_tensor import decode_elements
-from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY, decode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.shared_buffers import Place, place_of

@@ -14,8 +14,7 @@ from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.bytes_tensor import decode_elements
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, decode_elements
 from millstream.services.model.manifest import TrialInputs
 from millstream.services.model.signature import Signature
 from millstream.services.nearest_names import did_you_mean

@@ -26,8 +26,7 @@ from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.model.bytes_tensor import decode_elements
-from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY
+from millstream.services.model.datatypes import BYTES, DATATYPES, FLOATS, NUMPY, decode_elements
 from millstream.services.model.manifest import ColumnCategories, Manifest
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.model.usage import column_names, table_input

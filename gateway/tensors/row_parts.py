@@ -14,8 +14,7 @@ import numpy as np
 
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor, Reply, size_of
-from millstream.services.model.bytes_tensor import end_of_elements
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, end_of_elements
 from millstream.services.model.signature import TensorSpec
 
 

@@ -17,11 +17,9 @@ from millstream.services.errors import Code, Failure
 if TYPE_CHECKING:
     from millstream.client.client import Client
     from millstream.client.documents import Race
-    from millstream.plugins.compile.race.report import RaceReport
 
 POLL_S = 0.5  # between two pictures of a race
 WHY_CHARACTERS_MAX = 400
-STANDARD_OUTPUT = Path("-")
 _COLOURS = {"won": "green", "lost": "", "inaccurate": "yellow", "failed": "red", "skipped": "dim", "unavailable": "dim"}
 _RUNNING = frozenset({"waiting", "queued", "running"})
 
@@ -55,27 +53,30 @@ AgreementMin = Annotated[
     float | None,
     typer.Option(metavar="X", min=0, max=1, help="Least share of rows with the same largest element; default 0.99."),
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="EXPR", help='In place of both: such as "cosine > 0.99 and max_abs < 0.1" (docs/compilers.md).'
-    ),
-]
 Wait = Annotated[
     bool, typer.Option(help="Return at its end, with code 0 if there is a verdict; --no-wait: leave it running.")
 ]
 Show = Annotated[bool, typer.Option("--show", help="Show the race, and begin none.")]
-Svg = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="With --show: write latency against accuracy of all candidates as SVG."),
-]
-Markdown = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --show: write the whole report as Markdown; -: print it.")
-]
 Cancel = Annotated[bool, typer.Option("--cancel", help="Cancel the race that waits or runs.")]
 Reproduce = Annotated[
     str | None, typer.Option(metavar="ROW", help="Print the command that measures one row of the report again.")
 ]
+
+
+def _gone(option: str, why: str) -> Any:
+    """Return an option of earlier releases, which is refused with the reason."""
+
+    def refuse(value: str | None) -> None:
+        if value is not None:
+            raise wrong_usage(f"{option}: {why}")
+
+    return typer.Option(option, hidden=True, callback=refuse)
+
+
+_NO_PICTURES = "a report is written as JSON alone (--show --json)"
+NoMetric = Annotated[str | None, _gone("--metric", "the gate has limits alone (--cosine-min, --agreement-min)")]
+NoSvg = Annotated[str | None, _gone("--svg", _NO_PICTURES)]
+NoMarkdown = Annotated[str | None, _gone("--markdown", _NO_PICTURES)]
 
 
 def race(
@@ -89,13 +90,13 @@ def race(
     accept_random_samples: AcceptRandomSamples = False,
     cosine_min: CosineMin = None,
     agreement_min: AgreementMin = None,
-    metric: Metric = None,
     wait: Wait = True,
     show: Show = False,
-    svg: Svg = None,
-    markdown: Markdown = None,
     cancel: Cancel = False,
     reproduce: Reproduce = None,
+    _metric: NoMetric = None,
+    _svg: NoSvg = None,
+    _markdown: NoMarkdown = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
@@ -108,8 +109,6 @@ def race(
     """
     if sum((show, cancel, reproduce is not None)) > 1:
         raise wrong_usage("--show, --cancel and --reproduce exclude each other")
-    if (svg or markdown) and not show:
-        raise wrong_usage("--svg and --markdown go with --show")
     content = _content(samples)
     from millstream.client.client import Client
 
@@ -120,8 +119,7 @@ def race(
             return
         if show or cancel:
             found = client.cancel_race(name, number, pool=pool) if cancel else client.race(name, number, pool=pool)
-            if not _written(found, svg, markdown):
-                _emit_or_show(found, json_output=json_output)
+            _emit_or_show(found, json_output=json_output)
             return
         if content is not None:
             client.put_race_samples(name, number, content)
@@ -132,7 +130,7 @@ def race(
             targets=[one for part in (targets or "").split(",") if (one := part.strip())],
             pool=pool,
             accept_random_samples=accept_random_samples,
-            gate=gate_of(cosine_min, agreement_min, metric),
+            gate=gate_of(cosine_min, agreement_min),
         )
         if wait:
             found = _follow(client, found)
@@ -141,46 +139,10 @@ def race(
             raise Failure(Code.MODEL, f"no verdict was reached: {found['why'] or found['state']}")
 
 
-def gate_of(cosine_min: float | None, agreement_min: float | None, metric: str | None) -> dict[str, float | str]:
+def gate_of(cosine_min: float | None, agreement_min: float | None) -> dict[str, float | str]:
     """Return what is given of the gate."""
-    given = {"cosine_min": cosine_min, "agreement_min": agreement_min, "metric": metric}
+    given = {"cosine_min": cosine_min, "agreement_min": agreement_min}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _report(found: Race, option: str) -> RaceReport:
-    """Return the report. Raises Failure(CONFLICT) if there is none."""
-    from millstream.plugins.compile.race.report import RaceReport
-
-    if found["report"] is None:
-        raise Failure(Code.CONFLICT, f"{option}: the race is {found['state']}, and has no report")
-    return RaceReport.model_validate(found["report"])
-
-
-def _written(found: Race, svg: Path | None, markdown: Path | None) -> bool:
-    """Write the report to the files that are named; return whether it went to standard output.
-
-    Raises Failure(CONFLICT) if there is no report, wrong usage if a file cannot be written.
-    """
-    from millstream.plugins.compile.race.markdown import markdown_of
-    from millstream.plugins.compile.race.plot import plot_of
-
-    if svg is not None:
-        _write(svg, plot_of(_report(found, "--svg")), "--svg")
-    if markdown is None:
-        return False
-    text = markdown_of(_report(found, "--markdown"))
-    if markdown != STANDARD_OUTPUT:
-        _write(markdown, text, "--markdown")
-        return False
-    print(text, end="")
-    return True
-
-
-def _write(path: Path, text: str, option: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise wrong_usage(f"{option}: {path} cannot be written: {error.strerror}") from error
 
 
 def _content(samples: Path | None) -> bytes | None:

@@ -1,6 +1,6 @@
-"""What this machine has for inference: its processor, memory, GPUs and OpenCL platforms, and which targets use it.
+"""What this machine has for inference: its processor, memory and GPUs, and which targets use it.
 
-/proc/cpuinfo, /sys, NVML, OpenCL's loader ─> find_devices ─> DevicesReport, which `millstream doctor devices` shows
+/proc/cpuinfo, /sys, NVML ─> find_devices ─> DevicesReport, which `millstream doctor devices` shows
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from millstream.plugins.compile.opencl import OpenClPlatform, find_platforms, vendor_files
 from millstream.plugins.compile.targets import TARGETS
 from millstream.plugins.compile.targets.base import Target
 from millstream.services.metrics.gpus import describe_gpu, gpus
@@ -69,12 +68,10 @@ class TargetReport(BaseModel):
 
 
 class DevicesReport(BaseModel):
-    """Everything that was found. `opencl_files`: the vendors' libraries that are registered."""
+    """Everything that was found."""
 
     processor: Processor
     gpus: tuple[FoundGpu, ...]
-    opencl: tuple[OpenClPlatform, ...]
-    opencl_files: tuple[str, ...]
     targets: tuple[TargetReport, ...]
 
 
@@ -84,8 +81,6 @@ def find_devices() -> DevicesReport:
     return DevicesReport(
         processor=_processor(),
         gpus=found,
-        opencl=tuple(find_platforms()),
-        opencl_files=tuple(vendor_files()),
         targets=tuple(_report(target, found) for target in TARGETS),
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from millstream.plugins.fleet.planning_round import Holder, PlanningRound
 from millstream.services.placement.eviction import evictable
 from millstream.services.placement.planned import OrderReason, Plan, PlannedOrder, ServedVersion
+from millstream.services.placement.pool_choice import SPREAD_WORTH
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import WorkerView
 
@@ -38,7 +39,6 @@ COPIES_PER_ROUND = 2  # instances that a version gets for its load in one round
 DRAIN_SOON_MIN = 0.5  # probability of a call soon, below which a version on a worker that stops waits for its next call
 UTILISATION_HIGH = 0.8  # share of the time in which a worker is busy, above which some of its versions move
 SHARE_MIN = 0.05  # share of a worker's time below which moving a version is not worth a load
-SPREAD_WORTH = 0.2  # share of its load time that the unloads for a move may cost
 SPREAD_GAIN = 0.1  # by which the other worker stays less busy than the first one was
 #: Mean gap of the calls for which a second instance is worth its memory: more seldom, a cold call is no loss; more
 #: often, load decides. The bounds are ModelMesh's (7 and 40 minutes).

@@ -278,7 +278,7 @@ def _trace(source: str, models: list[SimulatedModel], hours: float, seed: int) -
 
 def _logged_trace(path: Path, names: list[str]) -> Trace:
     """Return the calls of the access logs in a file or a folder. Raises ValueError, OSError."""
-    from millstream.services.cli.access_trace import calls_of, log_files, trace_of
+    from millstream.plugins.plan.access_trace import calls_of, log_files, trace_of
     from millstream.services.cli.terminal import notices
 
     files = log_files(path)
@@ -291,7 +291,7 @@ def _logged_trace(path: Path, names: list[str]) -> Trace:
 
 
 def _is_access_log(text: str) -> bool:
-    from millstream.services.cli.access_trace import LOOKED_AT_LINES, is_access_log
+    from millstream.plugins.plan.access_trace import LOOKED_AT_LINES, is_access_log
 
     return is_access_log(list(islice(io.StringIO(text), LOOKED_AT_LINES)))
 

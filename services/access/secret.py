@@ -1,10 +1,10 @@
-"""secret: the texts of keys: `mr_<id>_<secret>`, how a secret is derived, and how it is checked. Pure.
+"""secret: the texts of keys: `mr_<id>_<secret>`, how a secret is derived, and how it is checked.
 
 access secret, id, salt ─HMAC-SHA-256─> secret ─SHA-256─> hash, which is stored with the salt
 
 A secret has 256 bits that no one can guess, so a plain hash protects it. Requests signed with AWS SigV4 prove the
 secret without sending it: to verify them, a gateway derives the secret again from the access secret, which is not in
-the repository.
+the repository: MILLSTREAM_ACCESS_SECRET, or a random one in the file access.key of the home.
 """
 
 from __future__ import annotations
@@ -13,7 +13,38 @@ import base64
 import hashlib
 import hmac
 import re
+import secrets
 from typing import NamedTuple
+
+from millstream.services.errors import Code, Failure
+from millstream.services.process.private_files import create_private_file
+from millstream.services.repository.disk import fsync, storage_errors
+from millstream.services.settings import Settings
+
+FILE = "access.key"
+BYTES = 32
+_BYTES_MAX = 1024  # of the file that are read
+
+
+def access_secret(settings: Settings) -> bytes:
+    """Return the access secret of this installation; a new one is stored if there is none. Blocking.
+
+    Raises Failure: STORAGE, INTERNAL when it cannot be written, or the file is empty.
+    """
+    if settings.access_secret is not None:
+        return settings.access_secret.get_secret_value().encode()
+    path = settings.home.expanduser().absolute() / FILE
+    with storage_errors(path.parent):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            create_private_file(path, secrets.token_hex(BYTES).encode())
+            fsync(path.parent)
+        with path.open("rb") as file:
+            content = file.read(_BYTES_MAX).strip()
+    if len(content) < BYTES:
+        raise Failure(Code.INTERNAL, f"{path} is damaged: restore it from a backup, or delete it and rotate all keys")
+    return content
+
 
 PREFIX = "mr_"
 ID_BYTES = 8

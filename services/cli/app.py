@@ -1,56 +1,29 @@
 """The `millstream` command: registers the subcommands, and prints one line on standard error for a failure.
 
-Command modules import large packages when they run, so that `millstream --help` does not wait for numpy.
+The module of a command is imported when its help is shown or it runs; it imports large packages when it runs, so that
+`millstream --help` does not wait for numpy.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from millstream.plugins.compile.cli import race
-from millstream.plugins.compile.cli_compile import compile_
-from millstream.plugins.fleet.cli import autoscale
-from millstream.plugins.plan.cli import plan
-from millstream.plugins.top.cli import top
 from millstream.services.cli import failures
-from millstream.services.cli.commands.bench import bench
-from millstream.services.cli.commands.configure import configure
-from millstream.services.cli.commands.demo import demo, version, version_text
-from millstream.services.cli.commands.describe import describe
-from millstream.services.cli.commands.doctor import doctor
-from millstream.services.cli.commands.keys import audit, keys
-from millstream.services.cli.commands.load import load, unload
-from millstream.services.cli.commands.logs import logs
-from millstream.services.cli.commands.models import activate, models, rm
-from millstream.services.cli.commands.placement import placement
-from millstream.services.cli.commands.predict import predict
-from millstream.services.cli.commands.push import push
-from millstream.services.cli.commands.restart import restart
-from millstream.services.cli.commands.serve import serve
-from millstream.services.cli.commands.up import up
+from millstream.services.cli.commands.demo import version_text
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.help import HelpCommand, HelpGroup
 from millstream.services.cli.options import Endpoint, Key, Shared
 from millstream.services.cli.terminal import prepare_streams
+from millstream.services.plugin.plugin import Command
+from millstream.services.plugin.registry import contributions, load
 
-app = typer.Typer(
-    name="millstream",
-    cls=HelpGroup,
-    help="Serve ONNX models over REST and gRPC, with dynamic batching, on your own machines.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=True,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    epilog="millstream up\nmillstream demo   # in another terminal",
-)
-
-
+#: sections of the help, in this order
+_PANELS = ("Run", "Models", "Use")
 _CALL_NO_SERVER = frozenset({"serve", "up", "version"})
 
 
@@ -65,8 +38,7 @@ ShowVersion = Annotated[
 ]
 
 
-@app.callback(invoke_without_command=True)
-def shared(
+def _shared(
     context: typer.Context,
     version: ShowVersion = False,
     endpoint: Endpoint = None,
@@ -81,96 +53,198 @@ def shared(
         print(context.get_help())
 
 
-def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    app.command(
-        command.__name__.rstrip("_"),
-        cls=HelpCommand,
-        rich_help_panel=panel,
-        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
-        epilog="\n".join(examples),
-    )(command)
+COMMANDS = (
+    Command(
+        name="up",
+        panel="Run",
+        function="millstream.services.cli.commands.up:up",
+        examples=(
+            "millstream up",
+            "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx",
+            "millstream up --memory 8GiB",
+            "millstream up --pool cpu=1:4",
+            "millstream up --pool gpu=1,memory=16GiB --pool cpu=2,threads=4,memory=8GiB",
+        ),
+    ),
+    Command(
+        name="restart",
+        panel="Run",
+        function="millstream.services.cli.commands.restart:restart",
+        examples=(
+            "millstream restart",
+            "millstream restart workers --json",
+        ),
+    ),
+    Command(
+        name="logs",
+        panel="Run",
+        function="millstream.services.cli.commands.logs:logs",
+        examples=(
+            "millstream logs -f",
+            "millstream logs gateway -n 20",
+            "millstream logs -f digits --json",
+        ),
+    ),
+    Command(
+        name="serve",
+        panel="Run",
+        function="millstream.services.cli.commands.serve:serve",
+        examples=("docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve",),
+    ),
+    Command(
+        name="doctor",
+        panel="Run",
+        function="millstream.services.cli.commands.doctor:doctor",
+        examples=(
+            "millstream doctor",
+            "millstream doctor devices",
+            "millstream doctor --endpoint prod --json",
+        ),
+    ),
+    Command(
+        name="version",
+        panel="Run",
+        function="millstream.services.cli.commands.demo:version",
+        examples=(
+            "millstream version",
+            "millstream version --json",
+        ),
+    ),
+    Command(
+        name="keys",
+        panel="Run",
+        function="millstream.services.cli.commands.keys:keys",
+        examples=(
+            "millstream keys create ci --scope infer:digits --rate 100 --json",
+            "millstream keys list",
+            "millstream keys rotate ci --grace 1h",
+            "millstream keys revoke ci",
+        ),
+    ),
+    Command(
+        name="audit",
+        panel="Run",
+        function="millstream.services.cli.commands.keys:audit",
+        examples=(
+            "millstream audit",
+            "millstream audit -n 100 --json",
+        ),
+    ),
+    Command(
+        name="push",
+        panel="Models",
+        function="millstream.services.cli.commands.push:push",
+        examples=(
+            "millstream push resnet resnet18.onnx",
+            "millstream push resnet new.onnx --version 7 --no-activate",
+        ),
+    ),
+    Command(
+        name="models",
+        panel="Models",
+        function="millstream.services.cli.commands.models:models",
+        examples=(
+            "millstream models",
+            "millstream models --json",
+        ),
+    ),
+    Command(
+        name="describe",
+        panel="Models",
+        function="millstream.services.cli.commands.describe:describe",
+        examples=("millstream describe digits",),
+    ),
+    Command(
+        name="placement",
+        panel="Models",
+        function="millstream.services.cli.commands.placement:placement",
+        examples=(
+            "millstream placement",
+            "millstream placement digits --watch",
+            "millstream placement --json",
+        ),
+    ),
+    Command(
+        name="configure",
+        panel="Models",
+        function="millstream.services.cli.commands.configure:configure",
+        examples=(
+            "millstream configure digits",
+            "millstream configure digits --instances-min 1 --pin",
+            "millstream configure digits --pools gpu,cpu --idle-s 300",
+        ),
+    ),
+    Command(
+        name="load",
+        panel="Models",
+        function="millstream.services.cli.commands.load:load",
+        examples=(
+            "millstream load resnet",
+            "millstream load resnet --config '{\"max_batch_size\": 8}'",
+        ),
+    ),
+    Command(
+        name="unload",
+        panel="Models",
+        function="millstream.services.cli.commands.load:unload",
+        examples=("millstream unload resnet",),
+    ),
+    Command(
+        name="activate",
+        panel="Models",
+        function="millstream.services.cli.commands.models:activate",
+        examples=(
+            "millstream activate resnet 7",
+            "millstream activate resnet 6 --no-wait",
+        ),
+    ),
+    Command(
+        name="rm",
+        panel="Models",
+        function="millstream.services.cli.commands.models:rm",
+        examples=(
+            "millstream rm resnet --version 7",
+            "millstream rm resnet --force",
+        ),
+    ),
+    Command(
+        name="predict",
+        panel="Use",
+        function="millstream.services.cli.commands.predict:predict",
+        examples=(
+            "millstream predict digits --example",
+            "millstream predict digits --input examples/digits/request.json",
+            "millstream predict churn --input customers.csv --output predictions.csv",
+            'millstream predict sentiment --text "The first hour was pleasant."',
+            "millstream predict sentiment < reviews.txt",
+            "millstream predict resnet --input images.npy --output scores.npz",
+            "echo '[[1, 2, 3]]' | millstream predict adder --json",
+        ),
+    ),
+    Command(
+        name="bench",
+        panel="Use",
+        function="millstream.services.cli.commands.bench:bench",
+        examples=(
+            "millstream bench digits",
+            "millstream bench digits -c 64 -s 10 --rows 4",
+        ),
+    ),
+    Command(
+        name="demo",
+        panel="Use",
+        function="millstream.services.cli.commands.demo:demo",
+        examples=(
+            "millstream demo",
+            "millstream demo --connections 64 --json",
+        ),
+    ),
+)
 
 
-_add(
-    "Run",
-    up,
-    "millstream up",
-    "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx",
-    "millstream up --memory 8GiB",
-    "millstream up --pool cpu=1:4",
-    "millstream up --pool gpu=1,memory=16GiB --pool cpu=2,threads=4,memory=8GiB",
-)
-_add(
-    "Run",
-    autoscale,
-    "millstream autoscale",
-    "millstream autoscale explain cpu",
-    "millstream autoscale compose --run --watch",
-)
-_add("Run", top, "millstream top", "millstream top --sort p99 --interval 5", "millstream top --once --json")
-_add("Run", restart, "millstream restart", "millstream restart workers --json")
-_add("Run", logs, "millstream logs -f", "millstream logs gateway -n 20", "millstream logs -f digits --json")
-_add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
-_add("Run", doctor, "millstream doctor", "millstream doctor devices", "millstream doctor --endpoint prod --json")
-_add("Run", version, "millstream version", "millstream version --json")
-_add(
-    "Run",
-    keys,
-    "millstream keys create ci --scope infer:digits --rate 100 --json",
-    "millstream keys list",
-    "millstream keys rotate ci --grace 1h",
-    "millstream keys revoke ci",
-)
-_add("Run", audit, "millstream audit", "millstream audit -n 100 --json")
-_add(
-    "Models", push, "millstream push resnet resnet18.onnx", "millstream push resnet new.onnx --version 7 --no-activate"
-)
-_add("Models", models, "millstream models", "millstream models --json")
-_add("Models", describe, "millstream describe digits")
-_add("Models", placement, "millstream placement", "millstream placement digits --watch", "millstream placement --json")
-_add(
-    "Models",
-    configure,
-    "millstream configure digits",
-    "millstream configure digits --instances-min 1 --pin",
-    "millstream configure digits --pools gpu,cpu --idle-s 300",
-)
-_add(
-    "Models",
-    race,
-    "millstream race resnet",
-    "millstream race resnet --samples images.npz --wait",
-    "millstream race resnet --show --json",
-)
-_add("Models", compile_, "millstream compile undo resnet")
-_add("Models", load, "millstream load resnet", """millstream load resnet --config '{"max_batch_size": 8}'""")
-_add("Models", unload, "millstream unload resnet")
-_add("Models", activate, "millstream activate resnet 7", "millstream activate resnet 6 --no-wait")
-_add("Models", rm, "millstream rm resnet --version 7", "millstream rm resnet --force")
-_add(
-    "Use",
-    predict,
-    "millstream predict digits --example",
-    "millstream predict digits --input examples/digits/request.json",
-    "millstream predict churn --input customers.csv --output predictions.csv",
-    'millstream predict sentiment --text "The first hour was pleasant."',
-    "millstream predict sentiment < reviews.txt",
-    "millstream predict resnet --input images.npy --output scores.npz",
-    "echo '[[1, 2, 3]]' | millstream predict adder --json",
-)
-_add("Use", bench, "millstream bench digits", "millstream bench digits -c 64 -s 10 --rows 4")
-_add(
-    "Run",
-    plan,
-    "millstream plan --models 500 --workers 4 --memory 8GiB",
-    "millstream plan --models 2000 --workers 8 --memory 4GiB --hours 24 --json",
-    "millstream plan --models models.csv --trace calls.csv --workers 4 --memory 8GiB --compare",
-    "millstream plan --models server --trace .millstream --pool gpu=1,memory=16GiB,speed=8 --pool cpu=2",
-    "millstream plan --models server --trace calls.csv --memory 16GiB",
-    "millstream plan --models .millstream/repository --trace calls.csv --json",
-)
-_add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
+def full_app() -> typer.Typer:
+    """Return the program with the commands of the core and of all plug-ins that are on."""
+    return _app_of((*COMMANDS, *contributions("commands", Command)))
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
@@ -178,12 +252,41 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 
     Without such an argument, all commands count: for the help, for options before the command, for what is misspelt.
     """
-    chosen = [command for command in app.registered_commands if command.name == (arguments or [""])[0]]
-    if not chosen:
-        return app
-    reduced = copy.copy(app)
-    reduced.registered_commands = chosen
-    return reduced
+    name = (arguments or [""])[0]
+    own = [command for command in COMMANDS if command.name == name]
+    if own or name.startswith("-"):
+        return _app_of(own) if own else full_app()
+    chosen = [command for command in contributions("commands", Command) if command.name == name]
+    return _app_of(chosen) if chosen else full_app()
+
+
+def _app_of(commands: Sequence[Command]) -> typer.Typer:
+    app = typer.Typer(
+        name="millstream",
+        cls=HelpGroup,
+        help="Serve ONNX models over REST and gRPC, with dynamic batching, on your own machines.",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=True,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        epilog="millstream up\nmillstream demo   # in another terminal",
+    )
+    app.callback(invoke_without_command=True)(_shared)
+    for command in sorted(commands, key=lambda command: _PANELS.index(command.panel)):
+        _add(app, command)
+    return app
+
+
+def _add(app: typer.Typer, command: Command) -> None:
+    function = load("millstream", command.function)
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    app.command(
+        command.name,
+        cls=HelpCommand,
+        rich_help_panel=command.panel,
+        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
+        epilog="\n".join(command.examples),
+    )(function)
 
 
 def main() -> None:

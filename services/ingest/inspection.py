@@ -38,7 +38,7 @@ from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_reque
 from millstream.services.model.manifest import ModelConfig, TrialInputs
 from millstream.services.model.signature import Signature
 from millstream.services.model.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX
-from millstream.services.model.warmup_check import check_warmups
+from millstream.services.model.warmup_inputs import check_warmups
 
 
 def inspect(task: CheckTask, path: Path) -> CheckedModel:

@@ -30,7 +30,7 @@ from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.signature import TensorSpec
 from millstream.services.model.version_files import check_labels, describe_file
-from millstream.services.model.warmup_check import check_warmups
+from millstream.services.model.warmup_inputs import check_warmups
 from millstream.services.process.storage_threads import to_end_in_storage_thread
 from millstream.services.repository.activation import activate_version
 from millstream.services.repository.base import Repository, Staging

@@ -320,19 +320,20 @@ class EndpointPlacement(BaseModel):
         description="Seconds without a call until it is unloaded; 0: only if memory is short.",
     )
     pin: bool = Field(False, strict=True, description="Whether a loaded instance stays, also when memory is short.")
-    capture_samples: int = Field(
-        0,
-        strict=True,
-        ge=0,
-        le=4096,
-        description="Rows of live requests that are kept as samples for a race, which are users' data; 0: none.",
-    )
     owner: str = Field(
         "",
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$",
         description="Name of the API key that uploaded its first version, which an admin may change; empty: none.",
     )
     labels: dict[str, str] = Field({}, max_length=LABELS_MAX, description="What its users say of it: name -> value.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_before(cls, document: Any) -> Any:
+        """Read a document of a release that captured rows of live requests."""
+        if isinstance(document, dict) and "capture_samples" in document:
+            return {name: value for name, value in document.items() if name != "capture_samples"}
+        return document
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

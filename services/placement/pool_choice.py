@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from millstream.plugins.fleet.planner import SPREAD_WORTH
 from millstream.services.placement.fleet import Fleet
 from millstream.services.placement.views import Footprint, Refusal
+
+SPREAD_WORTH = 0.2  # share of its load time that the unloads for a move may cost, here and in plans of a controller
 
 
 class PoolOffer(NamedTuple):

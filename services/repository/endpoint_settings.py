@@ -49,6 +49,10 @@ def configure(
 
 def changed(before: EndpointPlacement, changes: Mapping[str, Any], pools: Collection[str]) -> EndpointPlacement:
     """Return the settings after `changes`. Raises Failure(INVALID)."""
+    if "capture_samples" in changes:
+        raise invalid(
+            "capture_samples: live requests are no longer captured: send samples (`millstream race --samples`)"
+        )
     for name in changes:
         if name not in EndpointPlacement.model_fields:
             raise invalid(unknown_key(name, EndpointPlacement.model_fields, "setting"))

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from millstream.plugins.compile.race.markdown import size_text
-from millstream.plugins.compile.race.plot import plot_of
 from millstream.plugins.compile.race.report import RaceReport, RaceTask, Row, variant_for
 from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.worker.driver import run_race
@@ -26,7 +24,7 @@ from tests.bench.race_neighbour import measure_neighbour
 from tests.kit.races import race_task
 
 ROOT = Path(__file__).parents[2]
-PAGE, PLOT = ROOT / "docs/compilers.md", ROOT / "docs/race.svg"
+PAGE = ROOT / "docs/compilers.md"
 BEGIN, END = "<!-- race: begin -->", "<!-- race: end -->"
 HEADS = ("model", "candidate", "verdict", "times as fast (95 %)", "cosine", "arg-max", "compile s", "size", "why")
 WHY_CHARACTERS_MAX = 90
@@ -53,7 +51,7 @@ def lines_of(raced: Raced, report: RaceReport) -> list[str]:
     for row in report.rows:
         interval = "" if row.ratio is None else f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
         cells = [raced.name, row.candidate, row.verdict, interval, _figure(row.cosine_min), _figure(row.agreement_min)]
-        cells += [f"{row.compile_s:.1f}", size_text(row.size_bytes) if row.size_bytes else "", _why(row)]
+        cells += [f"{row.compile_s:.1f}", f"{row.size_bytes >> 10} KiB" if row.size_bytes else "", _why(row)]
         if row.verdict != "unavailable":
             lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -109,7 +107,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=(), help="models whose name contains one of these")
     parser.add_argument("--targets", nargs="+", default=())
     parser.add_argument("--neighbour", action="store_true", help="only measure what a race costs another model")
-    parser.add_argument("--write", action="store_true", help="write docs/compilers.md and its plot")
+    parser.add_argument("--write", action="store_true", help="write docs/compilers.md")
     options = parser.parse_args()
     seconds = options.seconds or (60.0 if options.quick else 120.0)
     lines, summary = [], []
@@ -134,9 +132,6 @@ def main() -> None:
             if raced.held_out is not None:
                 summary.append(f"- {accuracy_of(task, report, raced)}")
             print(summary[-1], flush=True)
-            if options.write and at == 0:
-                PLOT.write_text(plot_of(report))
-                summary.append(f"- [plot](race.svg) of {raced.name}: latency against accuracy, the Pareto front marked")
     device = find_device("cpu")
     table = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS), *lines]
     machine = f"{device.name}, {', '.join(device.features)}; {options.threads} thread"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import typer
 
-from millstream.services.cli.app import app
+from millstream.services.cli.app import full_app
 from tests.kit.command_line import DIGITS, ROOT, WAIT_S, Millstream
 
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(full_app())
 COMMANDS: list[str] = sorted(GROUP.commands)
 NO_SERVER = ["--endpoint", "http://127.0.0.1:1"]
 DIGITS_ONNX = str(DIGITS / "digits.onnx")

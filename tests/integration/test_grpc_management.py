@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
+from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 from tests.kit.application import OPERATOR, Application
@@ -59,10 +60,10 @@ class Repository:
         self.asked.append(("unload", model))
 
 
-class Documents:
-    """The configuration of one model."""
+class Extensions(Triton):
+    """With the configuration of one model."""
 
-    def of(self, model: str, version: str | None) -> dict[str, Any]:
+    def config_of(self, model: str, version: str | None) -> dict[str, Any]:
         if model != "m":
             raise not_found(f"Request for unknown model: '{model}' is not found")
         return {
@@ -136,7 +137,11 @@ class Log:
 @asynccontextmanager
 async def serving(tmp_path: Path, parts: Mapping[str, Any], **settings: object) -> AsyncIterator[str]:
     application = Application(tmp_path, grpc_port=0, **settings)
-    deps: Deps = replace(application.app.state.deps, **parts)
+    deps: Deps = application.app.state.deps
+    loader, statistics, *_ = parts.values()
+    made = Extensions(deps.catalog, loader, statistics)
+    others = {name: part for name, part in parts.items() if name not in {"loader", "statistics"}}
+    deps = replace(deps, parts=(made,), **others)
     server = GrpcServer(deps, Drain(), shared=False)
     await server.start()
     try:
@@ -147,9 +152,8 @@ async def serving(tmp_path: Path, parts: Mapping[str, Any], **settings: object) 
 
 def extensions() -> dict[str, Any]:
     return {
+        "loader": Repository(),
         "statistics": Numbers(),
-        "control": Repository(),
-        "configurations": Documents(),
         "client_memory": Regions(),
         "traces": Trace(),
         "logs": Log(),
@@ -207,7 +211,7 @@ def test_repository(tmp_path: Path) -> None:
         await client.load_model("m")
         await client.load_model("m", config='{"backend": "x"}', files={"file:1/model.onnx": b"\0\1"})
         await client.unload_model("m", unload_dependents=True)
-        assert parts["control"].asked == [
+        assert parts["loader"].asked == [
             ("load", "m", None, {}),
             ("load", "m", '{"backend": "x"}', {"1/model.onnx": b"\0\1"}),
             ("unload", "m"),
@@ -298,10 +302,10 @@ def test_changes_need_a_key_or_the_token(tmp_path: Path, settings: dict[str, obj
             await refused(call, "UNAUTHENTICATED", "send a key")
         for call in changes(client, {"authorization": "Bearer other"}):
             await refused(call, "UNAUTHENTICATED", "this is not a key")
-        assert parts["control"].asked == []
+        assert parts["loader"].asked == []
         for call in changes(client, KEY if "admin_key" in settings else OPERATOR):
             await call
-        assert len(parts["control"].asked) == 2
+        assert len(parts["loader"].asked) == 2
         # what only looks needs none
         await client.get_model_repository_index()
         await client.get_trace_settings()

@@ -15,7 +15,7 @@ import pytest
 import typer
 import yaml
 
-from millstream.services.cli.app import app
+from millstream.services.cli.app import full_app
 from millstream.services.cli.commands.serve import discover
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
@@ -69,7 +69,7 @@ def test_the_runtime_says_what_kserve_looks_for() -> None:
 
 def test_its_arguments_are_those_of_the_command() -> None:
     name, *arguments = CONTAINER["args"]
-    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command: Any = typer.main.get_command(full_app()).commands[name]  # type: ignore[attr-defined]
     context = command.make_context(name, arguments)
     assert context.params["http_port"] == CONTAINER["ports"][0]["containerPort"] == 8080
     assert context.params["grpc_port"] == 9000

@@ -153,7 +153,6 @@ def test_settings_are_changed_kept_and_restored(stack):
         "instances_max": 0,
         "idle_s": 0.0,
         "pin": False,
-        "capture_samples": 0,
         "owner": "",
         "labels": {},
     }
@@ -273,7 +272,6 @@ def test_the_command_shows_and_changes_settings(stack):
         "instances_max": 0,
         "idle_s": 0.0,
         "pin": False,
-        "capture_samples": 0,
         "owner": "",
         "labels": {},
     }

@@ -22,7 +22,7 @@ from millstream.plugins.compile.race.bounds import Guard
 from millstream.plugins.compile.race.choice import ROUNDS_MIN, Choice
 from millstream.plugins.compile.race.estimate import estimates_from
 from millstream.plugins.compile.race.race import Result
-from millstream.plugins.compile.race.report import Gate, RaceEvent, RaceReport, RaceTask, Row, Verdict
+from millstream.plugins.compile.race.report import RaceEvent, RaceReport, RaceTask, Row, Verdict
 from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.stored.race_parts import StoredReport, trials_of
 from millstream.plugins.compile.targets import get_target
@@ -500,20 +500,13 @@ def test_wrong_samples_end_the_race_with_the_line_to_fix(tmp_path: Path) -> None
     assert "input.astype('float32')" in said
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"targets": ("onnxruntime", "nothing")}, "unknown target 'nothing'"),
-        ({"gate": Gate(metric="accuracy > 1")}, "unknown name 'accuracy'"),
-    ],
-)
-def test_a_race_that_cannot_take_place_says_why(tmp_path: Path, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(Failure, match=said):
-        driver.run_race(race_task(tmp_path, **more), lambda _: None)
+def test_an_unknown_target_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="unknown target 'nothing'"):
+        driver.run_race(race_task(tmp_path, targets=("onnxruntime", "nothing")), lambda _: None)
 
 
 def test_a_race_without_time_is_unfinished(tmp_path: Path) -> None:
-    with pytest.raises(UnfinishedError, match=r"not loaded within 0.2 s.*allow more seconds"):
+    with pytest.raises(UnfinishedError, match="--race-seconds"):
         driver.run_race(race_task(tmp_path, seconds=0.2), lambda _: None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import grpc
@@ -28,17 +28,16 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.parts import GatewayParts, build_parts
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.plugins.compat.openai.embeddings import Embeddings
-from millstream.plugins.compat.triton.loader import RepositoryLoader
+from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.log import SharedLogSettings
-from millstream.plugins.compat.triton.model_config import VersionConfigurations
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
-from millstream.plugins.compat.triton.statistics import MachineStatistics
 from millstream.plugins.compat.triton.trace import SharedTraceSettings
 from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.access.audit_log import AuditLog
@@ -155,7 +154,6 @@ class Application:
         self.settings = Settings.model_validate({"home": home, **settings})
         self.repository = FolderRepository(self.settings.repository_dir)
         self.catalog = RepositoryCatalog(self.repository)
-        self.control = RepositoryLoader(self.repository, self.catalog, self.settings)
         self.inbox = Inbox()
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
@@ -182,6 +180,23 @@ class Application:
         callers = Callers(self._find, 600, self.gate.check_model)
         texts = Texts(Tokenizers(self.repository))
         limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
+        parts = build_parts(
+            GatewayParts(
+                settings=self.settings,
+                name="gateway-0",
+                registry=self.registry,
+                repository=self.repository,
+                catalog=self.catalog,
+                cluster_state=cluster_state,
+                callers=callers,
+                texts=texts,
+                gate=self.gate,
+                answering=lambda _: True,
+                load=self._load,
+                uploading=lambda *_: nullcontext(),
+            )
+        )
+        self.control = next(part for part in parts if isinstance(part, Triton)).loader
         self.app: FastAPI = build_app(
             Deps(
                 settings=self.settings,
@@ -194,9 +209,6 @@ class Application:
                 callers=callers,
                 embed=Embeddings(callers.openai, texts, limits).answer,
                 texts=texts,
-                statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
-                configurations=VersionConfigurations(lambda: self.catalog.snapshot),
-                control=self.control,
                 load=self._load,
                 receive_budget=self.receive_budget,
                 shared_buffers=None,
@@ -231,6 +243,7 @@ class Application:
                     self.registry,
                 ),
                 audit=AuditLog(self.settings.repository_dir, "gateway"),
+                parts=parts,
                 footprint=lambda manifest, worker: self.repository.footprints.of(manifest, worker.backend),
             )
         )

@@ -14,7 +14,7 @@ import typer
 
 import millstream
 from millstream.gateway.grpc.methods import reflection
-from millstream.services.cli.app import app
+from millstream.services.cli.app import full_app
 from millstream.services.metrics.catalogue import CATALOGUE
 from millstream.services.settings import SECRET_FILES, Settings
 
@@ -35,7 +35,7 @@ def surface() -> str:
 
 def commands() -> Iterator[str]:
     """Yield each command with what its page of `--help` says, whatever its layout."""
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(full_app())
     yield from _command("millstream", group)
     for name in sorted(group.commands):
         yield from _command(f"millstream {name}", group.commands[name])

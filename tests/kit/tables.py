@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from millstream.plugins.compat.tfserving.grpc import schema
-from millstream.services.model.bytes_tensor import encode_elements
+from millstream.services.model.datatypes import encode_elements
 from tests.kit.stack import CALL_S_MAX, Stack
 
 Table = Mapping[str, Sequence[Any]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
+from millstream.services.model.datatypes import decode_elements, encode_elements
 from millstream.services.wire.batch import (
     ALIGN_BYTES,
     BATCH_FORMATS,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.row_parts import InputRows, JoinedOutputs
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import TensorSpec
 
 DATATYPES = ("FP32", "INT8", "FP16", "INT64", "BOOL", "BF16", BYTES)

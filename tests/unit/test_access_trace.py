@@ -9,7 +9,7 @@ import pytest
 
 from millstream.gateway.observing.access_log import json_text, text_line
 from millstream.gateway.observing.finished import Finished, Run
-from millstream.services.cli.access_trace import LoggedCall, calls_of, is_access_log, log_files, trace_of
+from millstream.plugins.plan.access_trace import LoggedCall, calls_of, is_access_log, log_files, trace_of
 
 BEGAN = 1_700_000_000.0  # Unix time at which the clock of the requests was 0
 LINES: list[Callable[[Finished, float], str]] = [text_line, json_text("gateway-0")]

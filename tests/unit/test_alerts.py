@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from millstream.services.cli.app import app
+from millstream.services.cli.app import full_app
 from tests.kit.prometheus import FOLDER, rules
 
 PAGE = Path(__file__).parents[2] / "docs/operations.md"
@@ -73,7 +73,7 @@ def commands_of_the_page() -> set[str]:
 
 @pytest.mark.parametrize("command", sorted(commands_of_the_page()))
 def test_commands_and_options_of_the_page_exist(command: str) -> None:
-    known: Any = typer.main.get_command(app)
+    known: Any = typer.main.get_command(full_app())
     _, name, *words = command.split()
     options = {
         option for parameter in known.commands[name].params for option in parameter.opts + parameter.secondary_opts

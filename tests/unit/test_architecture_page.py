@@ -1,4 +1,4 @@
-"""docs/architecture.md names files, links and Redis keys that exist."""
+"""docs/architecture.md and docs/queue.md name files, links and Redis keys that exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
+QUEUE = (ROOT / "docs/queue.md").read_text()
 _FILE = re.compile(r"(?<![\w/.<>])(?:[\w.-]+/)*[\w.-]+\.(?:py|lua)\b")
 _FOLDER = re.compile(r"`((?:\.?[\w-]+/)+)`")
 _LINK = re.compile(r"\]\(([^)#]+)\)")
@@ -14,7 +15,7 @@ _KEY = re.compile(r"ms:(\d+):\{millstream(?::cpu)?\}:([a-z]+)")
 
 
 def test_every_file_that_the_page_names_is_there():
-    files = set(_FILE.findall(PAGE)) | set(_FOLDER.findall(PAGE))
+    files = {file for page in (PAGE, QUEUE) for file in (*_FILE.findall(page), *_FOLDER.findall(page))}
     assert len(files) > 100
     assert sorted(file for file in files if not (ROOT / file).exists()) == []
 
@@ -34,7 +35,7 @@ def test_each_question_is_answered_with_a_file_first():
 
 def test_every_redis_key_of_the_page_is_one_of_the_code():
     keys = (ROOT / "services/queue/keys.py").read_text()
-    named = set(_KEY.findall(PAGE))
+    named = set(_KEY.findall(QUEUE))
     assert len(named) > 10
     assert re.search(r"^PROTOCOL = (\d+)$", keys, re.MULTILINE)[1] in {number for number, _ in named}  # type: ignore[index]
     prelude = (ROOT / "services/queue/scripts/_prelude.lua").read_text()  # keys that only scripts use

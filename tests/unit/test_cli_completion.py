@@ -14,12 +14,12 @@ import pytest
 import typer
 
 from millstream.services.cli import completion
-from millstream.services.cli.app import app
+from millstream.services.cli.app import full_app
 from millstream.services.cli.completion import expects_model, model_names, read_line
 from millstream.services.environment import child_environment
 from tests.kit.command_line import ROOT, WAIT_S
 
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(full_app())
 
 
 @pytest.mark.parametrize(

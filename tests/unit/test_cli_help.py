@@ -11,13 +11,13 @@ import pytest
 import typer
 
 from millstream.services.cli import help as help_pages
-from millstream.services.cli.app import app, app_for
+from millstream.services.cli.app import app_for, full_app
 from millstream.services.environment import child_environment
 from millstream.services.version import VERSION
 from tests.kit.command_line import ROOT, WAIT_S, in_terminal
 
 MILLSTREAM = [sys.executable, "-m", "millstream.services.cli"]
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(full_app())
 COMMANDS = sorted(GROUP.commands)
 
 

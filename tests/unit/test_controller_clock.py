@@ -39,7 +39,7 @@ class Fleet:
         repository.replace_endpoint(repository.endpoint("m").model_copy(update={"placement": placement}))
         parts: Any = self
         metrics = ControllerMetrics(MetricsRegistry(None, "controller"))
-        self.controller = Controller(parts, parts, parts, repository, metrics, 3600, lambda: self.monotonic)
+        self.controller = Controller(parts, parts, parts, repository, metrics, lambda: self.monotonic)
 
     def round(self) -> int:
         """Run a round; return how many orders it gave."""

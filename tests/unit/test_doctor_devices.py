@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -10,9 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from millstream.plugins.compile import devices, opencl
+from millstream.plugins.compile import devices
 from millstream.plugins.compile.targets import TARGETS
 from millstream.services.environment import child_environment
 from millstream.services.process.device import FEATURES
@@ -59,20 +56,3 @@ def test_numa_nodes_are_counted(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert devices.numa_nodes(tmp_path) == 2
     assert devices.numa_nodes(tmp_path / "none") == 1
-
-
-def test_vendors_of_opencl_register_with_files(tmp_path: Path) -> None:
-    (tmp_path / "intel.icd").touch()
-    (tmp_path / "readme").touch()
-    assert opencl.vendor_files(tmp_path) == ["intel.icd"]
-    assert opencl.vendor_files(tmp_path / "none") == []
-
-
-@pytest.mark.needs("gcc")
-def test_platforms_are_asked_through_the_loader(tmp_path: Path) -> None:
-    library = tmp_path / "libOpenCL.so.1"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, ROOT / "tests/kit/opencl.c"], check=True, timeout=120)
-    assert opencl.query(ctypes.CDLL(str(library))) == [
-        {"name": "Platform 1", "devices": ["Device 7", "unknown"]},
-        {"name": "Platform 2", "devices": []},
-    ]

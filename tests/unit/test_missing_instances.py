@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.gateway.admin.missing_instances import WantedInstances, why_missing
+from millstream.gateway.admin.standby_reasons import WantedInstances, why_missing
 from millstream.gateway.catalog.snapshot import Replica, VersionView
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
+from millstream.gateway.admin.upload import CONFIG_PART_BYTES_MAX, UploadForm
 from millstream.gateway.http.multipart import is_form
 from millstream.services.errors import Code, Failure
 

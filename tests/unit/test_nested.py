@@ -18,8 +18,7 @@ from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.gateway.tensors.outputs import OutputTensor, own_copies
 from millstream.gateway.tensors.request_inputs import CheckedInput, join
 from millstream.services.errors import Failure
-from millstream.services.model.bytes_tensor import decode_elements
-from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.datatypes import NUMPY, decode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 
 

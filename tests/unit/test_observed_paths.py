@@ -10,11 +10,11 @@ from typing import Any
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.observing import observed_protocol
 from millstream.gateway.observing.finished import PATH_MAX, Finished
+from millstream.gateway.observing.observed_app import ObservedApp
+from millstream.gateway.observing.observed_protocol import with_observer
 from millstream.gateway.observing.observer import Observer
-from millstream.plugins.tracing.gateway import observed_protocol
-from millstream.plugins.tracing.gateway.observed_app import ObservedApp
-from millstream.plugins.tracing.gateway.observed_protocol import with_observer
 from millstream.plugins.tracing.sampler import HeadSampler, Sampler
 
 LONG = "x" * 60_000

@@ -24,8 +24,7 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
-from millstream.services.model.datatypes import BYTES, DATATYPES, NUMPY
+from millstream.services.model.datatypes import BYTES, DATATYPES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import Segments

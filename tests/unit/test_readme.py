@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from millstream.services.cli.app import app
+from millstream.services.cli.app import full_app
 from millstream.services.settings import MIB, SECRET_FILES, Settings
 from tests.bench import chart
 
@@ -41,7 +41,7 @@ def test_the_settings_table_is_the_settings():
 
 
 def test_every_command_is_in_the_tour():
-    commands = {command.callback.__name__.rstrip("_") for command in app.registered_commands if command.callback}
+    commands = {command.callback.__name__.rstrip("_") for command in full_app().registered_commands if command.callback}
     assert commands >= {"up", "restart", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"}
     missing = {name for name in commands - {"demo", "version"} if f"millstream {name}" not in COMMANDS}
     assert not missing

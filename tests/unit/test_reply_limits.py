@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from millstream.gateway.scheduling.batching.batch_split import parts_within
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import encode_elements
+from millstream.services.model.datatypes import encode_elements
 from millstream.services.queue.blob import PART_BYTES_MAX, PARTS_AT_ONCE, is_last, read_command, write_commands
 from millstream.services.wire.batch import AGAIN, BatchHeader, decode_reply, encode_batch
 from millstream.workers.batches.lease import Lease

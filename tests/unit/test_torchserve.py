@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.gateway.admin.local_files import content, locate
+from millstream.gateway.admin.upload import content, locate
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
@@ -20,7 +20,7 @@ from millstream.plugins.compat.torchserve.documents import find, page
 from millstream.plugins.compat.torchserve.form import PARTS_MAX, parts_of
 from millstream.plugins.compat.torchserve.predictions import read, write
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import decode_elements
+from millstream.services.model.datatypes import decode_elements
 from millstream.services.model.signature import Signature, TensorSpec
 
 

@@ -32,7 +32,7 @@ from millstream.plugins.compat.triton.traces import (
     text_bytes_max,
 )
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import encode_elements
+from millstream.services.model.datatypes import encode_elements
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.process.log_level import LogLevel

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature
 from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import LENGTH_BYTES
+from millstream.services.model.datatypes import LENGTH_BYTES
 from millstream.services.wire.batch import AGAIN, NO_ROOM, ReplyHeader, encode_reply, too_large
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from starlette.exceptions import HTTPException
 
 from millstream.gateway.access.principal import require
 from millstream.gateway.admin import routes_models as admin_models
-from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.admin.removal import remove_version
-from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
+from millstream.gateway.admin.upload import Upload, content, locate, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, visible
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.context import DepsOf

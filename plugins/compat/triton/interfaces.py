@@ -51,17 +51,6 @@ class ModelStatistics:
     memory_bytes: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (CPU | GPU, device number) -> bytes
 
 
-class Statistics(Protocol):
-    """Reads the statistics of versions."""
-
-    async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
-        """Return the statistics of a version, of all loaded versions of a model, or of all models.
-
-        Raises:
-            Failure: INVALID: no such version.
-        """
-
-
 # --- model repository ---
 
 
@@ -75,43 +64,7 @@ class IndexEntry:
     reason: str = ""
 
 
-class ModelLoader(Protocol):
-    """Loads, unloads and lists models."""
-
-    def index(self, *, ready: bool) -> list[IndexEntry]:
-        """Return every model and version; with `ready`, only those that answer requests."""
-
-    async def load(
-        self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True
-    ) -> list[int]:
-        """Load or reload a model, and return its versions, ascending, when they serve.
-
-        On Failure, the versions that served before still serve.
-
-        Args:
-            model: Name of the model.
-            config: A ModelConfig as JSON text; None: the model's own.
-            files: Content by path below the model's folder ("1/model.onnx"). They replace the whole folder; empty: the
-                model's own files.
-            retry: Whether to try again versions that workers refuse to load.
-        """
-
-    async def unload(self, model: str) -> None:
-        """Stop serving a model. Requests in flight are still answered. An unknown model is no error."""
-
-
 # --- model configuration ---
-
-
-class Configurations(Protocol):
-    """Reads the configuration of versions."""
-
-    def of(self, model: str, version: str | None) -> dict[str, Any]:
-        """Return the ModelConfig of a version that serves, in JSON form: proto field names, defaults written out.
-
-        Raises:
-            Failure: NOT_FOUND.
-        """
 
 
 # --- shared memory of clients ---

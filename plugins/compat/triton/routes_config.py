@@ -11,6 +11,7 @@ from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
 from millstream.gateway.http.versioned import versioned
 from millstream.gateway.v2.schemas import ModelConfiguration
+from millstream.plugins.compat.triton.gateway import Triton
 
 router = APIRouter()
 
@@ -37,4 +38,4 @@ _RESPONSES = reply(
     responses=_RESPONSES,
 )
 async def model_config(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
-    return deps.configurations.of(model, version)
+    return deps.part(Triton).config_of(model, version)

@@ -26,6 +26,7 @@ from millstream.gateway.v2.schemas import (
     UnloadRequest,
 )
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
+from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.interfaces import IndexEntry
 from millstream.services.errors import Code, Failure, invalid
 
@@ -55,7 +56,7 @@ async def repository_index(request: Request, deps: DepsOf) -> list[dict[str, str
     ready = (await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)).get("ready", False)
     if not isinstance(ready, bool):
         raise invalid("ready: must be true or false")
-    return [_entry(entry) for entry in deps.control.index(ready=ready)]
+    return [_entry(entry) for entry in deps.part(Triton).loader.index(ready=ready)]
 
 
 @protected.post(
@@ -79,7 +80,7 @@ async def repository_model_load(
     # The files stay in memory until the load has ended.
     with deps.receive_budget.reserve(caller_of(request)) as reservation:
         parameters = await _read_load(request, deps.settings.upload_bytes_max, reservation)
-        versions = await deps.control.load(model, parameters.config, parameters.files, retry=retry)
+        versions = await deps.part(Triton).loader.load(model, parameters.config, parameters.files, retry=retry)
     return {"name": model, "load": True, "versions": [str(version) for version in versions]}
 
 
@@ -96,7 +97,7 @@ async def repository_model_unload(model: str, request: Request, deps: DepsOf) ->
     for name, value in _parameters(document).items():
         if name != "unload_dependents" or not isinstance(value, bool):
             raise invalid(f"parameter {name[:80]!r}: only unload_dependents, true or false, is known")
-    await deps.control.unload(model)
+    await deps.part(Triton).loader.unload(model)
     return {"name": model, "unload": True}
 
 

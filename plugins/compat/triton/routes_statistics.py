@@ -10,6 +10,7 @@ from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import ref, reply
 from millstream.gateway.v2.schemas import Statistics
+from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.statistics import stats_document
 
 router = APIRouter()
@@ -20,7 +21,7 @@ _STATISTICS = reply(ref(Statistics), "Statistics since the versions were loaded,
 
 @router.get("/v2/models/stats", summary="Statistics of all loaded versions", responses=_STATISTICS)
 async def statistics(deps: DepsOf) -> dict[str, Any]:
-    return stats_document(await deps.statistics.of(None, None))
+    return stats_document(await deps.part(Triton).statistics.of(None, None))
 
 
 @router.get(
@@ -29,7 +30,7 @@ async def statistics(deps: DepsOf) -> dict[str, Any]:
     responses=_STATISTICS | documented(400),
 )
 async def model_statistics(model: str, deps: DepsOf) -> dict[str, Any]:
-    return stats_document(await deps.statistics.of(model, None))
+    return stats_document(await deps.part(Triton).statistics.of(model, None))
 
 
 @router.get(
@@ -38,4 +39,4 @@ async def model_statistics(model: str, deps: DepsOf) -> dict[str, Any]:
     responses=_STATISTICS | documented(400, 404),
 )
 async def model_statistics_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
-    return stats_document(await deps.statistics.of(model, version))
+    return stats_document(await deps.part(Triton).statistics.of(model, version))

@@ -21,8 +21,7 @@ import numpy as np
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply
-from millstream.services.model.bytes_tensor import decode_elements
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.wire.batch import ReplyHeader

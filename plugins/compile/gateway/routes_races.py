@@ -18,7 +18,6 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import BINARY, OCTETS, json_body, request_body
 from millstream.plugins.compile.gateway import schemas_races as schemas
-from millstream.plugins.compile.race.metric import Metric
 from millstream.plugins.compile.stored.race_verdicts import undo
 from millstream.plugins.compile.stored.races import Race, RaceKey, RaceState, environment, has_worker, new_race
 from millstream.plugins.compile.targets import target_of
@@ -61,8 +60,6 @@ async def request_race(name: str, version: int, request: Request, deps: DepsOf) 
     asked = await read_document(request, schemas.RaceRequest)
     for target in asked.targets:
         target_of(target)
-    if asked.gate.metric:
-        Metric(asked.gate.metric)
     with audited("race", name, version=version):
         view = _raced(deps, name, version)
         worker, ready = await _worker(deps, view, asked.pool)
@@ -240,9 +237,7 @@ def _cancel(deps: Deps, view: VersionView, pool: str | None) -> Race:
             raise Failure(Code.CONFLICT, f"the race is over ({present.state.value}): to take a verdict back, undo it")
         return present.ended(RaceState.CANCELLED, now, "it was cancelled")
 
-    after = deps.repository.races.change(race.key, change) or race
-    deps.repository.samples.forget_captured(view.manifest)
-    return after
+    return deps.repository.races.change(race.key, change) or race
 
 
 def _undo(deps: Deps, view: VersionView, pool: str | None) -> Race:
@@ -262,7 +257,6 @@ def _undo(deps: Deps, view: VersionView, pool: str | None) -> Race:
 def _document(deps: Deps, manifest: Manifest, race: Race) -> schemas.RaceDocument:
     serving = deps.repository.choices.get(manifest, race.kind, race.device) is not None
     if race.state in {RaceState.WAITING, RaceState.QUEUED} and not has_worker(race, deps.catalog.snapshot.workers):
-        wait = deps.settings.race_wait_s_max
-        why = f"no worker of pool '{race.pool}' has its device now: it fails after {wait:g} s without one"
+        why = f"no worker of pool '{race.pool}' has its device now: it waits for one"
         race = race.model_copy(update={"why": why})
     return schemas.RaceDocument.of(race, serving=serving)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from millstream.plugins.compile.stored.races import (
     SECONDS_DEFAULT,
@@ -17,6 +17,19 @@ from millstream.plugins.compile.stored.races import (
 )
 
 
+class GateLimits(Gate):
+    """The gate of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_metric(cls, document: Any) -> Any:
+        if isinstance(document, dict) and "metric" in document:
+            raise ValueError("metric: the gate has limits alone, cosine_min and agreement_min")
+        return document
+
+
 class RaceRequest(BaseModel):
     """What a race is asked for. Every field has a default."""
 
@@ -26,7 +39,7 @@ class RaceRequest(BaseModel):
     targets: tuple[str, ...] = Field(
         (), max_length=TARGETS_MAX, description="Targets, or keys of candidates, that take part; empty: all."
     )
-    gate: Gate = Gate()
+    gate: GateLimits = GateLimits()
     accept_random_samples: bool = Field(
         False, description="Whether lossy targets may take part although inputs are random numbers."
     )
@@ -37,7 +50,7 @@ class RaceRequest(BaseModel):
         return RaceOptions(
             seconds=self.seconds,
             targets=self.targets,
-            gate=self.gate,
+            gate=Gate(**self.gate.model_dump()),
             accept_random_samples=self.accept_random_samples,
         )
 

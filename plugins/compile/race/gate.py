@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from millstream.plugins.compile.candidate import Bounds
-from millstream.plugins.compile.race.metric import Metric
 from millstream.plugins.compile.race.report import Gate, OutputFigures
 from millstream.services.model.agreement import Array, as_float, disagreeing_rows
 from millstream.services.model.datatypes import FLOATS
@@ -65,10 +64,9 @@ def judge(
         signature: of the version.
         expected: outputs of the baseline, in the signature's order.
         actual: outputs of the candidate.
-        gate: the limits. Raises Failure(INVALID) if its metric is no expression.
+        gate: the limits.
         embeddings: outputs whose largest element says nothing.
     """
-    metric = Metric(gate.metric) if gate.metric else None
     if len(actual) != len(signature.outputs):
         return Judgement({}, f"it has {len(actual)} outputs instead of {len(signature.outputs)}")
     outputs: dict[str, OutputFigures] = {}
@@ -76,7 +74,7 @@ def judge(
         figures = _figures(spec, one, other, batching=signature.batching)
         if spec.name in embeddings:
             figures = figures.model_copy(update={"agreement": None})
-        outputs[spec.name] = figures.model_copy(update={"why": figures.why or _refusal(spec, figures, gate, metric)})
+        outputs[spec.name] = figures.model_copy(update={"why": figures.why or _refusal(spec, figures, gate)})
     refused = [f"output {name!r}: {figures.why}" for name, figures in outputs.items() if figures.why]
     return Judgement(outputs, "; ".join(refused[:3]))
 
@@ -88,15 +86,12 @@ def differing(
 
     NaN and infinity stay what they are, integers, booleans and text are equal. No row hides behind the others.
     """
-    metric = Metric(gate.metric) if gate.metric and lossy else None
     farthest = SLACK * _farthest(gate) if lossy else ROUNDING
     for spec, one, other in zip(signature.outputs, expected, actual, strict=True):
         figures = _figures(spec, one, other, batching=signature.batching)
         why = figures.why
         if spec.datatype not in FLOATS:
             why = why or ("" if figures.equal == 1.0 else "other values")
-        elif metric is not None:
-            why = why or ("" if figures.cosine is None or metric.holds(figures) else f"{metric.text} is not true")
         elif figures.distance is not None and not figures.distance <= farthest:
             why = why or f"a row is {figures.distance:.1%} of its length away"
         if why:
@@ -202,14 +197,12 @@ def _agreement(expected: Array, actual: Array, *, batching: bool) -> float | Non
     return float(np.mean(chosen >= largest - TIED * (largest - least)))
 
 
-def _refusal(spec: TensorSpec, figures: OutputFigures, gate: Gate, metric: Metric | None) -> str:
+def _refusal(spec: TensorSpec, figures: OutputFigures, gate: Gate) -> str:
     """Return why the gate refuses an output; empty: it passes."""
     if spec.datatype not in FLOATS:
         return "" if figures.equal == 1.0 else f"only {figures.equal or 0:.2%} of the elements are equal"
     if figures.cosine is None:  # it is empty
         return ""
-    if metric is not None:
-        return "" if metric.holds(figures) else f"{metric.text} is not true"
     if figures.cosine < gate.cosine_min:
         return f"the cosine is {figures.cosine:.5f}, less than {gate.cosine_min:g}"
     if figures.agreement is not None and figures.agreement < gate.agreement_min:

@@ -20,7 +20,6 @@ BASELINE = "baseline"  # key of the version as it is served without a race
 ROWS_DEFAULT: dict[int, float] = {1: 1.0, 4: 1.0, 16: 1.0}
 SIZES_MAX = 8  # batch sizes that are measured
 SECONDS_DEFAULT = 120.0
-METRIC_CHARACTERS_MAX = 500
 STDERR_CHARACTERS_MAX = 4000  # of one candidate, its end
 OVERDUE = 3  # exit code of the process of a race that did not end with its budget
 CANDIDATES_MAX = 64  # of one race; further ones are skipped
@@ -28,7 +27,7 @@ ESTIMATES_MAX = 1024  # of one race
 
 Verdict = Literal["won", "lost", "inaccurate", "failed", "skipped", "unavailable"]
 #: Where the samples are from: "random" ones were drawn from the signature; "none": no input is known that runs.
-Origin = Literal["uploaded", "captured", "import", "random", "none"]
+Origin = Literal["uploaded", "import", "random", "none"]
 Stage = Literal["starting", "compiling", "judging", "measuring", "finished"]
 
 
@@ -38,15 +37,12 @@ class Gate(BaseModel):
     Args:
         cosine_min: least cosine of each output, row by row.
         agreement_min: share of the rows whose largest element stays the largest.
-        metric: an expression over the figures of an output (`plugins/compile/race/gate.py`) that must be true for
-            each output of floats, in place of the two limits; empty: none.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     cosine_min: float = Field(0.999, ge=-1, le=1)
     agreement_min: float = Field(0.99, ge=0, le=1)
-    metric: str = Field("", max_length=METRIC_CHARACTERS_MAX)
 
 
 class RaceTask(BaseModel):
@@ -59,7 +55,6 @@ class RaceTask(BaseModel):
         seconds: the budget. The race ends 10 % later at the latest.
         rows: batch size -> weight: how many runs of the version have this size.
         samples: an .npz of inputs; None: those of the import if there are any, else random ones.
-        origin: where `samples` is from.
         memory_bytes: of each measuring process, of which there are at most three at once; 0: no limit. A compilation,
             beside which only the baseline's process is left, may use that of two.
         share: it takes a share of the processor, a tenth beside one busy thread; False: the time that others leave.
@@ -82,7 +77,6 @@ class RaceTask(BaseModel):
     )
     gate: Gate = Gate()
     samples: Path | None = None
-    origin: Literal["uploaded", "captured"] = "uploaded"
     accept_random_samples: bool = False
     memory_bytes: int = Field(0, ge=0)
     share: bool = False

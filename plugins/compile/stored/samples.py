@@ -1,7 +1,6 @@
 """Samples: inputs with which a race calibrates and compares. They may be users' data: mode 0600, gone with the version.
 
 <root>/models/<model>/<version>/race/uploaded.npz  given by a caller of the API; kept for later races of the version
-<root>/models/<model>/<version>/race/captured.npz  rows of live requests, if the endpoint allows it; gone after a race
 
 services.model.samples says what they contain.
 """
@@ -11,10 +10,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +27,6 @@ _NEW = ".new-"
 Array = np.ndarray[Any, Any]
 
 
-class FoundSamples(NamedTuple):
-    """Samples of a version.
-
-    Args:
-        captured: from live traffic; False: uploaded.
-    """
-
-    path: Path
-    captured: bool
-
-
 class Samples:
     """The samples of a repository's versions. Safe for several threads and processes.
 
@@ -49,20 +37,17 @@ class Samples:
     def __init__(self, models: Path) -> None:
         self._models = models
 
-    def find(self, manifest: Manifest) -> FoundSamples | None:
-        """Return the uploaded samples, else the captured ones, if there are any."""
-        for name in ("uploaded", "captured"):
-            path = self._folder(manifest) / f"{name}.npz"
-            if path.is_file():
-                return FoundSamples(path, name == "captured")
-        return None
+    def find(self, manifest: Manifest) -> Path | None:
+        """Return the uploaded samples; None: there are none."""
+        path = self._folder(manifest) / "uploaded.npz"
+        return path if path.is_file() else None
 
-    def write(self, manifest: Manifest, arrays: Mapping[str, Array], *, captured: bool = False) -> Path:
+    def write(self, manifest: Manifest, arrays: Mapping[str, Array]) -> Path:
         """Store samples in place of earlier ones. Raises Failure(NOT_FOUND, STORAGE, INTERNAL)."""
         folder = self._folder(manifest)
         if not folder.parent.is_dir():
             raise Failure(Code.NOT_FOUND, f"version {manifest.version} of {manifest.model!r} was deleted")
-        path = folder / ("captured.npz" if captured else "uploaded.npz")
+        path = folder / "uploaded.npz"
         with storage_errors(self._models):
             folder.mkdir(mode=0o700, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=_NEW)  # mode 0600
@@ -78,29 +63,14 @@ class Samples:
             fsync(folder)
         return path
 
-    def forget_captured(self, manifest: Manifest, *, older_s: float = 0.0) -> None:
-        """Delete samples of live traffic, if they are old enough: a race has used them, or none came."""
-        path = self._folder(manifest) / "captured.npz"
-        with suppress(OSError):
-            if not older_s or time.time() - path.stat().st_mtime > older_s:  # noqa: TID251 - as the file system's clock
-                path.unlink(missing_ok=True)
-
-    def sweep(self, asked: Callable[[str], bool], older_s: float) -> None:
-        """Delete old and unwanted samples of live traffic, of all versions, and what killed processes left of files.
-
-        Args:
-            asked: whether a model's endpoint asks for samples; those of others are deleted.
-            older_s: others are deleted at this age.
-        """
+    def sweep(self) -> None:
+        """Delete rows of live requests that an earlier release captured, and what killed processes left of writes."""
         now = time.time()  # noqa: TID251 - as the file system's clock
         for path in self._models.glob("*/*/race/*"):
-            captured = path.name == "captured.npz"
-            if not captured and not path.name.startswith(_NEW):
-                continue
-            with suppress(OSError):
-                age_s = now - path.stat().st_mtime
-                if age_s > (older_s if captured else UNFINISHED_S) or (captured and not asked(path.parts[-4])):
-                    path.unlink(missing_ok=True)
+            if path.name == "captured.npz" or path.name.startswith(_NEW):
+                with suppress(OSError):
+                    if path.name == "captured.npz" or now - path.stat().st_mtime > UNFINISHED_S:
+                        path.unlink(missing_ok=True)
 
     def _folder(self, manifest: Manifest) -> Path:
         return self._models / manifest.model / str(manifest.version) / "race"

@@ -9,8 +9,6 @@ from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, S
 from millstream.plugins.compile.targets.base import Target
 from millstream.services.errors import invalid
 
-OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
-
 
 class Refused(Target):
     """A target that has no candidates here.
@@ -56,10 +54,4 @@ REFUSED = (
         "serve it by another server with MIGraphX, through the backend triton (docs/backends.md)",
     ),
     Refused("tpu", "a TPU (PJRT)", ("/dev/accel*", "/lib/libtpu.so"), "serve it by another server, backend triton"),
-    Refused(
-        "opencl",
-        "an OpenCL platform",
-        (f"{OPENCL_VENDORS}/*.icd",),
-        "OpenVINO and IREE (vulkan, cuda) reach some of these devices: docs/compilers.md",
-    ),
 )

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from millstream.plugins.compile.candidate import Candidate, Subject
 from millstream.plugins.compile.race.choice import ROUNDS_MIN
 from millstream.plugins.compile.race.estimate import Estimate, estimate_of
-from millstream.plugins.compile.race.metric import Metric
 from millstream.plugins.compile.race.race import Race, Result
 from millstream.plugins.compile.race.report import CANDIDATES_MAX, Origin, RaceEvent, RaceReport, RaceTask, Row
 from millstream.plugins.compile.race.samples import INTEGERS_MAX, RANDOM_ROWS, Split, draw, split, write_samples
@@ -60,8 +59,6 @@ def run_race(task: RaceTask, tell: Callable[[RaceEvent], None]) -> RaceReport:
     Raises Failure if no race can take place, with what to change; UnfinishedError if no candidate found the time.
     """
     began = time.monotonic()
-    if task.gate.metric:
-        Metric(task.gate.metric)
     targets = list({target.name: target for target in map(target_of, _named(task))}.values())
     try:
         with working(task.cache) as folder:
@@ -152,8 +149,8 @@ def _weights(task: RaceTask) -> dict[int, float]:
 def _inputs(task: RaceTask, track: ProcessTrack, folder: Path, rows: int) -> Inputs:
     """Return inputs that the baseline runs with. Raises Failure(INVALID), BaselineError."""
     signature = task.manifest.signature
-    path, origin = task.samples, task.origin
-    found: Origin = origin
+    path = task.samples
+    found: Origin = "uploaded"
     if path is None and (imported := task.folder / IMPORT_SAMPLES).is_file():
         path, found = imported, "import"
     if path is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from millstream.plugins.compile.worker.messages import ANSWER_BYTES_MAX
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
+from millstream.services.model.datatypes import decode_elements, encode_elements
 from millstream.services.model.npz import read_npz
 from millstream.workers.backends.base import Array
 

@@ -16,12 +16,10 @@ from typing import Any
 
 from millstream.plugins.compile.race.estimate import Estimate, estimates_from
 from millstream.plugins.compile.race.report import ESTIMATES_MAX, Gate, RaceTask
-from millstream.plugins.compile.race.weights import batch_weights
 from millstream.plugins.compile.stored.race_verdicts import decide
 from millstream.plugins.compile.stored.races import TRIES_MAX, Lock, Race, RaceState
 from millstream.plugins.compile.worker.process import Outcome, RaceProcess
 from millstream.plugins.compile.worker.queue import RaceQueue, Racer, change
-from millstream.plugins.compile.worker.sample_capture import SampleCaptures
 from millstream.plugins.compile.worker.swaps import VariantSwaps
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
@@ -62,7 +60,6 @@ class WorkerRaces:
         at: LoadEnvironment,
         models: LoadedModels,
         swaps: VariantSwaps,
-        captures: SampleCaptures,
         metrics: WorkerMetrics,
     ) -> None:
         self._racer = racer
@@ -70,7 +67,6 @@ class WorkerRaces:
         self._at = at
         self._models = models
         self._swaps = swaps
-        self._captures = captures
         self._metrics = metrics
         self._budget = at.budget or MemoryBudget(0)
         self._lock = threading.Lock()
@@ -100,12 +96,11 @@ class WorkerRaces:
     def _run(self) -> None:
         racing: threading.Thread | None = None
         said = ""  # the failure that the log names: a repository that cannot be read or written fails at each look
+        self._repository.samples.sweep()
         while not self._stopping.is_set():
             try:
                 races = self._repository.races.all()
                 self._check_running(races)
-                self._captures.follow()
-                self._captures.end_used(races)
                 self._swaps.follow({(race.model, race.version) for race in races})
                 if racing is None or not racing.is_alive():
                     racing = self._begin(races)
@@ -260,10 +255,8 @@ class WorkerRaces:
         choices, samples = self._repository.choices, self._repository.samples
         cache = choices.make_cache(manifest, self._at.kind, self._racer.environment)
         serving = choices.get(manifest, self._at.kind, self._racer.environment)
-        self._captures.write(manifest.content_id)
         given = samples.find(manifest)
-        rows = batch_weights(race.rows or model.calls.sizes(), model.rows_max)
-        task = RaceTask(
+        return RaceTask(
             manifest=manifest,
             folder=self._repository.folder_of(manifest),
             device=self._at.device,
@@ -272,8 +265,7 @@ class WorkerRaces:
             seconds=options.seconds * (LONGER_WITH_SHARE if race.unfinished else 1.0),
             share=race.unfinished > 0,
             gate=Gate(**options.gate.model_dump()),
-            samples=given.path if given is not None else None,
-            origin="captured" if given is not None and given.captured else "uploaded",
+            samples=given,
             accept_random_samples=options.accept_random_samples,
             memory_bytes=bytes_each,
             targets=options.targets,
@@ -281,7 +273,6 @@ class WorkerRaces:
             estimates=self._estimates(race, manifest),
             cache=cache,
         )
-        return task.model_copy(update={"rows": rows}) if rows else task
 
     def _estimates(self, race: Race, manifest: Manifest) -> dict[str, Estimate]:
         """Return what earlier races of workers of this kind, on such a device, say of candidates."""
@@ -308,7 +299,6 @@ class WorkerRaces:
             else:  # a full disk: what is compiled is kept
                 self._interrupted(race, manifest, failure.message)
             return
-        self._captures.forget(manifest)
         self._metrics.race_ended("decided", seconds)
         winner = f"{report['winner']} is {report['ratio']:.2f} times as fast"
         what = winner if won else "the version's own file serves on"
@@ -317,7 +307,6 @@ class WorkerRaces:
     def _fail(self, race: Race, manifest: Manifest, why: str) -> None:
         now = time.time()  # noqa: TID251 - for people
         self._change(race, lambda one: one.ended(RaceState.FAILED, now, why))
-        self._captures.forget(manifest)
         self._metrics.race_ended(RaceState.FAILED.value)
         log.warning("the race of %s version %d failed: %s", race.model, race.version, why)
 
@@ -340,9 +329,7 @@ class WorkerRaces:
         log.info("the race of %s version %d is interrupted: %s", race.model, race.version, why)
         self._queue.postpone(race, DIED_RETRY_S if died else RETRY_S)
         again = {"state": RaceState.QUEUED, "worker": "", "tries": race.tries - (not died), "why": why, "progress": {}}
-        present = change(self._repository, race, lambda one: one.model_copy(update=again))
-        if present.state is RaceState.CANCELLED:  # rows may have been written since
-            self._captures.forget(manifest)
+        change(self._repository, race, lambda one: one.model_copy(update=again))
 
     def _wait(self, race: Race, why: str) -> None:
         self._queue.postpone(race, RETRY_S)

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from millstream.plugins.engines.triton.health import ServerHealth
 from millstream.services.errors import Code, Failure
-from millstream.services.model.bytes_tensor import decode_elements, encode_elements
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature
 from millstream.services.settings import read_settings
 from millstream.workers.backends.base import Array, Stop, Terminated

@@ -140,7 +140,6 @@ class ControllerProcess:
             self._cluster_state,
             repository,
             ControllerMetrics(self._registry),
-            settings.race_wait_s_max,
         )
         self._autoscaler = Autoscaler(
             lambda: self._leadership.token > 0,

@@ -20,7 +20,6 @@ from millstream.plugins.fleet.controller.clock_steps import SETTLE_S, ClockSteps
 from millstream.plugins.fleet.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.plugins.fleet.controller.leadership import Leadership
 from millstream.plugins.fleet.controller.metrics import ControllerMetrics
-from millstream.plugins.fleet.controller.stranded_races import StrandedRaces
 from millstream.plugins.fleet.controller.survey import Findings, Survey
 from millstream.plugins.fleet.planner import Plan, PlannedOrder, plan
 from millstream.services.errors import Code, Failure
@@ -52,7 +51,6 @@ class Controller:
         lock: hands orders to workers.
         cluster_state: reads the records of workers, and events.
         repository: holds the models.
-        race_wait_s: seconds that a race waits for a worker with its device.
         clock: returns monotonic seconds.
     """
 
@@ -63,7 +61,6 @@ class Controller:
         cluster_state: ClusterState,
         repository: Repository,
         metrics: ControllerMetrics,
-        race_wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leadership = leadership
@@ -74,7 +71,6 @@ class Controller:
         self._stored = StoredModels(repository)
         self._repository_token = ""
         self._survey = Survey(repository.footprints.of, repository.footprints.measured)
-        self._stranded_races = StrandedRaces(repository, race_wait_s, clock)
         self._in_flight = InFlight()
         self._plan = Plan()
         self._clock = clock
@@ -180,10 +176,6 @@ class Controller:
         if token != self._repository_token:
             self._stored.read()
             self._repository_token = token
-        try:
-            self._stranded_races.look(workers)
-        except Failure as failure:  # a full disk, or one that cannot be read: the models matter more
-            log.debug("races: %s", failure.message)
         return self._survey.take(workers, self._stored.models, now)
 
     async def _lead(self, token: int, workers: tuple[WorkerRecord, ...], now: float) -> bool:

@@ -40,12 +40,7 @@ def configure(
         bool | None,
         typer.Option("--pin/--no-pin", help="Keep a loaded instance, also when memory is short.", show_default="off"),
     ] = None,
-    capture_samples: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Rows of live requests, users' data, that are kept for a race; default 0: none."
-        ),
-    ] = None,
+    capture_samples: Annotated[int | None, typer.Option(hidden=True)] = None,
     owner: Annotated[
         str | None,
         typer.Option(metavar="KEY", help='Name of the API key that owns it; "": none. It needs the scope admin.'),
@@ -100,8 +95,6 @@ def _show(found: EndpointSettings) -> None:
     idle_s = settings["idle_s"]
     show_detail(console, "  idle-s          ", f"{idle_s:g}" if idle_s else "stays loaded while there is memory")
     show_detail(console, "  pin             ", "yes" if settings["pin"] else "no")
-    if settings["capture_samples"]:
-        show_detail(console, "  capture-samples ", f"{settings['capture_samples']} rows of live requests")
     if owner := settings.get("owner"):
         show_detail(console, "  owner           ", escape(owner))
     if labels := settings.get("labels"):

@@ -46,7 +46,7 @@ def doctor(
     Prints one line per check, and what to do about a problem. Exits with code 1 if a requirement is not met. Reads the
     settings from MILLSTREAM_… variables.
 
-    `millstream doctor devices` shows processors, GPUs and OpenCL platforms, which compile targets can use them, and
+    `millstream doctor devices` shows processors and GPUs, which compile targets can use them, and
     what to install for the others.
     """
     elsewhere = asked_endpoint(context, endpoint, key)

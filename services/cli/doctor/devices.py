@@ -41,10 +41,6 @@ def _show(console: Console, report: DevicesReport) -> None:
         lines.append(("GPU", f"{what}, compute capability {gpu.compute_capability}, driver {gpu.driver}"))
     if not report.gpus:
         lines.append(("GPU", "none that the NVIDIA driver knows"))
-    lines += [("OpenCL", f"{one.name}: {', '.join(one.devices) or 'no device'}") for one in report.opencl]
-    if not report.opencl:
-        registered = ", ".join(report.opencl_files)
-        lines.append(("OpenCL", f"{registered} registered, no platform works" if registered else "no platform"))
     for name, detail in lines:
         show_detail(console, f"{name:<24} ", escape(detail))
     for target in report.targets:

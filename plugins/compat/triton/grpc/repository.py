@@ -6,21 +6,23 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.http.deps import Deps
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.plugins.compat.triton.interfaces import ModelLoader
+from millstream.plugins.compat.triton.gateway import Triton
+from millstream.plugins.compat.triton.loader import RepositoryLoader
 from millstream.services.errors import Code, Failure, invalid
 
 
 class RepositoryCalls:
     """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
-    def __init__(self, control: ModelLoader) -> None:
-        self._control = control
+    def __init__(self, deps: Deps) -> None:
+        self._loader = deps.part(Triton).loader
 
-    def _loader_for(self, request: Any) -> ModelLoader:
+    def _loader_for(self, request: Any) -> RepositoryLoader:
         if request.repository_name:
             raise Failure(Code.UNSUPPORTED, "'repository_name' specification is not supported")
-        return self._control
+        return self._loader
 
     async def index(self, request: Any, _: Any) -> Any:
         entries = self._loader_for(request).index(ready=request.ready)

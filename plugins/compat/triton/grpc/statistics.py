@@ -8,7 +8,9 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.grpc.methods.infer import check_version
-from millstream.plugins.compat.triton.interfaces import Configurations, Duration, ModelStatistics, Statistics
+from millstream.gateway.http.deps import Deps
+from millstream.plugins.compat.triton.gateway import Triton
+from millstream.plugins.compat.triton.interfaces import Duration, ModelStatistics
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
@@ -17,20 +19,19 @@ _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 class StatisticsCalls:
     """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
-    def __init__(self, statistics: Statistics, configurations: Configurations) -> None:
-        self._statistics = statistics
-        self._configurations = configurations
+    def __init__(self, deps: Deps) -> None:
+        self._triton = deps.part(Triton)
 
     async def model_config(self, request: Any, _: Any) -> Any:
         check_version(request.version)
-        document = self._configurations.of(request.name, request.version or None)
+        document = self._triton.config_of(request.name, request.version or None)
         response = pb.ModelConfigResponse()
         json_format.ParseDict(document, response.config, ignore_unknown_fields=True)
         return response
 
     async def model_statistics(self, request: Any, _: Any) -> Any:
         check_version(request.version)
-        versions = await self._statistics.of(request.name or None, request.version or None)
+        versions = await self._triton.statistics.of(request.name or None, request.version or None)
         return pb.ModelStatisticsResponse(model_stats=[_message(statistics) for statistics in versions])
 
 

@@ -1,30 +1,56 @@
-"""routes_logs: GET and PUT /admin/v1/log-level: how much the processes of the installation log."""
+"""routes_server: pools and workers, and how much the processes of the installation log (/admin/v1/log-level)."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
 
-from millstream.gateway.admin.schemas_logs import LogLevels
+from millstream.gateway.admin import schemas_pools as schemas
+from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.http.body import DOCUMENT_BYTES_MAX, read_body
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
 from millstream.gateway.tensors.json_document import parse_json
+from millstream.services.access.scopes import Need
 from millstream.services.errors import invalid
 from millstream.services.process.audit import audit
 from millstream.services.process.log_level import KINDS, LEVELS
 
-router = APIRouter(prefix="/admin/v1")
+Level = Literal["debug", "info", "warning", "error"]
 
 
-@router.get("/log-level", summary="How much the processes of the installation log", responses=documented(503))
+class LogLevels(BaseModel):
+    """The least level of the records that processes log, by kind; null: the default, info."""
+
+    gateway: Level | None = Field(None, description="Of the gateways of the installation.")
+    worker: Level | None = Field(None, description="Of the workers of the installation.")
+    controller: Level | None = Field(None, description="Of the controllers of the installation.")
+
+
+pools_router = APIRouter(prefix="/admin/v1")
+logs_router = APIRouter(prefix="/admin/v1")
+
+
+@pools_router.get("/pools", summary="Worker pools and how much of each is ready")
+async def list_pools(deps: DepsOf) -> schemas.Pools:
+    return schemas.pools(visible(deps.catalog.snapshot, Need.READ))
+
+
+@pools_router.get("/workers", summary="Live workers and the versions in each")
+async def list_workers(deps: DepsOf) -> schemas.WorkerList:
+    return schemas.workers(visible(deps.catalog.snapshot, Need.READ), time.time())  # noqa: TID251 - ClusterState converts heartbeats to this clock
+
+
+@logs_router.get("/log-level", summary="How much the processes of the installation log", responses=documented(503))
 async def get_log_level(deps: DepsOf) -> LogLevels:
     return LogLevels(**await deps.log_levels.read())
 
 
-@router.put(
+@logs_router.put(
     "/log-level",
     summary="Change how much the processes of the installation log",
     description="Kinds that the document leaves out keep their level; null restores the default, info. The processes "

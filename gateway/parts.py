@@ -1,0 +1,59 @@
+"""parts: what plug-ins add to a gateway, and what of the gateway they may use.
+
+contributions("gateway"): build(GatewayParts) ─> a part ─> started with the gateway ─> deps.part(Type) in its routes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import FunctionType
+
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.texts.texts import Texts
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest
+from millstream.services.plugin.registry import contributions
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.repository.base import Repository
+from millstream.services.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """The parts of a gateway that those of plug-ins may use."""
+
+    settings: Settings
+    name: str  # of the process, as logs and metrics have it
+    registry: MetricsRegistry
+    repository: Repository
+    catalog: ModelCatalog
+    cluster_state: ClusterState
+    callers: Callers
+    texts: Texts  # tokenizes requests with texts
+    gate: Gate  # says whether calls need a key
+    answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
+    load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
+    uploading: Callable[[str, int], AbstractAsyncContextManager[object]]  # counts an upload: model, bytes
+
+
+def build_parts(of: GatewayParts) -> tuple[object, ...]:
+    """Return the parts that plug-ins add. Raises Failure and OSError: one cannot be built."""
+    return tuple(build(of) for build in contributions("gateway", FunctionType))
+
+
+async def start_parts(parts: Iterable[object]) -> None:
+    """Start the parts that have `start`, a coroutine function, in their order."""
+    for part in parts:
+        if (start := getattr(part, "start", None)) is not None:
+            await start()
+
+
+async def stop_parts(parts: Iterable[object]) -> None:
+    """Stop the parts that have `stop`, a coroutine function, in the order of their start reversed."""
+    for part in reversed(tuple(parts)):
+        if (stop := getattr(part, "stop", None)) is not None:
+            await stop()

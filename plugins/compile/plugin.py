@@ -1,0 +1,25 @@
+"""Races of compiled forms."""
+
+from millstream.services.plugin.plugin import Command, Plugin
+
+PLUGIN = Plugin(
+    name="compile",
+    commands=(
+        Command(
+            name="race",
+            panel="Models",
+            function="millstream.plugins.compile.cli:race",
+            examples=(
+                "millstream race resnet",
+                "millstream race resnet --samples images.npz --wait",
+                "millstream race resnet --show --json",
+            ),
+        ),
+        Command(
+            name="compile",
+            panel="Models",
+            function="millstream.plugins.compile.cli_compile:compile_",
+            examples=("millstream compile undo resnet",),
+        ),
+    ),
+)
