@@ -11,8 +11,10 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from millstream.services.errors import Code, Failure
+from millstream.services.plugin.plugin import Backend
+from millstream.services.plugin.registry import named, plugins
 
-#: modules that each extra installs, as far as we import them; `gpu` installs the same module as `cpu`
+#: modules that the extras of the core install, as far as we import them; `gpu` installs the same module as `cpu`
 EXTRAS: dict[str, tuple[str, ...]] = {
     "gateway": (
         "fastapi",
@@ -42,37 +44,24 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "embeddings": ("tokenizers",),
     "tracing": ("opentelemetry.proto",),
     "cpu": ("onnxruntime",),
-    "openvino": ("openvino",),
-    "nncf": ("nncf",),
-    "triton": ("tritonclient",),
-    "torch": ("torch",),
-    "jax": ("jax",),
-    "iree": ("jax", "iree.compiler", "iree.runtime"),
-    "tvm": ("tvm",),
-    "tensorflow": ("tensorflow", "tf2onnx"),
-    "pytorch": ("torch", "onnxscript"),
-    "huggingface": ("torch", "onnxscript", "safetensors", "tokenizers", "transformers"),
-    "keras": ("torch", "onnxscript", "h5py", "keras"),
-    "scikit-learn": ("pandas", "sklearn", "skl2onnx"),
-    "xgboost": ("xgboost", "onnxmltools", "skl2onnx"),
-    "lightgbm": ("lightgbm", "onnxmltools", "skl2onnx"),
-    "catboost": ("catboost",),
-    "mlflow": ("yaml",),
 }
-#: backend of a worker -> the extra that installs its library; the others need none
-BACKEND_EXTRAS = {
-    "onnxruntime": "cpu",
-    "iree": "iree",
-    "jax": "jax",
-    "openvino": "openvino",
-    "torch": "torch",
-    "triton": "triton",
-}
+_OWN_BACKEND = Backend(name="onnxruntime", factory="millstream.workers.backends.onnxruntime:OnnxRuntime", extra="cpu")
+
+
+def extras() -> dict[str, tuple[str, ...]]:
+    """Return the extras of pyproject.toml, with the modules that each installs, as far as they are imported."""
+    return EXTRAS | {extra: modules for plugin in plugins() for extra, modules in plugin.extras.items()}
+
+
+def backends() -> dict[str, Backend]:
+    """Return the backends of workers by name."""
+    return named("backends", Backend, (_OWN_BACKEND,))
 
 
 def missing_modules(extra: str) -> list[str]:
     """Return the modules of an extra that cannot be imported here; empty if the extra is installed."""
-    return [module for module in EXTRAS[extra] if not _is_installed(module)]
+    modules = EXTRAS.get(extra) or extras()[extra]  # the core's own ask no plug-in
+    return [module for module in modules if not _is_installed(module)]
 
 
 def require(*extras: str) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.extras import BACKEND_EXTRAS, exit_unfit, exit_without, require
+from millstream.services.extras import backends, exit_unfit, exit_without, require
 from millstream.services.process.gc_tuning import collect_rarely, exit_without_gc, freeze_gc
 
 if __name__ == "__main__":
@@ -28,7 +28,6 @@ from millstream.plugins.compile.worker.queue import Racer
 from millstream.plugins.compile.worker.races import WorkerRaces
 from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
 from millstream.plugins.compile.worker.trials import VariantTrials
-from millstream.plugins.engines.triton.worker import Triton
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes.exit_status import LOAD_STUCK
 from millstream.services.crashes.load_marks import LoadMarks
@@ -115,8 +114,9 @@ def main() -> int:
     configure_logs("text", identity.name)
     create_files_private()
     try:
-        if identity.backend in BACKEND_EXTRAS:
-            require(BACKEND_EXTRAS[identity.backend])
+        chosen = backends().get(identity.backend)
+        if chosen is not None and chosen.extra:
+            require(chosen.extra)
         settings = read_settings()
         configure_logs(settings.log_format, identity.name)
         return run_worker(settings, identity, supervised=arguments.start_id is not None)
@@ -349,7 +349,7 @@ class WorkerProcess:
         replies = ReplySender(writer, links, remote, lease_valid, direct)
         self._heartbeat.look_up = partial(self._look_up, replies)
         loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
-        loop.forwards = isinstance(self._environment.backend, Triton)
+        loop.forwards = self._environment.backend.forwards
         return loop
 
     def _new_races(self, repository: FolderRepository, run_dir: Path) -> WorkerRaces:

@@ -8,7 +8,8 @@ they add. The type of each contribution is defined where the core uses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,24 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A library that workers run models with.
+
+    Args:
+        name: as in `--pool gpu=1,backend=NAME`.
+        factory: "module:function" that takes a folder for files that it keeps, or None, and returns a
+            workers/backends/base.Backend.
+        extra: of `pip install millstream[…]`, which installs the library; empty: none does.
+        pools: whether a pool can be of it; else it runs what is compiled for it alone.
+    """
+
+    name: str
+    factory: str
+    extra: str = ""
+    pools: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
     """What a plug-in adds. A text is "module:attribute", imported when a process first asks for that kind.
 
@@ -36,6 +55,8 @@ class Plugin:
         name: lower case, as in MILLSTREAM_PLUGINS.
         requires: modules of other distributions. A plug-in that lacks one is off, and `doctor` says what is missing.
         needs: names of plug-ins without which it is off.
+        extras: of `pip install millstream[…]`, with the modules that each installs, as far as they are imported.
+        backends: of workers.
         commands: of the command line.
         http: routes of a protocol (gateway/http/adapter.Adapter).
         gateway: builders of a part of each gateway (gateway/parts.py).
@@ -44,6 +65,8 @@ class Plugin:
     name: str
     requires: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    backends: tuple[Backend, ...] = ()
     commands: tuple[Command, ...] = ()
     http: tuple[str, ...] = ()
     gateway: tuple[str, ...] = ()

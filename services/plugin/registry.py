@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from millstream.services.environment import chosen_plugins
 from millstream.services.errors import Code, Failure, invalid
@@ -27,7 +27,14 @@ GROUP = "millstream.plugins"
 _OWN = "millstream"
 _PROJECT = Path(__file__).parents[4] / "pyproject.toml"
 
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 T = TypeVar("T")
+N = TypeVar("N", bound=_Named)
 
 
 def plugins() -> tuple[Plugin, ...]:
@@ -51,6 +58,22 @@ def contributions(kind: str, of: type[T]) -> list[T]:
         Failure: INTERNAL if one cannot be imported or is of another type.
     """
     return [_resolved(plugin.name, value, of) for plugin in plugins() for value in getattr(plugin, kind)]
+
+
+def named(kind: str, of: type[N], own: Iterable[N] = ()) -> dict[str, N]:
+    """Return what the core (`own`) and the plug-ins add of a kind, by name.
+
+    Raises:
+        Failure: INTERNAL as `contributions` does, and if two have the same name.
+    """
+    found: dict[str, N] = {}
+    for one in (*own, *contributions(kind, of)):
+        if one.name in found:
+            raise Failure(
+                Code.INTERNAL, f"two plug-ins add {one.name!r} to the {kind}: turn one off (MILLSTREAM_PLUGINS)"
+            )
+        found[one.name] = one
+    return found
 
 
 def missing_requirements() -> dict[str, list[str]]:

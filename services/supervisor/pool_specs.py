@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.extras import BACKEND_EXTRAS
+from millstream.services.extras import backends
 from millstream.services.model.names import check_name
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.memory_share import parse_memory, parse_size
@@ -18,7 +18,6 @@ from millstream.services.process.memory_share import parse_memory, parse_size
 WORKERS_MAX = 1024
 FIXED = -1  # the controller does not change the number of workers
 THREADS_MAX = 1024
-BACKENDS = (*sorted(BACKEND_EXTRAS), "simulated")
 #: A pool whose name resembles an option's this much is refused: `threds=4` would start four more workers.
 OPTION_RATIO = 0.8
 _DEVICE = re.compile(r"(cpu|cuda|tensorrt)(:\d{1,3})?")
@@ -182,8 +181,8 @@ def _with_option(pool: str, spec: PoolSpec, option: str, value: str) -> PoolSpec
         raise invalid(f"{where}: {option} is given twice")
     if option == "device" and not _DEVICE.fullmatch(value):
         raise invalid(f"{where}: devices are cpu, cuda[:N] and tensorrt[:N]")
-    if option == "backend" and value not in BACKENDS:
-        raise invalid(f"{where}: backends are {', '.join(BACKENDS)}{did_you_mean(value, BACKENDS)}")
+    if option == "backend":
+        _check_backend(where, value)
     if option == "threads":
         if not value.isdecimal() or not 1 <= int(value) <= THREADS_MAX:
             raise invalid(f"{where}: threads are 1 to {THREADS_MAX}")
@@ -194,3 +193,9 @@ def _with_option(pool: str, spec: PoolSpec, option: str, value: str) -> PoolSpec
         except Failure as failure:
             raise invalid(f"{where}: {failure.message.partition(': ')[2]}") from None
     return PoolSpec(**(spec._asdict() | {option: value}))
+
+
+def _check_backend(where: str, name: str) -> None:
+    known = sorted(backend.name for backend in backends().values() if backend.pools)
+    if name not in known:
+        raise invalid(f"{where}: backends are {', '.join(known)}{did_you_mean(name, known)}")

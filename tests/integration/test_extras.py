@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from millstream.services.environment import child_environment
-from millstream.services.extras import EXTRAS
+from millstream.services.extras import extras
 from tests.kit.framework_environment import REQUIREMENTS
 from tests.kit.role_environment import PROJECT, ROOT, build_wheel, install, locked, make_environment, needed_by
 
@@ -37,7 +37,7 @@ HEAVY = {
 }
 #: modules whose first part several distributions share
 SHARED = {"google.protobuf": "protobuf", "opentelemetry.proto": "opentelemetry-proto"}
-INSTALLED = [extra for extra in EXTRAS if extra not in HEAVY]
+INSTALLED = [extra for extra in extras() if extra not in HEAVY]
 LOCKS = {
     "gateway": ("gateway", "embeddings", "tracing", "cpu"),
     "worker-cpu": ("worker", "cpu"),
@@ -224,11 +224,11 @@ def test_modules_of_an_extra_are_those_of_pyproject() -> None:
     optional = PROJECT["optional-dependencies"]
     distributions = packages_distributions()
     for extra in INSTALLED:
-        modules = EXTRAS[extra]
+        modules = extras()[extra]
         wanted = {canonicalize_name(Requirement(line).name) for line in expanded(optional, extra)}
         found = {canonicalize_name(name) for module in modules for name in names_of(module, distributions)}
         assert found == wanted, extra
-    assert set(optional) == {*EXTRAS, "gpu", "all"}
+    assert set(optional) == {*extras(), "gpu", "all"}
     every = ",".join(LOCKS["serving"])
     assert optional["all"] == [f"millstream[{every}]"]
 

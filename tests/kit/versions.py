@@ -91,7 +91,7 @@ def publish_simulated(
     """Publish a model of the simulated backend as the active version.
 
     Args:
-        behaviour: fields of millstream.workers.backends.simulated.Behaviour.
+        behaviour: fields of simulated_backend.worker.Behaviour (tests/kit/plugins).
         config: must name a pool whose workers have that backend.
     """
     content = json.dumps(behaviour or {}).encode()

@@ -102,6 +102,7 @@ class Backend(Protocol):
 
     name: str
     formats: frozenset[str]  # values of Manifest.source_format that it loads
+    forwards: bool  # whether its instances run elsewhere, and are told how long callers wait
 
     def prepare(self, device: str) -> None:
         """Import the library and start what all its instances share, so that the first load does not count it.

@@ -16,6 +16,10 @@ class CpuBackend:
     """The parts of `Backend` that say: no memory of a device, nothing compiled."""
 
     name: str
+    forwards = False
+
+    def __init__(self, home: Path | None = None) -> None:
+        """Keep no files in `home`."""
 
     def device_bytes(self, device: str) -> int:
         """Return 0: it runs on the CPU."""

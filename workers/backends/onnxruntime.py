@@ -308,6 +308,7 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     formats = frozenset({"onnx"})
+    forwards = False
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home.absolute() if home is not None else None

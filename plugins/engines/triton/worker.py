@@ -301,8 +301,10 @@ class Triton(CpuBackend):
 
     name = "triton"
     formats = frozenset({FORMAT})
+    forwards = True
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path | None = None) -> None:
+        super().__init__(home)
         self._health: dict[tuple[str, Path | None], ServerHealth] = {}  # by server
 
     def prepare(self, device: str) -> None:

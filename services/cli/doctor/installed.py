@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from millstream.services.cli.doctor.check import Check, State
 from millstream.services.errors import Failure
-from millstream.services.extras import EXTRAS, missing_modules, require
+from millstream.services.extras import extras, missing_modules, require
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings
@@ -29,7 +29,7 @@ def _python() -> list[Check]:
 
 
 def _packages() -> Check:
-    installed = [extra for extra in EXTRAS if extra != "cpu" and not missing_modules(extra)]
+    installed = [extra for extra in extras() if extra != "cpu" and not missing_modules(extra)]
     try:
         require("gateway", "worker")
     except Failure as failure:

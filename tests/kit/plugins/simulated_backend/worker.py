@@ -186,7 +186,8 @@ class Simulated(CpuBackend):
     name = "simulated"
     formats = frozenset({FORMAT})
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path | None = None) -> None:
+        super().__init__(home)
         self._device = SimulatedDevice()
 
     def prepare(self, device: str) -> None:

@@ -1,0 +1,9 @@
+"""ONNX files, compiled by TVM."""
+
+from millstream.services.plugin.plugin import Backend, Plugin
+
+PLUGIN = Plugin(
+    name="tvm",
+    extras={"tvm": ("tvm",)},
+    backends=(Backend(name="tvm", factory="millstream.plugins.engines.tvm.worker:Tvm", pools=False),),
+)
