@@ -47,7 +47,7 @@ demo: serving ## send held-out digits to a running Millstream: accuracy, rate, l
 test: install $(VENV)/.clients ## run the tests of each part, in ten minutes on two cores; or some (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
 	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL) @$(ESSENTIAL))
-	@$(if $(ARGS),,echo "make test-all also runs the other $(words $(filter-out $(shell cat $(ESSENTIAL)),$(LIVE))) files of $(words $(LIVE)) that start installations, and the long ones of the others")
+	@$(if $(ARGS),,echo "make test-all also runs the other $(words $(filter-out $(shell sed 's/::.*//' $(ESSENTIAL)),$(LIVE))) files of $(words $(LIVE)) that start installations, and the long ones of the others")
 
 test-all: install $(VENV)/.clients $(VENV)/.audit ## run all tests but those of make test-frameworks, JOBS files at a time
 	@$(BIN)/python -m tests.kit.tools

@@ -25,7 +25,7 @@ from millstream.services.plugin.plugin import Plugin
 
 GROUP = "millstream.plugins"
 _OWN = "millstream"
-_PROJECT = Path(__file__).parents[4] / "pyproject.toml"
+_PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # in a checkout, whose folders are linked
 
 
 class _Named(Protocol):

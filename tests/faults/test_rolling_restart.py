@@ -177,7 +177,7 @@ def test_an_upgrade_from_the_previous_release_fails_no_request(tmp_path: Path) -
         gateways=2,
         pools="cpu=2",
         models={"m": path},
-        settings=LONG_LEASES,
+        settings={**LONG_LEASES, "admin_key": "known-to-both-releases"},  # the previous one writes no token
         environment={"PYTHONPATH": str(installed)},
     ) as stack:
         before = stack.pids()
