@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from millstream.gateway.app import build_app
-from millstream.gateway.connection.asgi_protocol import asgi_protocol
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
-from millstream.gateway.connection.path_cache import infer_path
+from millstream.gateway.connection.path_cache import PathCache
 from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.gateway import Gateway
@@ -79,11 +78,6 @@ def _tls(
 
 
 def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
-    # The fast path looks at no header of Vertex AI, which may send all calls to the path of one model.
-    predictions = (settings.vertex_predict_route or "").encode()
-    if not settings.http_fast_path or infer_path(predictions) is not None:
-        plain = asgi_protocol(gateway.drain, settings.client_connections_max, settings.client_stall_s_max)
-        return with_cors(plain, settings.cors_origin_list)
     protocol = fast_path_protocol(
         gateway.infer,
         settings.request_bytes_max,
@@ -93,6 +87,8 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         settings.client_stall_s_max,
         gateway.drain,
     )
+    # The fast path looks at no header of Vertex AI, which may send all calls to the path of one model.
+    protocol.paths = PathCache(settings.vertex_predict_route)
     protocol.shared_buffers = gateway.budgets.shared_buffers
     protocol.http_counts = gateway.http_counts
     protocol.gate = gateway.access.gate

@@ -152,10 +152,6 @@ class Settings(BaseSettings):
         description="Port for HTTP; 0: any free port. Unset: `PORT`, which platforms set, else the default.",
     )
     http_keep_alive_s: float = Field(75, gt=0, description="Seconds after which an idle HTTP connection is closed.")
-    http_fast_path: bool = Field(
-        True,
-        description="Answer inference requests in the HTTP protocol class, without ASGI. False is for comparisons.",
-    )
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
     grpc_on_http_port: bool = Field(
         False,

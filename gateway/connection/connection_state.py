@@ -61,7 +61,7 @@ from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.head_cache import CachedHead, HeadCache
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
-from millstream.gateway.connection.path_cache import InferPath
+from millstream.gateway.connection.path_cache import PathCache
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
@@ -79,7 +79,7 @@ class ConnectionState(BoundedProtocol):
     gate: ClassVar[Gate]
     browser_guard: ClassVar[BrowserGuard]
     foreign_log: ClassVar[ForeignLog]
-    paths: ClassVar[dict[bytes, InferPath | None]]
+    paths: ClassVar[PathCache]
     heads: ClassVar[HeadCache]
     shared_buffers: ClassVar[SharedBuffers | None]
     ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]

@@ -22,6 +22,7 @@ from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.head_cache import HeadCache
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
+from millstream.gateway.connection.path_cache import PathCache
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete
@@ -97,6 +98,7 @@ def fast_path_protocol(
     Its class variable `http_counts` counts the replies; at first it is one of the class' own, which no page shows.
     Its class variable `gate` checks the keys of requests; at first it has none, and all are let in.
     Its class variable `shared_buffers` takes large binary bodies; at first it is None: there is no shared memory.
+    Its class variable `paths` tells infer posts by their URLs; at first, all that are.
     Its class variable `browser_guard` refuses calls of web pages; at first those of all other origins.
 
     Args:
@@ -128,7 +130,7 @@ def fast_path_protocol(
             "shared_buffers": None,
             "gate": Gate(),
             "browser_guard": BrowserGuard(),
-            "paths": {},
+            "paths": PathCache(),
             "heads": HeadCache(),
             "ok_prefix": [None, b""],
         },

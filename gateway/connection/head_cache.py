@@ -12,7 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.connection.path_cache import InferPath, infer_path
+from millstream.gateway.connection.path_cache import InferPath, PathCache
 from millstream.gateway.connection.request_cycle import RequestCycle
 from millstream.gateway.connection.request_head import head_fault
 
@@ -52,7 +52,7 @@ class _HeadCallbacks:
         self.heads += 1
 
 
-def read_head(head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+def read_head(head: bytes, paths: PathCache, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
     """Return the parsed `head`, empty line included; None unless it begins a plain infer post within the limit.
 
     None, too, for a post of a web page that `guard` refuses.
@@ -69,7 +69,7 @@ def read_head(head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHe
     if not plain or parser.get_method() != b"POST" or version != "1.1" or head_fault(version, reader.headers):
         return None
     sent = dict(reader.headers)
-    path, body_bytes = infer_path(reader.url), int(sent[b"content-length"])
+    path, body_bytes = paths[reader.url], int(sent[b"content-length"])
     if path is None or not 0 < body_bytes <= body_bytes_max or guard.page_fault("POST", sent) is not None:
         return None
     cycle = RequestCycle(path, [], lambda *_: None)
@@ -87,14 +87,16 @@ class HeadCache:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def find(self, head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+    def find(self, head: bytes, paths: PathCache, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
         """Return what `read_head` returns, or None if `head` was not sent before."""
         try:
             return self._heads[head]
         except KeyError:
-            return self._read_repeated(head, body_bytes_max, guard)
+            return self._read_repeated(head, paths, body_bytes_max, guard)
 
-    def _read_repeated(self, head: bytes, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+    def _read_repeated(
+        self, head: bytes, paths: PathCache, body_bytes_max: int, guard: BrowserGuard
+    ) -> CachedHead | None:
         key = hash(head)
         if key not in self._once:
             if len(self._once) >= ONCE_MAX:
@@ -104,5 +106,5 @@ class HeadCache:
         self._once.remove(key)
         if len(self._heads) >= HEADS_MAX:
             self._heads.clear()
-        cached = self._heads[head] = read_head(head, body_bytes_max, guard)
+        cached = self._heads[head] = read_head(head, paths, body_bytes_max, guard)
         return cached

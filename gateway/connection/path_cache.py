@@ -36,11 +36,23 @@ def has_encoded_slash(raw_path: bytes) -> bool:
     return b"%2f" in raw_path.lower()
 
 
-def cache_path(paths: dict[bytes, InferPath | None], url: bytes) -> InferPath | None:
-    """Return `infer_path(url)`, and keep it in `paths`: clients repeat their URLs."""
-    path = infer_path(url)
-    if len(url) <= URL_BYTES_MAX:
-        if len(paths) >= PATHS_MAX:
-            paths.clear()
-        paths[url] = path
-    return path
+class PathCache(dict[bytes, InferPath | None]):
+    """Returns `infer_path` of a URL, and keeps it, since clients repeat their URLs.
+
+    Args:
+        routed: a path that the ASGI app answers, although it is one of infer posts; None: there is none.
+    """
+
+    def __init__(self, routed: str | None = None) -> None:
+        super().__init__()
+        self._routed = None if routed is None else infer_path(routed.encode())
+
+    def __missing__(self, url: bytes) -> InferPath | None:
+        path = infer_path(url)
+        if path == self._routed:
+            path = None
+        if len(url) <= URL_BYTES_MAX:
+            if len(self) >= PATHS_MAX:
+                self.clear()
+            self[url] = path
+        return path

@@ -13,7 +13,6 @@ from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, Body
 from millstream.gateway.connection.error_reply import error_reply, too_large
 from millstream.gateway.connection.foreign_protocol import recognise
 from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead
-from millstream.gateway.connection.path_cache import cache_path
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX
 from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
@@ -119,7 +118,7 @@ class RequestReader(ReplyOrder):
         end = data.find(b"\r\n\r\n") + 4
         if not 4 < end <= CACHED_BYTES_MAX:
             return None
-        cached = self.heads.find(data[:end], self.body_bytes_max, self.browser_guard)
+        cached = self.heads.find(data[:end], self.paths, self.body_bytes_max, self.browser_guard)
         if cached is None or len(data) != cached.total_bytes:
             return None
         self._cached_head = cached
@@ -186,10 +185,7 @@ class RequestReader(ReplyOrder):
             else:
                 self._to_asgi()
             return
-        try:
-            path = self.paths[url]
-        except KeyError:
-            path = cache_path(self.paths, url)
+        path = self.paths[url]
         if path is None:
             self._to_asgi()
             return

@@ -31,12 +31,14 @@ PATH = "/v2/models/m/infer"
 @pytest.fixture(scope="module", params=[True, False], ids=["fast path", "asgi"])
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("bad")
-    settings = {"request_bytes_max": BODY_BYTES_MAX, "http_fast_path": request.param}
+    # What comes on the path that Vertex AI is told for predictions is answered by a route.
+    environment = {} if request.param else {"AIP_PREDICT_ROUTE": PATH}
+    settings = {"request_bytes_max": BODY_BYTES_MAX}
     made = {
         "m": models.identities(folder / "m.onnx", datatypes=DATATYPES),
         "pair": models.add_sub(folder / "pair.onnx"),
     }
-    with running_stack(folder, settings=settings, models=made) as stack:
+    with running_stack(folder, settings=settings, models=made, environment=environment) as stack:
         yield stack
 
 

@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from millstream.gateway.app import build_app
-from millstream.gateway.connection.asgi_protocol import asgi_protocol
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
@@ -19,6 +18,7 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.services.settings import Settings
 from tests.kit.application import Application
+from tests.kit.asgi_protocol import asgi_protocol
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, WireReply, chunked, post, request, serving
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import millstream.gateway.connection.bounded_protocol
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.path_cache import PATHS_MAX, InferPath, cache_path
+from millstream.gateway.connection.head_cache import read_head
+from millstream.gateway.connection.path_cache import PATHS_MAX, PathCache
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_head import HEAD_BYTES_MAX, HEADERS_MAX
@@ -315,12 +317,21 @@ async def test_a_body_behind_half_a_head_is_no_head(either: Front) -> None:
 
 
 def test_urls_are_remembered_within_bounds() -> None:
-    paths: dict[bytes, InferPath | None] = {}
+    paths = PathCache()
     for i in range(PATHS_MAX + 10):
-        assert cache_path(paths, b"/v2/models/m%d/infer" % i) == (f"m{i}", None)
+        assert paths[b"/v2/models/m%d/infer" % i] == (f"m{i}", None)
         assert len(paths) <= PATHS_MAX
-    assert cache_path(paths, PATH.encode() + b"?" + b"x" * 10_000) == ("m", None)
+    assert paths[PATH.encode() + b"?" + b"x" * 10_000] == ("m", None)
     assert max(map(len, paths)) < 100
+
+
+def test_a_path_that_a_route_answers_is_no_infer_post() -> None:
+    paths = PathCache(routed=PATH)
+    for url in (PATH, PATH + "?a=1", PATH.replace("infer", "%69nfer")):
+        sent = f"POST {url} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode()
+        assert paths[url.encode()] is None
+        assert read_head(sent, paths, BODY_BYTES_MAX, BrowserGuard()) is None
+    assert paths[b"/v2/models/other/infer"] == ("other", None)
 
 
 async def test_bytes_that_are_received_at_once_are_bounded(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.app import build_app
-from millstream.gateway.connection.asgi_protocol import asgi_protocol
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.head_cache import read_head
+from millstream.gateway.connection.path_cache import PathCache
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
+from tests.kit.asgi_protocol import asgi_protocol
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, serving
 
@@ -169,4 +170,7 @@ async def test_a_body_without_end_smuggles_no_request(ports: Ports, server: str)
 
 def test_no_head_that_is_refused_is_remembered() -> None:
     for lines, version in REFUSED.values():
-        assert read_head(head(PATHS["infer"], *lines, version=version), BODY_BYTES_MAX, BrowserGuard()) is None
+        assert (
+            read_head(head(PATHS["infer"], *lines, version=version), PathCache(), BODY_BYTES_MAX, BrowserGuard())
+            is None
+        )

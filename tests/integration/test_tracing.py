@@ -363,8 +363,7 @@ def test_collector_that_is_away_costs_no_request(tmp_path: Path) -> None:
     with http_collector() as collector:
         url = collector.url
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
-    # Without the fast path, whose requests the other tests cover, and with the access log in the gateway's own log.
-    settings = {"tracing": True, "http_fast_path": False, "access_log": "stdout"}
+    settings = {"tracing": True, "access_log": "stdout"}  # in the gateway's own log
     with running_stack(tmp_path, settings=settings, environment=environment) as stack:
         stack.push("m", models.scale(tmp_path / "m.onnx"))
         for _ in range(20):

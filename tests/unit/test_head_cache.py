@@ -7,6 +7,7 @@ import pytest
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.connection.head_cache import HEADS_MAX, ONCE_MAX, CachedHead, HeadCache, read_head
 from millstream.gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.connection.path_cache import PathCache
 
 MIB = 1 << 20
 GUARD = BrowserGuard()
@@ -19,7 +20,7 @@ def head(*lines: str, line: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
 def test_a_plain_post_is_known():
     data = head("Content-Length: 7", "Inference-Header-Content-Length: 3")
     expected = CachedHead(data, len(data) + 7, ("m", None), InferHeaders(None, None, b"3"), host_known=True)
-    assert read_head(data, MIB, GUARD) == expected
+    assert read_head(data, PathCache(), MIB, GUARD) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,24 +43,24 @@ def test_a_plain_post_is_known():
     ],
 )
 def test_anything_else_is_left_to_the_parser(data: bytes):
-    assert read_head(data, MIB, GUARD) is None
+    assert read_head(data, PathCache(), MIB, GUARD) is None
 
 
 def test_a_head_is_known_from_its_second_time_on_whatever_comes_between():
     heads = HeadCache()
     sent = [head("Content-Length: 7", line=f"POST /v2/models/m{number}/infer HTTP/1.1") for number in range(50)]
-    assert [heads.find(one, MIB, GUARD) for one in sent] == [None] * 50
-    found = [heads.find(one, MIB, GUARD) for one in sent]
+    assert [heads.find(one, PathCache(), MIB, GUARD) for one in sent] == [None] * 50
+    found = [heads.find(one, PathCache(), MIB, GUARD) for one in sent]
     assert [one.path for one in found if one is not None] == [(f"m{number}", None) for number in range(50)]
-    assert all(heads.find(one, MIB, GUARD) is known for one, known in zip(sent, found, strict=True))
+    assert all(heads.find(one, PathCache(), MIB, GUARD) is known for one, known in zip(sent, found, strict=True))
 
 
 def test_what_is_remembered_is_bounded():
     heads = HeadCache()
     for number in range(HEADS_MAX + 10):
         sent = head(f"Content-Length: {number + 1}")
-        heads.find(sent, MIB, GUARD)
-        known = heads.find(sent, MIB, GUARD)
+        heads.find(sent, PathCache(), MIB, GUARD)
+        known = heads.find(sent, PathCache(), MIB, GUARD)
         assert known is not None
         assert known.total_bytes == len(known.head) + number + 1
     assert len(heads) <= HEADS_MAX
@@ -70,7 +71,7 @@ def test_heads_that_are_never_repeated_take_no_memory():
     tracemalloc.start()
     try:
         for number in range(5 * ONCE_MAX):
-            assert heads.find(head(f"traceparent: {number}", "Content-Length: 7"), MIB, GUARD) is None
+            assert heads.find(head(f"traceparent: {number}", "Content-Length: 7"), PathCache(), MIB, GUARD) is None
         assert tracemalloc.get_traced_memory()[0] < 2 * MIB
     finally:
         tracemalloc.stop()

@@ -104,7 +104,6 @@ def test_workers_share_the_machine_unless_threads_are_set():
 def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
     settings = Settings(
         home=tmp_path,
-        http_fast_path=False,
         admin_key="secret",
         pools="cpu=1,gpu=2",
         preload="a=b",

@@ -1,6 +1,6 @@
-"""asgi_protocol: HTTP connections of a gateway without the fast path: uvicorn's protocol, with the fast path's bounds.
+"""uvicorn's own protocol with the bounds of the fast path: the oracle of the tests that compare the fast path with it.
 
-uvicorn itself bounds only the pause between a reply and the next byte.
+All its requests go to the ASGI app, and wait for their turn as uvicorn has them wait.
 """
 
 from __future__ import annotations
