@@ -21,7 +21,7 @@ from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.http import operation
 from millstream.gateway.http.access_middleware import AccessMiddleware
 from millstream.gateway.http.adapter import Adapter, Place
-from millstream.gateway.http.auth import authorize, bearer, sagemaker_manages
+from millstream.gateway.http.auth import authorize_by, bearer, sagemaker_manages
 from millstream.gateway.http.browser_middleware import BrowserMiddleware
 from millstream.gateway.http.count_replies import CountReplies
 from millstream.gateway.http.deps import Deps
@@ -32,12 +32,7 @@ from millstream.gateway.http.openapi_document import Access, complete
 from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddleware
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.v2 import adapter as v2
-from millstream.plugins.compat.openai import adapter as openai
-from millstream.plugins.compat.sagemaker import adapter as sagemaker
-from millstream.plugins.compat.tfserving import adapter as tfserving
-from millstream.plugins.compat.torchserve import adapter as torchserve
-from millstream.plugins.compat.vertex.adapter import vertex_adapter
-from millstream.plugins.compat.vertex.triton_calls import TritonCalls
+from millstream.services.plugin.registry import contributions
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.
@@ -48,16 +43,12 @@ serves. Replies to errors have the form of the path's protocol. Before a path is
 web page of another origin, or for another host, is answered 403.
 """
 
-#: In the order of the OpenAPI page. A new protocol is a folder in protocols/ and a line here.
-ADAPTERS = (
-    v2.ADAPTER,
-    tfserving.ADAPTER,
-    sagemaker.ADAPTER,
-    openai.ADAPTER,
-    torchserve.ADAPTER,
-    admin.ADAPTER,
-    operation.ADAPTER,
-)
+CORE = (v2.ADAPTER, v2.EXTENSIONS, admin.ADAPTER, operation.ADAPTER)
+
+
+def adapters() -> tuple[Adapter, ...]:
+    """Return the adapters of the core and of the plug-ins that are on."""
+    return (*CORE, *contributions("http", Adapter))
 
 
 def build_app(deps: Deps) -> FastAPI:
@@ -75,17 +66,16 @@ def build_app(deps: Deps) -> FastAPI:
 
     settings = deps.settings
     access = Access(open_paths=("/models",) if settings.management_api == "sagemaker" else ())
-    formats = _error_formats()
+    served = [one if one.of_settings is None else one.of_settings(settings) for one in adapters()]
     app = _App(
-        formats,
+        served,
         access,
-        (*ADAPTERS, vertex_adapter(settings)),  # last: its paths may be those of another protocol
         version=deps.version,
         lifespan=lifespan,
         telemetry=_telemetry(on=settings.telemetry),
     )
     app.state.deps = deps
-    replies = ErrorReplies(formats)
+    replies = ErrorReplies(app.error_formats)
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
     app.add_middleware(AccessMiddleware, audit=audit)
@@ -100,19 +90,15 @@ def build_app(deps: Deps) -> FastAPI:
     app.add_middleware(CountReplies, counts=deps.http_counts)
     if deps.observer is not None:
         app.add_middleware(ObservedApp, observer=deps.observer)
-    if settings.vertex_predict_route is not None:  # outside of all that looks at the path
-        app.add_middleware(TritonCalls, route=settings.vertex_predict_route, replies=replies)
+    for middleware in (middleware for adapter in served for middleware in adapter.middleware):
+        app.add_middleware(middleware, deps, replies)  # outside of all that looks at the path
     app.add_middleware(_HeadAsGet)
     return app
 
 
 def api_document(version: str) -> dict[str, Any]:
     """Return the OpenAPI document of a server with a key and the digits example, for docs/openapi.json."""
-    return _App(_error_formats(), Access(), version=version).openapi()
-
-
-def _error_formats() -> ErrorFormats:
-    return ErrorFormats({path: adapter.error_format for adapter in ADAPTERS for path in adapter.error_paths})
+    return _App(adapters(), Access(), version=version).openapi()
 
 
 def _telemetry(*, on: bool) -> TelemetryConfig:
@@ -123,9 +109,7 @@ def _telemetry(*, on: bool) -> TelemetryConfig:
 class _App(FastAPI):
     """The routes of all adapters, and their OpenAPI document."""
 
-    def __init__(
-        self, error_formats: ErrorFormats, access: Access, adapters: Sequence[Adapter] = ADAPTERS, **options: Any
-    ) -> None:
+    def __init__(self, served: Sequence[Adapter], access: Access, **options: Any) -> None:
         super().__init__(
             title="Millstream",
             summary="Model serving: upload a model, send it requests.",
@@ -140,16 +124,20 @@ class _App(FastAPI):
             redirect_slashes=False,
             **options,
         )
-        self._error_formats = error_formats
+        self.error_formats = ErrorFormats(
+            {path: adapter.error_format for adapter in served for path in adapter.error_paths}
+        )
+        self._schemas = [kind for adapter in served for kind in adapter.schemas]
         self._access = access
         self._making = threading.Lock()
         self._document: dict[str, Any] | None = None
         self._text = b""
-        self._include_routes(adapters)
+        self._include_routes(served)
 
-    def _include_routes(self, adapters: Sequence[Adapter]) -> None:
+    def _include_routes(self, served: Sequence[Adapter]) -> None:
         tags = {}
-        for routes in (routes for adapter in adapters for routes in adapter.routes):
+        found = [(routes, authorize_by(adapter.access)) for adapter in served for routes in adapter.routes]
+        for routes, authorize in sorted(found, key=lambda one: one[0].order):
             if routes.tag is not None:
                 tags[routes.tag.name] = routes.tag
             self.include_router(
@@ -167,8 +155,7 @@ class _App(FastAPI):
         """Return the document. It is made once, which takes some tenths of a second."""
         with self._making:
             if self._document is None:
-                schemas = [kind for adapter in ADAPTERS for kind in adapter.schemas]
-                self._document = complete(super().openapi(), schemas, self._error_formats, self._access)
+                self._document = complete(super().openapi(), self._schemas, self.error_formats, self._access)
                 self._text = orjson.dumps(self._document)
             return self._document
 

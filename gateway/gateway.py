@@ -28,17 +28,15 @@ from millstream.gateway.parts import GatewayParts, build_parts, start_parts, sto
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.redis_probe import RedisProbe
-from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
-from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.codec import V2CodecFactory
 from millstream.gateway.v2.service import InferService
-from millstream.plugins.compat.openai.embeddings import Embeddings
 from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.convert.conversion import end_warm_importers
@@ -110,7 +108,7 @@ class Gateway:
             self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
         )
         self.load = LoadWait(lambda: self.catalog, self.demands).load
-        self.callers = Callers(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
+        self.caller = caller_of(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
         self.parts = build_parts(self._gateway_parts(role))
         self.live_settings = LiveSettings(
             settings, address, keys, self.router.traces, lambda: self.catalog.snapshot.models
@@ -171,7 +169,7 @@ class Gateway:
             repository=self.repository,
             catalog=self.catalog,
             cluster_state=self.cluster_state,
-            callers=self.callers,
+            caller=self.caller,
             texts=self.texts,
             gate=self.access.gate,
             answering=self.readiness_probe.answering,
@@ -285,7 +283,6 @@ class Gateway:
             self.settings.repository_dir,
             self.catalog.exists,
         )
-        json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         return Deps(
             settings=self.settings,
             registry=self.registry,
@@ -294,8 +291,7 @@ class Gateway:
             cluster_state=self.cluster_state,
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
-            callers=self.callers,
-            embed=Embeddings(self.callers.openai, self.texts, json_limits).answer,
+            caller=self.caller,
             texts=self.texts,
             client_memory=self.client_memory,
             receive_budget=self.budgets.receiving,

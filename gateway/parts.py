@@ -12,7 +12,7 @@ from types import FunctionType
 
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.catalog.interfaces import ModelCatalog
-from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.texts.texts import Texts
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -32,7 +32,7 @@ class GatewayParts:
     repository: Repository
     catalog: ModelCatalog
     cluster_state: ClusterState
-    callers: Callers
+    caller: Callable[[str], Caller]  # runs requests of a protocol, by its label of the metrics
     texts: Texts  # tokenizes requests with texts
     gate: Gate  # says whether calls need a key
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back

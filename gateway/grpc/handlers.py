@@ -33,6 +33,7 @@ from millstream.plugins.compat.triton.grpc.statistics import StatisticsCalls
 from millstream.plugins.compat.triton.grpc.trace_and_log import TraceAndLogCalls
 from millstream.services.access.table import GRPC
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
@@ -56,7 +57,7 @@ class MethodTable:
         self.calls = 0
         self._counts = CallCounts(deps.registry)
         self.count_infer = self._counts.counter("ModelInfer")
-        self.infer = infer = InferCalls(deps.callers.grpc, messages, deps.texts)
+        self.infer = infer = InferCalls(deps.caller(RequestProtocol.GRPC), messages, deps.texts)
         observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
         self._guard = guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)

@@ -9,7 +9,9 @@ of the home (services/local_token.py).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
@@ -21,7 +23,7 @@ from millstream.gateway.http.body import read_body
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.services.access.sigv4 import SignedRequest, is_signature
-from millstream.services.access.table import Row, http_row
+from millstream.services.access.table import Row, Rows
 from millstream.services.errors import Code, Failure
 from millstream.services.process.audit import acting, concerns
 from millstream.services.process.offload import run_in_thread_if_large
@@ -35,14 +37,22 @@ bearer = HTTPBearer(
 )
 
 
-async def authorize(request: Request, deps: DepsOf) -> None:
-    """Check that the caller may call the route, by the authorisation table. Runs before every route.
+def authorize_by(rows: Rows) -> Callable[[Request, Deps], Coroutine[Any, Any, None]]:
+    """Return the dependency of an adapter's routes: it checks each call by the adapter's rows.
 
-    Raises Failure: UNAUTHENTICATED, FORBIDDEN, OVERLOADED (a limit of the key); FORBIDDEN for a route without a row.
+    It raises Failure: UNAUTHENTICATED, FORBIDDEN, OVERLOADED (a limit of the key); FORBIDDEN for a route without a row.
     """
+
+    async def authorize(request: Request, deps: DepsOf) -> None:
+        await _authorize(request, deps, rows)
+
+    return authorize
+
+
+async def _authorize(request: Request, deps: Deps, rows: Rows) -> None:
     route = request.scope.get("route")
     path, name = getattr(route, "path_format", None), getattr(route, "name", None)
-    row = http_row(request.method, path, name)
+    row = rows.get((request.method, path or ""))
     if row is None:
         raise Failure(Code.FORBIDDEN, f"{request.method} {path} is in no row of the authorisation table")
     visit = visit_of(request.scope)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
@@ -17,7 +17,7 @@ from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.observing.observer import Observer
-from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.texts.texts import Texts
 from millstream.plugins.compat.triton import interfaces
 from millstream.plugins.fleet.scaling import ScaleDecision
@@ -51,8 +51,7 @@ class Deps:
     cluster_state: ClusterState
     upload_slots: UploadSlots
     infer: InferHandler  # v2 over HTTP
-    callers: Callers  # the other protocols
-    embed: Callable[[bytes], Coroutine[Any, Any, bytes]]  # body of an embeddings request -> body of its reply
+    caller: Callable[[str], Caller]  # the other protocols, by their label of the metrics
     texts: Texts  # tokenizes requests with texts
     traces: interfaces.TraceSettings
     logs: interfaces.LogSettings

@@ -17,7 +17,6 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.split_requests import Part
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
-from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Reason
 from millstream.services.wire.batch import ReplyHeader
 
@@ -141,7 +140,7 @@ class Answers:
 
 def _by_protocol(requests: list[Request]) -> Iterable[list[Request]]:
     """Return the requests in groups of one protocol each."""
-    groups: dict[RequestProtocol, list[Request]] = {}
+    groups: dict[str, list[Request]] = {}
     for request in requests:
         groups.setdefault(request.responder.protocol, []).append(request)
     return groups.values()

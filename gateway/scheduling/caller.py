@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from millstream.gateway.access.principal import CALLER
@@ -24,7 +25,6 @@ from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
-from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.request_id import REQUEST_ID
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class _Call(Request, Generic[T]):
 class _Responder:
     """The responder of all calls of a protocol: each call has its own future."""
 
-    def __init__(self, protocol: RequestProtocol) -> None:
+    def __init__(self, protocol: str) -> None:
         self.protocol = protocol
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
@@ -78,10 +78,11 @@ class _Responder:
             answered.set_exception(failure)
 
 
-class Callers:
-    """The callers of one gateway, one for each protocol whose adapter is a coroutine.
+class Caller:
+    """Runs the requests of one protocol.
 
     Args:
+        protocol: under which metrics count the requests.
         find: returns the route of a model and version as written in a path (None: no version). Raises
             Failure(NOT_FOUND).
         timeout_s_max: the longest timeout; longer ones are cut to it.
@@ -90,29 +91,7 @@ class Callers:
 
     def __init__(
         self,
-        find: Callable[[str, str | None], ModelRoute],
-        timeout_s_max: float,
-        check: Callable[[str], None] = lambda _model: None,
-    ) -> None:
-        self.grpc = Caller(RequestProtocol.GRPC, find, timeout_s_max, check)
-        self.generate = Caller(RequestProtocol.GENERATE, find, timeout_s_max, check)
-        self.tfserving = Caller(RequestProtocol.TFSERVING, find, timeout_s_max, check)
-        self.sagemaker = Caller(RequestProtocol.SAGEMAKER, find, timeout_s_max, check)
-        self.vertex = Caller(RequestProtocol.VERTEX, find, timeout_s_max, check)
-        self.openai = Caller(RequestProtocol.OPENAI, find, timeout_s_max, check)
-        self.torchserve = Caller(RequestProtocol.TORCHSERVE, find, timeout_s_max, check)
-
-
-class Caller:
-    """Runs the requests of one protocol. The other arguments are those of Callers.
-
-    Args:
-        protocol: under which metrics count the requests.
-    """
-
-    def __init__(
-        self,
-        protocol: RequestProtocol,
+        protocol: str,
         find: Callable[[str, str | None], ModelRoute],
         timeout_s_max: float,
         check: Callable[[str], None],
@@ -124,7 +103,7 @@ class Caller:
         self._responder = _Responder(protocol)
 
     def find(self, model: str, version: str | None) -> ModelRoute:
-        """Return the route of a model and version, which the caller may run. Raises Failure, as in Callers."""
+        """Return the route of a model and version, which the caller may run. Raises Failure."""
         self._check(model)
         return self._find(model, version)
 
@@ -211,3 +190,10 @@ def _describe(exchange: Exchange, request: Request) -> None:
     wanted = None if asked is None else wanted_format(asked)
     if wanted is not None:
         exchange.add(HEADER, load_report(request.lane.load, wanted))
+
+
+def caller_of(
+    find: Callable[[str, str | None], ModelRoute], timeout_s_max: float, check: Callable[[str], None]
+) -> Callable[[str], Caller]:
+    """Return what makes the caller of each protocol, once. Arguments as of Caller."""
+    return cache(lambda protocol: Caller(protocol, find, timeout_s_max, check))

@@ -32,7 +32,6 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.split_requests import Splits
 from millstream.gateway.tensors.outputs import no_rows
 from millstream.services.errors import Code, Failure, Subject
-from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Reason
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
@@ -464,7 +463,7 @@ class Lane:
             return tuple(tensor.shape[1:] for tensor in request.inputs)
         return tuple(tensor.shape for tensor in request.inputs)
 
-    def record_rejection(self, protocol: RequestProtocol, code: Code) -> None:
+    def record_rejection(self, protocol: str, code: Code) -> None:
         """Count a request that was refused, or could not be read, before it was admitted."""
         self._metrics.record_rejection(protocol, code)
         if code in OVERFLOWING:

@@ -27,7 +27,7 @@ class LaneMetrics:
     """The series of one version in one pool, and of its content id."""
 
     _queue_wait: Histogram
-    _protocols: dict[RequestProtocol, _ProtocolSeries]
+    _protocols: dict[str, _ProtocolSeries]
     _batches_ok: Counter
     _batches_failed: Counter
     _sums: CounterVector
@@ -76,14 +76,14 @@ class LaneMetrics:
         self._waiting = registry.gauge(catalogue.LANE_ROWS, *self._labels)
         self._pending = registry.gauge(inference.PENDING, *self._of_content)
 
-    def _of(self, protocol: RequestProtocol) -> _ProtocolSeries:
+    def _of(self, protocol: str) -> _ProtocolSeries:
         """Return the series of a protocol; they are created at its first request."""
         series = self._protocols.get(protocol)
         if series is None:
             series = self._protocols[protocol] = self._protocol_series(protocol)
         return series
 
-    def _protocol_series(self, protocol: RequestProtocol) -> _ProtocolSeries:
+    def _protocol_series(self, protocol: str) -> _ProtocolSeries:
         registry = self._registry
         return _ProtocolSeries(
             registry.histogram(catalogue.REQUEST_DURATION, *self._labels, protocol),
@@ -152,9 +152,7 @@ class LaneMetrics:
                 sums = self._runs[rows] = self._registry.counter_vector(inference.RUNS, *self._of_content, label)
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
-    def answered(
-        self, protocol: RequestProtocol, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float
-    ) -> None:
+    def answered(self, protocol: str, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
         """Count answered requests of one batch. Their times are similar, so only a few buckets are updated.
 
         Args:
@@ -184,7 +182,7 @@ class LaneMetrics:
             at = end
         series.ok.add(count)
 
-    def answered_without_run(self, protocol: RequestProtocol, seconds: float) -> None:
+    def answered_without_run(self, protocol: str, seconds: float) -> None:
         """Count a request for no rows."""
         series = self._of(protocol)
         series.seconds.observe(seconds)
@@ -198,12 +196,12 @@ class LaneMetrics:
         at = bisect_left(bounds, seconds)
         return bounds[at] if at < len(bounds) else float("inf")
 
-    def failed(self, protocol: RequestProtocol, code: Code, seconds: float, reason: Reason | None = None) -> None:
+    def failed(self, protocol: str, code: Code, seconds: float, reason: Reason | None = None) -> None:
         self._of(protocol).seconds.observe(seconds)
         self._sums.add_to(Field.FAIL_S, seconds)
         self.record_rejection(protocol, code, reason)
 
-    def record_rejection(self, protocol: RequestProtocol, code: Code, reason: Reason | None = None) -> None:
+    def record_rejection(self, protocol: str, code: Code, reason: Reason | None = None) -> None:
         """Count a refused request, without its time: a refusal does not show how long answers take."""
         if self.unloaded or self._load_waited:
             self._missed(1)

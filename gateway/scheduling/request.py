@@ -15,7 +15,6 @@ from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.access.limits import Account
 from millstream.services.errors import Failure
-from millstream.services.metrics.catalogue import RequestProtocol
 
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.lane import Lane
@@ -97,7 +96,9 @@ def bill(request: Request, principal: Principal) -> None:
 class Responder(Protocol):
     """Turns answers into replies of a protocol. One method is called, once per request, after the request is done."""
 
-    protocol: RequestProtocol  # under which the metrics count the requests
+    @property
+    def protocol(self) -> str:
+        """The label under which the metrics count the requests."""
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         """Answer all requests of a batch. The common parts of their replies are made once."""

@@ -4,6 +4,7 @@ from millstream.services.plugin.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     name="compile",
+    http=("millstream.plugins.compile.gateway.routes_races:ADAPTER",),
     commands=(
         Command(
             name="race",

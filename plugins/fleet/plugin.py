@@ -4,6 +4,7 @@ from millstream.services.plugin.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     name="fleet",
+    http=("millstream.plugins.fleet.gateway.routes_scale:ADAPTER",),
     commands=(
         Command(
             name="autoscale",

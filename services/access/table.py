@@ -1,11 +1,12 @@
-"""table: the authorisation table: what each HTTP route and each gRPC method needs. Pure.
+"""table: a row of the authorisation table: what an HTTP route or a gRPC method needs. Pure.
 
-A route or method without a row is refused. tests/unit/test_access_table.py walks all routes and methods.
+The rows of routes are beside them, in their adapters (gateway/http/adapter.py). A route or method without a row is
+refused. tests/unit/access/test_access_table.py walks all routes and methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from millstream.services.access.scopes import Need
@@ -47,138 +48,10 @@ class Row(NamedTuple):
         return self._replace(need=need, changes=need in {Need.WRITE, Need.ADMIN}, of_message=None)
 
 
-#: a list of models, which shows those that the caller may describe
-_LIST = Row(Need.DESCRIBE)
-_VERSIONED = ("", "/versions/{version}")
-_LABELLED = (*_VERSIONED, "/labels/{label}")
-
-
-def _v2() -> Iterator[tuple[str, str, Row]]:
-    run, describe = Row(Need.INFER, "model"), Row(Need.DESCRIBE, "model")
-    for version in _VERSIONED:
-        path = f"/v2/models/{{model}}{version}"
-        for call in ("infer", "generate", "generate_stream"):
-            yield "POST", f"{path}/{call}", run
-        for rest in ("", "/ready", "/stats", "/config"):
-            yield "GET", f"{path}{rest}", describe
-    for path in ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready"):
-        yield "GET", path, Row(Need.OPEN)
-    for path in ("/v2/models", "/v2/models/stats"):
-        yield "GET", path, _LIST
-    for path in ("/v2/trace/setting", "/v2/logging"):
-        yield "GET", path, Row(Need.DESCRIBE)
-        yield "POST", path, Row(Need.ADMIN, changes=True)
-    yield "GET", "/v2/models/{model}/trace/setting", describe
-    yield "POST", "/v2/models/{model}/trace/setting", Row(Need.WRITE, "model", changes=True)
-    for kind in ("system", "cuda"):
-        memory = f"/v2/{kind}sharedmemory"
-        yield "GET", f"{memory}/status", Row(Need.MEMORY)
-        yield "GET", f"{memory}/region/{{region}}/status", Row(Need.MEMORY)
-        for path in ("/region/{region}/register", "/region/{region}/unregister", "/unregister"):
-            yield "POST", f"{memory}{path}", Row(Need.MEMORY, changes=True)
-    yield "POST", "/v2/repository/index", _LIST
-    yield "POST", "/v2/repository/{repository}/index", _LIST
-    for call in ("load", "unload"):
-        yield "POST", f"/v2/repository/models/{{model}}/{call}", Row(Need.WRITE, "model", changes=True)
-        yield "POST", f"/v2/repository/{{repository}}/models/{{model}}/{call}", Row(Need.WRITE, "model", changes=True)
-
-
-def _v1() -> Iterator[tuple[str, str, Row]]:
-    yield "GET", "/v1/models", _LIST
-    for version in _LABELLED:
-        path = f"/v1/models/{{model}}{version}"
-        yield "GET", path, Row(Need.DESCRIBE, "model")
-        yield "GET", f"{path}/metadata", Row(Need.DESCRIBE, "model")
-        for call in ("predict", "classify", "regress"):
-            yield "POST", f"{path}:{call}", Row(Need.INFER, "model")
-    yield "POST", "/v1/models/{model}:explain", Row(Need.INFER, "model")
-
-
-def _others() -> Iterator[tuple[str, str, Row]]:
-    run = Row(Need.INFER)  # the model is in a header or the body
-    for path in ("/ping", "/version"):
-        yield "GET", path, Row(Need.OPEN)
-    yield "POST", "/invocations", run
-    for call in ("invocations", "invocations-response-stream", "async-invocations"):
-        yield "POST", f"/endpoints/{{endpoint}}/{call}", run
-    yield "POST", "/models/{model}/invoke", Row(Need.INFER, "model")
-    for path in ("/openai/v1/embeddings", "/v1/embeddings"):
-        yield "POST", path, run
-    yield "GET", "/openai/v1/models", _LIST
-    for path in ("/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}"):
-        yield "POST", path, Row(Need.INFER, "model")
-    yield "GET", "/api-description", Row(Need.OPEN)
-    yield "OPTIONS", "/", Row(Need.OPEN)
-    yield "GET", "/models", _LIST
-    yield "POST", "/models", Row(Need.WRITE, changes=True)
-    one = "/models/{model}"
-    for path in (one, f"{one}/all", f"{one}/{{version}}"):
-        yield "GET", path, Row(Need.DESCRIBE, "model")
-    for method, path in (
-        ("PUT", one),
-        ("PUT", f"{one}/{{version}}"),
-        ("PUT", f"{one}/{{version}}/set-default"),
-        ("DELETE", one),
-        ("DELETE", f"{one}/{{version}}"),
-    ):
-        yield method, path, Row(Need.WRITE, "model", changes=True)
-
-
-def _admin() -> Iterator[tuple[str, str, Row]]:
-    for method, path, row in _admin_rows():
-        yield method, path, row._replace(admin=True)
-
-
-def _admin_rows() -> Iterator[tuple[str, str, Row]]:
-    read, write = Row(Need.READ), Row(Need.WRITE, "name", changes=True)
-    one = "/admin/v1/models/{name}"
-    version = f"{one}/versions/{{version}}"
-    for path in ("/admin/v1/models", "/admin/v1/placement", "/admin/v1/pools", "/admin/v1/workers"):
-        yield "GET", path, read
-    for path in (one, version, f"{version}/race", f"{one}/settings"):
-        yield "GET", path, Row(Need.READ, "name")
-    for method, path in (
-        ("PATCH", one),
-        ("DELETE", one),
-        ("PUT", version),
-        ("DELETE", version),
-        ("POST", f"{one}/versions"),
-        ("POST", f"{version}/activate"),
-        ("POST", f"{version}/race"),
-        ("DELETE", f"{version}/race"),
-        ("POST", f"{version}/race/undo"),
-        ("PUT", f"{version}/race/samples"),
-    ):
-        yield method, path, write
-    keys = "/admin/v1/keys"
-    for method, path, row in (
-        ("GET", keys, Row(Need.ADMIN)),
-        ("GET", f"{keys}/{{key}}", Row(Need.ADMIN)),
-        ("POST", keys, Row(Need.ADMIN, changes=True)),
-        ("PATCH", f"{keys}/{{key}}", Row(Need.ADMIN, changes=True)),
-        ("POST", f"{keys}/{{key}}/rotate", Row(Need.ADMIN, changes=True)),
-        ("DELETE", f"{keys}/{{key}}", Row(Need.ADMIN, changes=True)),
-        ("GET", "/admin/v1/audit", read),
-        ("GET", "/admin/v1/log-level", read),
-        ("PUT", "/admin/v1/log-level", Row(Need.ADMIN, changes=True)),
-        ("GET", "/admin/v1/scale", read),
-        ("GET", "/admin/v1/scale/{pool}", read),
-    ):
-        yield method, path, row
-
-
-def _operation() -> Iterator[tuple[str, str, Row]]:
-    for path in ("/", "/openapi.json", "/docs", "/docs/assets/{name}"):
-        yield "GET", path, Row(Need.OPEN)
-    yield "GET", "/metrics", Row(Need.METRICS)
-
-
-#: by method and template of the path
-HTTP: dict[tuple[str, str], Row] = {
-    (method, path): row for rows in (_v2, _v1, _others, _admin, _operation) for method, path, row in rows()
-}
-#: by name, of routes whose paths the settings name
-NAMED: dict[str, Row] = {"vertex_health": Row(Need.OPEN), "vertex_predict": Row(Need.INFER)}
+#: what calls of routes need, by method and template of the path
+Rows = Mapping[tuple[str, str], Row]
+#: of a list of models, which shows those that the caller may describe
+LIST = Row(Need.DESCRIBE)
 
 
 def _of_settings(message: Any) -> Need:
@@ -200,7 +73,7 @@ _GRPC_INFERENCE: dict[str, Row] = {
     "ModelMetadata": Row(Need.DESCRIBE, "name"),
     "ModelConfig": Row(Need.DESCRIBE, "name"),
     "ModelStatistics": Row(Need.DESCRIBE, "name"),
-    "RepositoryIndex": _LIST,
+    "RepositoryIndex": LIST,
     "RepositoryModelLoad": Row(Need.WRITE, "model_name", changes=True),
     "RepositoryModelUnload": Row(Need.WRITE, "model_name", changes=True),
     "SystemSharedMemoryStatus": Row(Need.MEMORY),
@@ -227,16 +100,5 @@ GRPC: dict[str, Row] = {
     **{f"/tensorflow.serving.{name}": row for name, row in _GRPC_TFSERVING.items()},
     "/grpc.health.v1.Health/Check": Row(Need.OPEN),
     "/grpc.health.v1.Health/Watch": Row(Need.OPEN),
-    **{f"{service}ServerReflectionInfo": _LIST for service in _REFLECTION},
+    **{f"{service}ServerReflectionInfo": LIST for service in _REFLECTION},
 }
-
-
-def http_row(method: str, path: str | None, name: str | None = None) -> Row | None:
-    """Return the row of a route; None: it has none, and is refused.
-
-    Args:
-        method: GET, …
-        path: the template of its path.
-        name: the name of the route.
-    """
-    return HTTP.get((method, path or "")) or NAMED.get(name or "")

@@ -32,16 +32,10 @@ class Kind(StrEnum):
 
 
 class RequestProtocol(StrEnum):
-    """The protocol of an inference request: a value of the label `protocol`."""
+    """The core's values of the label `protocol` of inference requests. The adapters of plug-ins name theirs."""
 
     V2 = "v2"  # HTTP
     GRPC = "grpc"
-    GENERATE = "generate"  # v2's generate and generate_stream
-    TFSERVING = "tfserving"  # also KServe's V1
-    SAGEMAKER = "sagemaker"
-    VERTEX = "vertex"
-    OPENAI = "openai"
-    TORCHSERVE = "torchserve"
 
 
 @dataclass(frozen=True, slots=True)

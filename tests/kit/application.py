@@ -29,12 +29,10 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.parts import GatewayParts, build_parts
-from millstream.gateway.scheduling.caller import Callers
+from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.model_route import ModelRoute
-from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.plugins.compat.openai.embeddings import Embeddings
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.log import SharedLogSettings
 from millstream.plugins.compat.triton.shared_memory import ClientMemory
@@ -177,9 +175,8 @@ class Application:
             log_levels,
         ):  # it never comes: repeated tries took most of the time of these tests
             stored._redis = async_client(no_redis, retries=0)
-        callers = Callers(self._find, 600, self.gate.check_model)
         texts = Texts(Tokenizers(self.repository))
-        limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
+        caller = caller_of(self._find, 600, self.gate.check_model)
         parts = build_parts(
             GatewayParts(
                 settings=self.settings,
@@ -188,7 +185,7 @@ class Application:
                 repository=self.repository,
                 catalog=self.catalog,
                 cluster_state=cluster_state,
-                callers=callers,
+                caller=caller,
                 texts=texts,
                 gate=self.gate,
                 answering=lambda _: True,
@@ -206,8 +203,7 @@ class Application:
                 cluster_state=cluster_state,
                 upload_slots=UploadSlots(self.catalog),
                 infer=self.inbox,
-                callers=callers,
-                embed=Embeddings(callers.openai, texts, limits).answer,
+                caller=caller,
                 texts=texts,
                 load=self._load,
                 receive_budget=self.receive_budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millstream.gateway.app import adapters
 from millstream.plugins.fleet.planner import OrderReason
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric, RequestProtocol
@@ -30,13 +31,19 @@ The page also has Triton's names (`nv_inference_…`, `nv_cpu_…`, `nv_gpu_…`
 that were made for Triton. They count the same requests.
 """
 
+
+def protocols() -> list[str]:
+    """Return the protocols of the core, and those of the plug-ins that are on."""
+    return list(dict.fromkeys([*RequestProtocol, *(name for adapter in adapters() for name in adapter.protocols)]))
+
+
 #: label -> the values that it can have
 LABELS = {
     "model": "Name of a model.",
     "revision": "The commit that an image was built from; `unknown` outside of images.",
     "version": "Number of a version; of `millstream_build_info`, the release of Millstream.",
     "pool": "Name of a pool.",
-    "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in RequestProtocol)}.",
+    "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in protocols())}.",
     "outcome": (
         f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
         "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`. "

@@ -18,7 +18,7 @@ from millstream.gateway.http.error_formats import ErrorContext, ErrorFormat, For
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.versioned import versioned
 from millstream.services.access.scopes import Need
-from millstream.services.access.table import HTTP, Row
+from millstream.services.access.table import Row
 from millstream.services.errors import invalid
 from tests.kit.application import Application
 
@@ -51,15 +51,17 @@ def echo_adapter() -> Adapter:
     tag = Tag("echo", "Says what it hears.")
     return Adapter(
         routes=(Routes(open_to_all, tag), Routes(protected, tag, keyed=True)),
+        access={
+            ("GET", "/echo/{word}"): Row(Need.READ),
+            ("DELETE", "/echo/{word}"): Row(Need.READ, changes=True),
+        },
         error_format=ErrorFormat(_write, EchoError),
         error_paths=("/echo",),
     )
 
 
 async def test_a_protocol_is_added_by_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "ADAPTERS", (*application.ADAPTERS, echo_adapter()))
-    for method in ("GET", "DELETE"):
-        monkeypatch.setitem(HTTP, (method, "/echo/{word}"), Row(Need.READ, changes=method == "DELETE"))
+    monkeypatch.setattr(application, "CORE", (*application.CORE, echo_adapter()))
     parts = Application(tmp_path)
     async with parts.client(operator=False) as client:
         assert (await client.get("/echo/hello")).json() == {"echo": "hello"}
@@ -85,7 +87,7 @@ async def test_a_protocol_is_added_by_one_record(tmp_path: Path, monkeypatch: py
 
 
 def test_no_two_adapters_claim_the_errors_of_one_prefix() -> None:
-    prefixes = [prefix for adapter in application.ADAPTERS for prefix in adapter.error_paths]
+    prefixes = [prefix for adapter in application.adapters() for prefix in adapter.error_paths]
     assert len(prefixes) == len(set(prefixes))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from millstream.gateway.app import ADAPTERS
+from millstream.gateway.app import CORE
 from millstream.gateway.connection.http_counts import INFER_ROUTE, INFER_VERSION_ROUTE, HttpCounts
 from millstream.services.metrics.catalogue import HTTP_REQUESTS
 from millstream.services.metrics.registry import MetricsRegistry
@@ -31,7 +31,7 @@ def counted(registry: MetricsRegistry) -> Counts:
 def test_the_templates_of_the_fast_path_are_those_of_the_application() -> None:
     templates = {
         route.path_format
-        for adapter in ADAPTERS
+        for adapter in CORE
         for routes in adapter.routes
         for route in routes.router.routes
         if isinstance(route, APIRoute) and "POST" in (route.methods or ())
@@ -94,7 +94,7 @@ async def test_our_own_fault_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
         raise ZeroDivisionError
 
     application = Application(tmp_path)
-    monkeypatch.setattr(application.app.state.deps.callers.torchserve, "find", broken)
+    monkeypatch.setattr(application.app.state.deps.caller("torchserve"), "find", broken)
     monkeypatch.setattr("millstream.plugins.compat.torchserve.routes.find", broken)
     async with application.client() as client:
         assert (await client.post("/predictions/m", json=[1])).status_code == 500

@@ -189,7 +189,7 @@ async def invoke(
             refuses bodies with 400 only.
         HTTPException: 406.
     """
-    caller = caller or deps.callers.sagemaker
+    caller = caller or deps.caller("sagemaker")
     route = caller.find(model, variant_version(request.headers))
     try:
         async with decompressed_body(request, deps) as body:

@@ -31,7 +31,7 @@ def find_view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, V
 def find_route(deps: Deps, model: str, version: str | None) -> ModelRoute:
     """Return the route of a version; None: the serving one. Raises Failure."""
     try:
-        return deps.callers.tfserving.find(model, version)
+        return deps.caller("tfserving").find(model, version)
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise

@@ -209,7 +209,7 @@ async def _run(model: str, version: str | None, read: Reader, request: Request, 
 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
     route = find_route(deps, model, version)
-    with deps.callers.tfserving.count_rejections(route, read.example):
+    with deps.caller("tfserving").count_rejections(route, read.example):
         event, data = await run_in_thread_if_large(
             len(body), open_event, request.headers, body, route.plans.json_limits
         )
@@ -217,7 +217,7 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
         inputs = parsed.inputs
         if parsed.texts:
             inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
-    outputs = await infer_arrays(deps.callers.tfserving, route, inputs)
+    outputs = await infer_arrays(deps.caller("tfserving"), route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), parsed.write, outputs)
     if event is None:
         return Response(text, media_type="application/json")

@@ -79,6 +79,13 @@ async def torchserve_explain(model: str) -> None:
 _DESCRIPTION = reply({"type": "object"}, "This document.")
 
 
+@router.get("/ping", include_in_schema=False)  # where SageMaker's is off
+async def torchserve_ping(deps: DepsOf, response: Response) -> dict[str, str]:
+    ready = deps.ready()
+    response.status_code = 200 if ready else 503
+    return {"status": "Healthy" if ready else "Unhealthy"}
+
+
 @router.options(
     "/",
     summary="Description of the API",
@@ -94,7 +101,7 @@ async def torchserve_description(request: Request) -> Response:
 def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:
     find(deps.catalog.snapshot, model, version)
     try:
-        return deps.callers.torchserve.find(model, None if version is None else plain(version))
+        return deps.caller("torchserve").find(model, None if version is None else plain(version))
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
@@ -108,11 +115,11 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
 
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
-    with deps.callers.torchserve.count_rejections(route, value_body):
+    with deps.caller("torchserve").count_rejections(route, value_body):
         (inputs, single), texts = await run_in_thread_if_large(len(body), _read, route.plans, content_type, body)
         if texts:
             inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
-    outputs = await infer_arrays(deps.callers.torchserve, route, inputs)
+    outputs = await infer_arrays(deps.caller("torchserve"), route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
     return Response(text, media_type="application/json")
 

@@ -205,7 +205,7 @@ def _check_serves(deps: Deps, manifest: Manifest) -> None:
 def _description(deps: Deps, model: ModelView, view: VersionView) -> dict[str, Any]:
     waiting = 0
     try:
-        route = deps.callers.torchserve.find(model.name, str(view.manifest.version))
+        route = deps.caller("torchserve").find(model.name, str(view.manifest.version))
         waiting = route.lane.waiting
     except Failure:  # no lane yet, so no request waits
         pass

@@ -79,13 +79,13 @@ async def _generate(model: str, version: str | None, request: Request, deps: Dep
 
 
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
-    route = deps.callers.generate.find(model, version)
-    with deps.callers.generate.count_rejections(route, generate_body):
+    route = deps.caller("generate").find(model, version)
+    with deps.caller("generate").count_rejections(route, generate_body):
         prompt, texts = await run_in_thread_if_large(len(body), _read, route.plans, body)
         inputs = prompt.inputs
         if texts:
             inputs = await deps.texts.inputs(route.lane.manifest, route.plans, inputs.tensors[0])
-    outputs = await infer_arrays(deps.callers.generate, route, inputs, prompt.options)
+    outputs = await infer_arrays(deps.caller("generate"), route, inputs, prompt.options)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.catalog.snapshot import VersionView
+from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.body import read_body, read_document
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
@@ -21,6 +22,8 @@ from millstream.plugins.compile.gateway import schemas_races as schemas
 from millstream.plugins.compile.stored.race_verdicts import undo
 from millstream.plugins.compile.stored.races import Race, RaceKey, RaceState, environment, has_worker, new_race
 from millstream.plugins.compile.targets import target_of
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.samples import read_samples, stored
@@ -260,3 +263,19 @@ def _document(deps: Deps, manifest: Manifest, race: Race) -> schemas.RaceDocumen
         why = f"no worker of pool '{race.pool}' has its device now: it waits for one"
         race = race.model_copy(update={"why": why})
     return schemas.RaceDocument.of(race, serving=serving)
+
+
+_ADMIN_PATH = f"/admin/v1{_PATH}"
+_WRITE = Row(Need.WRITE, "name", changes=True, admin=True)
+_TAG = Tag("admin: races", "Compiled forms of a version, measured.", Place.OPEN)
+ADAPTER = Adapter(
+    routes=(Routes(router, _TAG, keyed=True, order=310),),
+    access={
+        ("GET", _ADMIN_PATH): Row(Need.READ, "name", admin=True),
+        ("POST", _ADMIN_PATH): _WRITE,
+        ("DELETE", _ADMIN_PATH): _WRITE,
+        ("POST", f"{_ADMIN_PATH}/undo"): _WRITE,
+        ("PUT", f"{_ADMIN_PATH}/samples"): _WRITE,
+    },
+    schemas=(schemas.RaceRequest,),
+)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.plugins.fleet.gateway import schemas_scale as schemas
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import Row
 
 router = APIRouter(prefix="/admin/v1")
 
@@ -31,3 +34,11 @@ async def list_scale(deps: DepsOf) -> schemas.Scale:
 async def get_scale(pool: str, deps: DepsOf) -> schemas.PoolScale:
     decisions, now = await deps.decisions()
     return schemas.pool_scale(decisions, pool, now)
+
+
+_READ = Row(Need.READ, admin=True)
+_TAG = Tag("admin: scale", "How many workers each pool should have.", Place.OPEN)
+ADAPTER = Adapter(
+    routes=(Routes(router, _TAG, keyed=True, order=330),),
+    access={("GET", "/admin/v1/scale"): _READ, ("GET", "/admin/v1/scale/{pool}"): _READ},
+)

@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from millstream.services.access.table import HTTP
 from millstream.services.ingest.check_process import examine
 from tests.kit import models
+from tests.kit.access_rows import HTTP
 from tests.kit.application import Application, Exchange
 from tests.unit.access.test_access_table import url_of
 

@@ -144,7 +144,7 @@ class PredictionCalls:
         return find_route(self._deps, spec.name, _version(spec))
 
     async def _run(self, route: ModelRoute, read: Read, size_bytes: int, context: Any) -> list[OutputTensor]:
-        caller = self._deps.callers.tfserving
+        caller = self._deps.caller("tfserving")
         with caller.count_rejections(route):
             inputs, texts = await run_in_thread_if_large(size_bytes, read_with_texts, route.plans, read)
             if texts:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI's clients send it. GET /v1/models, which they use, too, is in tfserving."""
+"""POST /v1/embeddings and GET /v1/models, as OpenAI's clients send them. Where tfserving is on, it has /v1/models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.catalog.snapshot import visible
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.context import DepsOf
-from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.model_list import model_list
 from millstream.gateway.http.openapi import json_body, ref, reply
-from millstream.plugins.compat.openai.schemas import EmbeddingsReply, EmbeddingsRequest
+from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.plugins.compat.openai.embeddings import Embeddings
+from millstream.plugins.compat.openai.errors import FORMAT
+from millstream.plugins.compat.openai.schemas import SCHEMAS, EmbeddingsReply, EmbeddingsRequest
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import LIST, Row
 
 router = APIRouter()
 
@@ -41,15 +46,31 @@ _ANSWERS = reply(
 )
 @router.post("/openai/v1/embeddings", include_in_schema=False)
 async def create_embeddings(request: Request, deps: DepsOf) -> Response:
-    return await _embed(request, deps)
+    limits = JsonLimits(deps.settings.json_bytes_max, deps.settings.json_values_max)
+    embeddings = Embeddings(deps.caller("openai"), deps.texts, limits)
+    async with decompressed_body(request, deps) as body:
+        text = await cancel_on_disconnect(request, embeddings.answer(body))
+    return Response(text, media_type="application/json")
 
 
+@router.get("/v1/models", include_in_schema=False)
 @router.get("/openai/v1/models", include_in_schema=False)
 async def openai_list_models(deps: DepsOf) -> dict[str, Any]:
     return model_list(visible(deps.catalog.snapshot))
 
 
-async def _embed(request: Request, deps: Deps) -> Response:
-    async with decompressed_body(request, deps) as body:
-        text = await cancel_on_disconnect(request, deps.embed(body))
-    return Response(text, media_type="application/json")
+_RUN = Row(Need.INFER)  # the body names the model
+
+ADAPTER = Adapter(
+    routes=(Routes(router, Tag("OpenAI", "Embeddings."), order=120),),
+    access={
+        ("POST", "/v1/embeddings"): _RUN,
+        ("POST", "/openai/v1/embeddings"): _RUN,
+        ("GET", "/v1/models"): LIST,
+        ("GET", "/openai/v1/models"): LIST,
+    },
+    protocols=("openai",),
+    error_format=FORMAT,
+    error_paths=("/v1/", "/openai/"),
+    schemas=SCHEMAS,
+)

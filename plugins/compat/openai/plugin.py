@@ -1,0 +1,8 @@
+"""OpenAI's embeddings API."""
+
+from millstream.services.plugin.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="openai",
+    http=("millstream.plugins.compat.openai.gateway:ADAPTER",),
+)

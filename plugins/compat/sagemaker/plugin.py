@@ -1,0 +1,8 @@
+"""SageMaker's containers, and its runtime API."""
+
+from millstream.services.plugin.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="sagemaker",
+    http=("millstream.plugins.compat.sagemaker.adapter:ADAPTER",),
+)

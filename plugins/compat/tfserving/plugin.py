@@ -1,0 +1,8 @@
+"""TensorFlow Serving's REST and gRPC API, and KServe's V1."""
+
+from millstream.services.plugin.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="tfserving",
+    http=("millstream.plugins.compat.tfserving.adapter:ADAPTER",),
+)
