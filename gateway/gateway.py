@@ -12,10 +12,10 @@ from millstream.gateway.access.access_control import AccessControl
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.quotas import Quotas
-from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.certificate_watch import CertificateWatch
-from millstream.gateway.cluster_events import ClusterEvents
+from millstream.gateway.cluster_events import ClusterEvents, QuarantineNews
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fd_limit import HTTP_SHARE
 from millstream.gateway.connection.http_counts import HttpCounts
@@ -29,8 +29,11 @@ from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
 from millstream.gateway.redis_probe import RedisProbe
 from millstream.gateway.scheduling.caller import caller_of
+from millstream.gateway.scheduling.lane_table import LaneTable
+from millstream.gateway.scheduling.pool_context import SharedParts
 from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
+from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.texts import Texts
@@ -90,28 +93,29 @@ class Gateway:
         self.cluster_state = ClusterState(address, keys)
         self._redis_probe = RedisProbe(self.cluster_state, self.registry)
         self.access = AccessControl(self.name, settings, self.registry, self.cluster_state)
-        self.access.keys.on_load = self._keys_changed
         self.client_memory = self._client_memory()
         self._scale_state = ScaleState(address, keys)
+        self.snapshots, self.lanes = SnapshotCell(), LaneTable()
         self.producer = self._producer(address, keys)
-        self.router = self._router()
-        self.producer.lanes = self.router.all
-        self.loads = LoadReporter(
-            self.name, self._scale_state, self.producer.called, self.producer.ticking, self.producer.pending
+        self.loads = LoadReporter(self.name, self._scale_state, self.lanes)
+        self.demands = Demands(self.snapshots.get, self.lanes, self._footprint, self.loads)
+        self.quarantine = Quarantine(
+            self.registry.gauge(catalogue.REQUESTS_QUARANTINED),
+            self.registry.counter(catalogue.REQUESTS_REFUSED, "quarantined"),
+            QuarantineNews(self.cluster_state).publish,
         )
-        self.demands = self._demands()
-        self.router.demands = self.demands
+        self.router = self._router()
         self.catalog = self._catalog()
         self.readiness_probe = self._readiness_probe(preloads)
         self.texts = Texts(Tokenizers(self.repository))
         self.infer = InferService(
             self.router, self.budgets.receiving, settings.request_bytes_max, settings.request_timeout_s_max, self.texts
         )
-        self.load = LoadWait(lambda: self.catalog, self.demands).load
+        self.load = LoadWait(self.catalog, self.demands).load
         self.caller = caller_of(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
         self.parts = build_parts(self._gateway_parts(role))
         self.live_settings = LiveSettings(
-            settings, address, keys, self.router.traces, lambda: self.catalog.snapshot.models
+            settings, address, keys, self.router.traces, lambda: self.snapshots.current.models
         )
         self._loops: list[asyncio.Task[None]] = []
 
@@ -124,32 +128,31 @@ class Gateway:
     def _producer(self, address: RedisAddress, keys: InstallationKeys) -> Producer:
         settings = self.settings
         ways = ReplyWays(settings.shm_dir, settings.queue_direct, _reply_port(settings, address))
-        return Producer(address, keys, self.name, self.registry, settings.queue_lease_s, ways)
+        return Producer(address, keys, self.name, self.lanes, self.registry, settings.queue_lease_s, ways)
 
     def _router(self) -> Router:
         settings, budgets = self.settings, self.budgets
         return Router(
             settings,
             self.producer,
-            budgets.admission,
-            budgets.segments,
+            self.demands,
+            SharedParts(budgets.admission, budgets.segments, self.quarantine, self.access.gate),
             self.registry,
             host_token(settings.shm_dir),
             V2CodecFactory(self._labels, self.client_memory, budgets.replies, settings.request_bytes_max),
         )
 
-    def _demands(self) -> Demands:
-        demands = Demands(lambda: self.catalog.snapshot, self.router.lane_of, self._footprint)
-        demands.displaced = self.router.displaced
-        demands.start_s = self.loads.start_s
-        return demands
-
     def _catalog(self) -> Catalog:
-        events = ClusterEvents(self.producer, self.router.quarantine, self.cluster_state)
-        events.handlers["keys"] = self.access.keys.reload
-        catalog = Catalog(self.name, self.repository, self.cluster_state, self._apply, events.handlers)
-        catalog.asleep = self.loads.asleep
-        return catalog
+        events = ClusterEvents(self.producer, self.quarantine, self.access.keys)
+        return Catalog(
+            self.name,
+            self.repository,
+            self.cluster_state,
+            self.snapshots,
+            self.loads,
+            self._apply,
+            events.handlers,
+        )
 
     def _readiness_probe(self, preloads: Preloads) -> ReadinessProbe:
         return ReadinessProbe(
@@ -177,9 +180,6 @@ class Gateway:
             uploading=Quotas(self.access.gate, self.catalog, self.repository).upload,
         )
 
-    def _keys_changed(self) -> None:
-        self.router.costs.on = self.access.gate.enforced
-
     async def _apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         await self.router.apply(snapshot, changed)
         self.readiness_probe.note_empty()
@@ -187,14 +187,14 @@ class Gateway:
 
     def _workers_or_asleep(self) -> int:
         """Return the number of live workers, and of pools that have none until their first request."""
-        workers = self.catalog.snapshot.workers
+        workers = self.snapshots.current.workers
         return len(workers) or len(self.loads.asleep(()))
 
     def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:
         return self.repository.footprints.of(manifest, worker.kind)
 
     def _manifests(self) -> list[Manifest]:
-        return [view.manifest for model in self.catalog.snapshot.models.values() for view in model.versions.values()]
+        return [view.manifest for model in self.snapshots.current.models.values() for view in model.versions.values()]
 
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
@@ -270,16 +270,16 @@ class Gateway:
     def abandon(self) -> None:
         """Fail all admitted requests, and refuse further ones."""
         self.budgets.admission.closed = True
-        for lane in self.router.all():
+        for lane in self.lanes.all():
             lane.abandon(Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1))
 
     def deps(self) -> Deps:
         """Return what routes and the gRPC server need."""
         metrics_page = GatewayMetricsPage(
             self.registry,
-            TritonMetricsPage(lambda: self.catalog.snapshot),
+            TritonMetricsPage(self.snapshots.get),
             self.cluster_state,
-            self.router.all,
+            self.lanes,
             self.settings.repository_dir,
             self.catalog.exists,
         )

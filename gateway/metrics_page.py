@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
@@ -29,7 +29,7 @@ class GatewayMetricsPage:
         registry: the series of all processes on this machine.
         triton_page: the same figures under Triton's names.
         cluster_state: reads the depths of streams.
-        lanes: returns all lanes.
+        lanes: of the gateway.
         repository: the folder that holds the models.
         exists: says whether a version exists: those that were deleted have no series.
     """
@@ -39,7 +39,7 @@ class GatewayMetricsPage:
         registry: MetricsRegistry,
         triton_page: TritonMetricsPage,
         cluster_state: ClusterState,
-        lanes: Callable[[], list[Lane]],
+        lanes: LaneTable,
         repository: Path,
         exists: Exists,
     ) -> None:
@@ -74,7 +74,7 @@ class GatewayMetricsPage:
     async def _read_depths(self, depths: list[GaugeSample]) -> None:
         """Append the depth of each lane's stream to `depths`."""
         by_pool: dict[str, list[Lane]] = {}
-        for lane in self._lanes():
+        for lane in self._lanes.all():
             by_pool.setdefault(lane.pool, []).append(lane)
         for pool, of_pool in by_pool.items():
             for start in range(0, len(of_pool), STREAMS_AT_ONCE):

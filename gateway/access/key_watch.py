@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from millstream.gateway.access.gate import Gate
@@ -62,7 +61,6 @@ class KeyWatch:
         registry: MetricsRegistry,
     ) -> None:
         self.stored = stored
-        self.on_load: Callable[[], None] = lambda: None
         self._name = name
         self._gate = gate
         self._cluster_state = cluster_state
@@ -89,7 +87,6 @@ class KeyWatch:
             self._gate.load(keys.documents, others=bool(keys.damaged))
             self._stamp = stamp
             self._show_expiries(keys)
-            self.on_load()
             if change != self._change:
                 self._change = change
                 await self._tell()

@@ -12,9 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
-from millstream.gateway.catalog.interfaces import UploadKey
+from millstream.gateway.catalog.interfaces import ScaleView, UploadKey
 from millstream.gateway.catalog.placements import Placements
-from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, SnapshotCell, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
@@ -47,6 +47,8 @@ class Catalog:
         name: Name of this gateway.
         repository: Holds the models.
         cluster_state: Reads and writes the records of workers, gateways and uploads in Redis.
+        cell: Gets each new snapshot.
+        scale: What is known of pools without workers.
         on_snapshot: Called with each new snapshot and the names of the models that changed.
         events: Handlers of messages, by kind: the message "died:cpu-0-…" goes to the handler of "died".
     """
@@ -56,16 +58,17 @@ class Catalog:
         name: str,
         repository: Repository,
         cluster_state: ClusterState,
+        cell: SnapshotCell,
+        scale: ScaleView,
         on_snapshot: Callable[[Snapshot, Collection[str]], Awaitable[None]],
         events: Mapping[str, Callable[[str], Awaitable[None]]],
     ) -> None:
-        self.snapshot = Snapshot({}, ())
         self.uploads: Mapping[UploadKey, State] = {}
-        #: returns the pools without workers, of those that are not `staffed`, that need none now; set by the gateway
-        self.asleep: Callable[[Collection[str]], frozenset[str]] = lambda _staffed: frozenset()
         self._name = name
         self._repository = repository
         self._cluster_state = cluster_state
+        self._cell = cell
+        self._scale = scale
         self._on_snapshot = on_snapshot
         self._events = events
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
@@ -81,6 +84,10 @@ class Catalog:
         self._wake = asyncio.Event()
         self._refreshing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._cell.current
 
     async def start(self) -> None:
         await self.refresh()
@@ -110,7 +117,7 @@ class Catalog:
                 workers, self.uploads = await self._cluster_state.exchange(self._name, self._listed)
                 await self._renew_uploads()
             self._changes |= self._placements.update(workers)
-            asleep = self.asleep({one.pool for one in workers})
+            asleep = self._scale.asleep({one.pool for one in workers})
             self._learn_pools(workers, asleep)
             self._changes |= self._standby.update(workers, token, asleep)
             await self._apply(workers)
@@ -150,7 +157,7 @@ class Catalog:
         changed = {name for name in self._changes if models.get(name) != before.models.get(name)}
         # Also of versions that are staged, which no model of the repository names yet.
         notable = bool(self._changes) or _notable(workers) != _notable(before.workers)
-        self.snapshot = Snapshot(models if changed else before.models, workers, self._pools)
+        self._cell.current = Snapshot(models if changed else before.models, workers, self._pools)
         self._changes.clear()
         # If `on_snapshot` raises, the next call reports the same models again.
         self._unreported |= changed

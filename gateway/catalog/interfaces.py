@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from millstream.gateway.catalog.snapshot import Replica, Snapshot
@@ -37,3 +37,15 @@ class ModelCatalog(Protocol):
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
         """Publish the state of an upload to all gateways. `state` None: the upload has ended."""
+
+
+class ScaleView:
+    """What a gateway knows of pools whose number of workers follows their load. This one knows of none."""
+
+    def asleep(self, staffed: Collection[str]) -> frozenset[str]:
+        """Return the pools without workers that need none until their first request. `staffed`: those with workers."""
+        return frozenset()
+
+    def start_s(self, pool: str) -> float:
+        """Return the seconds until a pool without workers has one that is started for a request; 0: none is."""
+        return 0.0

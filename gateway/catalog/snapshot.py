@@ -194,3 +194,13 @@ def visible(snapshot: Snapshot, need: Need = Need.DESCRIBE) -> Snapshot:
 
     models = {name: view for name, view in snapshot.models.items() if name in known}
     return replace(snapshot, models=models, workers=tuple(map(seen, snapshot.workers)))
+
+
+class SnapshotCell:
+    """Has the current snapshot: made before the catalog, which replaces it, and before all that read it."""
+
+    def __init__(self) -> None:
+        self.current = Snapshot({}, ())
+
+    def get(self) -> Snapshot:
+        return self.current

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.gateway.placement.decision import ColdVersion, Decision, Waiting, decide
 from millstream.gateway.placement.other_pools import OtherPools
@@ -68,11 +69,21 @@ class ColdLane(Protocol):
     def ready(self) -> bool: ...
 
     @property
-    def awaited(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether a request waits or is in flight. Readiness probes do not count."""
 
     def refuse_cold(self, failure: Failure) -> None:
         """Fail the waiting requests that came while no instance was ready."""
+
+
+class ColdLanes(Protocol):
+    """The lanes of the gateway."""
+
+    def loadable(self, content_id: str) -> ColdLane | None:
+        """Return the lane of a version in the first of its pools that can load it."""
+
+    def answered_elsewhere(self) -> Sequence[ColdLane]:
+        """Return cold lanes of preferred pools, while another pool answered requests since the last call."""
 
 
 class ColdRequest(Protocol):
@@ -104,7 +115,7 @@ class _Demand:
     @property
     def why(self) -> str:
         """Why it is loaded, for people."""
-        if self.lane.awaited:
+        if self.lane.has_requests:
             return "a call"
         return "it was activated" if self.active else "another pool answers its calls" if self.displaced else "a call"
 
@@ -114,31 +125,30 @@ class Demands:
 
     Args:
         snapshot: returns the current snapshot of the catalog.
-        lane_of: returns the lanes of a version, by its content id.
+        lanes: of the gateway.
         footprint_of: returns what a version takes in a worker, measured or predicted.
+        scale: what is known of pools without workers.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         snapshot: Callable[[], Snapshot],
-        lane_of: Callable[[str], ColdLane | None],
+        lanes: ColdLanes,
         footprint_of: Callable[[Manifest, WorkerRecord], Footprint],
+        scale: ScaleView,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.usage = UsageMemory()
         self._snapshot = snapshot
-        self._lane_of = lane_of
+        self._lanes = lanes
         self._footprint_of = footprint_of
+        self._scale = scale
         self._clock = clock
         self._fleets = PoolFleets(footprint_of)
         self._demands: dict[tuple[str, str], _Demand] = {}  # by pool and content id
         self._staffed_at: dict[str, float] = {}  # when each pool last had a worker
         self._other_pools = OtherPools(snapshot, self._fleets, footprint_of, self._is_ordered)
-        #: returns cold lanes of preferred pools, while another pool answered requests since the last call
-        self.displaced: Callable[[], Sequence[ColdLane]] = tuple
-        #: returns the seconds until a pool without workers has one that is started for a request; 0: none is
-        self.start_s: Callable[[str], float] = lambda _pool: 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -195,7 +205,7 @@ class Demands:
 
     def load(self, content_id: str, until: float) -> Refusal | None:
         """Have a version loaded without a request for it, until an instant (monotonic). Returns why it is refused."""
-        lane = self._lane_of(content_id)
+        lane = self._lanes.loadable(content_id)
         if lane is None or lane.ready:
             return None
         demand = self._demand(lane)
@@ -220,7 +230,7 @@ class Demands:
         for name in changed:
             model = snapshot.models.get(name)
             version = None if model is None else _awaited(model)
-            lane = None if version is None else self._lane_of(version.manifest.content_id)
+            lane = None if version is None else self._lanes.loadable(version.manifest.content_id)
             if lane is not None:
                 self._demand(lane).active = True
         for demand in list(self._demands.values()):
@@ -242,7 +252,7 @@ class Demands:
             if demand.active:
                 model = self._snapshot().models[lane.manifest.model]
                 demand.active = _awaited(model) is view
-            awaited = lane.awaited or demand.kept_until > self._clock() or demand.active
+            awaited = lane.has_requests or demand.kept_until > self._clock() or demand.active
             if awaited or demand.ordering is not None:
                 return False
         if demand.ordering is None:
@@ -264,7 +274,7 @@ class Demands:
         if workers.records:
             demand.need = self._footprint_of(lane.manifest, next(iter(workers.records.values())))
         now = self._clock()
-        start_s = 0.0 if workers.records else self.start_s(lane.pool)
+        start_s = 0.0 if workers.records else self._scale.start_s(lane.pool)
         since = demand.since if start_s else self._staffed_at.setdefault(lane.pool, now)
         unstaffed_s = 0.0 if workers.records else now - since
         redis_s = lane.link.clock.now_ms() / 1000
@@ -364,7 +374,7 @@ class Demands:
 
         Versions in use whose preferred pool does not have them are loaded there, if that costs little.
         """
-        for lane in self.displaced():
+        for lane in self._lanes.answered_elsewhere():
             if not self._other_pools.is_worth_moving(lane.pool, lane.manifest, lane.link.clock.now_ms() / 1000):
                 continue
             demand = self._demand(lane)

@@ -16,9 +16,7 @@ from millstream.services.wire.records import State
 class LoadWait:
     """Loads versions on request in one gateway. Call it in the event loop."""
 
-    def __init__(
-        self, catalog: Callable[[], ModelCatalog], demands: Demands, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, catalog: ModelCatalog, demands: Demands, clock: Callable[[], float] = time.monotonic) -> None:
         self._catalog = catalog
         self._demands = demands
         self._clock = clock
@@ -29,7 +27,7 @@ class LoadWait:
         Raises:
             Failure: MEMORY (no worker has memory for it), MODEL (it failed), NOT_FOUND (it was removed), UNAVAILABLE.
         """
-        catalog, until = self._catalog(), self._clock() + seconds_max
+        catalog, until = self._catalog, self._clock() + seconds_max
         while True:
             view = catalog.snapshot.model(manifest.model).version(manifest.version)
             if view.ready:

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 
 from millstream.gateway.scheduling.batching.batcher import Batcher
 from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
+from millstream.gateway.scheduling.circuit import Circuit
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.lane_state import LaneState
+from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter, Gauge
+
+CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no worker tries again: operators take longer to mend it
+RETRY_S_MIN = 1.0  # hint to clients of a version that a worker tries again now
 
 
 class Admission:
@@ -84,32 +90,38 @@ class LaneAdmission:
     """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline.
 
     Args:
-        model: name of the lane's model, for messages.
+        state: of the lane.
         rows_waiting_max: limit on the waiting rows of the lane, unless one request has more.
         policy: the lane's batch sizes and estimates.
         batcher: the lane's waiting requests.
+        circuit: refuses the version while it is open.
+        quarantine: refuses requests that killed workers, or whose runs were endless.
         metrics: has the counters of refusals.
     """
 
-    __slots__ = ("_batcher", "_metrics", "_model", "_policy", "_rows_waiting_max")
+    __slots__ = ("_batcher", "_circuit", "_metrics", "_policy", "_quarantine", "_rows_waiting_max", "_state")
 
     def __init__(
-        self, model: str, rows_waiting_max: int, policy: DispatchPolicy, batcher: Batcher, metrics: LaneMetrics
+        self,
+        state: LaneState,
+        rows_waiting_max: int,
+        policy: DispatchPolicy,
+        batcher: Batcher,
+        circuit: Circuit,
+        quarantine: Quarantine,
+        metrics: LaneMetrics,
     ) -> None:
-        self._model = model
+        self._state = state
+        self._circuit = circuit
+        self._quarantine = quarantine
         self._rows_waiting_max = rows_waiting_max
         self._policy = policy
         self._batcher = batcher
         self._metrics = metrics
 
-    def check(self, request: Request, rows_waiting: int, batches_in_flight: int) -> None:
-        """Raise LaneRefusal, with a time after which to retry, if the lane cannot take the request.
-
-        Args:
-            request: a request that is not in the lane yet.
-            rows_waiting: rows in the batcher.
-            batches_in_flight: number of the lane's batches without a reply.
-        """
+    def check(self, request: Request) -> None:
+        """Raise LaneRefusal, with a time after which to retry, if the lane cannot take a request."""
+        rows_waiting = self._batcher.rows
         if rows_waiting and rows_waiting + request.rows > self._rows_waiting_max:
             raise self._full(rows_waiting)
         # A cheap upper bound: the request waits behind all others for a full batch. If that is late, estimate exactly.
@@ -118,11 +130,11 @@ class LaneAdmission:
         behind_s = rows_waiting // policy.batch_rows * estimator.step_s + estimator.full_s + estimator.margin_s
         # An idle lane refuses none: its answers correct the estimate.
         if max(estimator.free_at, request.arrival) + behind_s > request.deadline and (
-            rows_waiting or batches_in_flight
+            rows_waiting or self._state.in_flight
         ):
             self._check_time(request)
 
-    def check_split(self, request: Request, rows_ahead: int, batches_in_flight: int) -> None:
+    def check_split(self, request: Request, rows_ahead: int) -> None:
         """Raise LaneRefusal, as `check` does, for a request of which one part after another enters the lane.
 
         `rows_ahead`: rows outside of the lane, its own included, that run before its last part.
@@ -130,12 +142,31 @@ class LaneAdmission:
         rows_waiting = self._batcher.rows
         if rows_waiting and rows_waiting + self._policy.batch_rows > self._rows_waiting_max:
             raise self._full(rows_waiting)
-        if rows_waiting or batches_in_flight:
+        if rows_waiting or self._state.in_flight:
             self._check_time(request, rows_ahead)
+
+    def check_served(self, request: Request) -> None:
+        """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine)."""
+        if self._state.failed is not None:
+            raise self.cannot_serve()
+        if self._circuit.open_until:
+            self._circuit.check()
+        if not self._quarantine.empty:
+            self._quarantine.check(self._state.content_id, request)
+
+    def cannot_serve(self) -> Failure:
+        """Return the refusal of a version that no instance can serve. A worker says when it tries again, or none."""
+        state = self._state
+        left_s = state.retry_at - state.link.clock.now_ms() / 1000
+        return Failure(
+            Code.UNAVAILABLE,
+            f"model '{state.manifest.model}' cannot serve: {state.failed}",
+            retry_after_s=max(RETRY_S_MIN, left_s) if state.retry_at else CANNOT_SERVE_RETRY_S,
+        )
 
     def _full(self, rows_waiting: int) -> LaneRefusal:
         return LaneRefusal(
-            f"the queue of model '{self._model}' is full: {rows_waiting} rows wait; try again later",
+            f"the queue of model '{self._state.manifest.model}' is full: {rows_waiting} rows wait; try again later",
             max(rows_waiting / self._policy.batch_rows * self._policy.estimator.step_s, 0.1),
             self._metrics.refused_full,
         )
@@ -147,8 +178,9 @@ class LaneAdmission:
         if late_s <= 0:
             return
         behind_s = request.deadline + late_s - request.arrival
+        model = self._state.manifest.model
         raise LaneRefusal(
-            f"model '{self._model}' would answer in about {behind_s:.3f} s, later than the request may wait",
+            f"model '{model}' would answer in about {behind_s:.3f} s, later than the request may wait",
             late_s,
             self._metrics.refused_late,
         )

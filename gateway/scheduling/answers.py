@@ -13,8 +13,8 @@ from typing import cast
 
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
-from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.split_requests import Part
+from millstream.gateway.scheduling.lane_state import LaneState
+from millstream.gateway.scheduling.request import Part, Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.inference import Reason
@@ -27,17 +27,17 @@ class Answers:
     """Answers the requests of one lane, releases their permits, and counts them.
 
     Parts of requests are only handed to their request, which is answered when it has all of them.
-
-    `rows_done`: rows that were answered, or whose requests failed or left.
     """
 
-    __slots__ = ("_admission", "_clock", "_metrics", "rows_done")
+    __slots__ = ("_admission", "_clock", "_metrics", "_state")
 
-    def __init__(self, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, state: LaneState, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float]
+    ) -> None:
+        self._state = state
         self._admission = admission
         self._metrics = metrics
         self._clock = clock
-        self.rows_done = 0
 
     def answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put_at: float, now: float) -> None:
         """Answer the requests of a batch that are not done yet.
@@ -65,7 +65,7 @@ class Answers:
             # Counted before they are answered, so that a caller with its answer finds it in the metrics.
             for group in _by_protocol(admitted) if others else (admitted,):
                 rows = sum([request.rows for request in group])
-                self.rows_done += rows
+                self._state.rows_done += rows
                 self._metrics.answered(
                     group[0].responder.protocol,
                     [now - request.arrival for request in group],
@@ -84,7 +84,7 @@ class Answers:
     def _take_parts(self, parts: list[Request], ran: tuple[ReplyHeader, float, float]) -> None:
         for part in parts:
             part.done = True
-            self.rows_done += part.rows
+            self._state.rows_done += part.rows
             cast("Part", part).ran = ran
 
     def answer_split(self, request: Request, reply: Reply, header: ReplyHeader, since_run_s: float, now: float) -> None:
@@ -113,7 +113,7 @@ class Answers:
             self._finish((request,))
             request.inputs = ()  # frees the tensors: it will not run
             if request.counted:
-                self.rows_done += request.rows
+                self._state.rows_done += request.rows
                 self._metrics.failed(request.responder.protocol, failure.code, self._clock() - request.arrival, reason)
             try:
                 request.responder.fail(request, failure)
@@ -128,7 +128,7 @@ class Answers:
     def cancel(self, request: Request) -> None:
         """Finish a request whose caller went away: it gets no reply."""
         self._finish((request,))
-        self.rows_done += request.rows
+        self._state.rows_done += request.rows
         self._metrics.failed(request.responder.protocol, Code.CANCELLED, self._clock() - request.arrival)
 
     def _finish(self, requests: Sequence[Request]) -> None:

@@ -21,20 +21,15 @@ class Circuit:
         manifest: the version's.
         gauge: is 1 while the circuit is open.
         clock: returns seconds.
-        blame: counts an event (its second argument) against a content id, for all gateways
-            (scheduling/circuit_breaker.py).
     """
 
-    __slots__ = ("_blame", "_clock", "_gauge", "_manifest", "open_until")
+    __slots__ = ("_clock", "_gauge", "_manifest", "open_until")
 
-    def __init__(
-        self, manifest: Manifest, gauge: Gauge, clock: Callable[[], float], blame: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, manifest: Manifest, gauge: Gauge, clock: Callable[[], float]) -> None:
         self.open_until = 0.0
         self._manifest = manifest
         self._gauge = gauge
         self._clock = clock
-        self._blame = blame
 
     def open(self, deaths: int, seconds: float) -> None:
         """Refuse the version for `seconds`. `deaths`: how much recent deaths and ended runs count together."""
@@ -64,7 +59,3 @@ class Circuit:
         name = f"version {self._manifest.version} of model '{self._manifest.model}'"
         why = f"{name} ended its worker, or had runs that had to be ended, too often: it is refused for {left_s:.0f} s"
         return Failure(Code.UNAVAILABLE, why, retry_after_s=left_s)
-
-    def blame(self, event: str) -> None:
-        """Count an event against the version. `event` names it, so that it counts once for all gateways."""
-        self._blame(self._manifest.content_id, event)

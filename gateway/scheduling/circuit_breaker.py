@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -25,13 +25,11 @@ class CircuitBreaker:
 
     Args:
         link: returns the link to a pool; None while there is no link.
-        lanes: returns all lanes.
+        lanes: of the gateway.
         registry: counts the events of each version.
     """
 
-    def __init__(
-        self, link: Callable[[str], ProducerLink | None], lanes: Callable[[], list[Lane]], registry: MetricsRegistry
-    ) -> None:
+    def __init__(self, link: Callable[[str], ProducerLink | None], lanes: LaneTable, registry: MetricsRegistry) -> None:
         self._link = link
         self._lanes = lanes
         self._registry = registry
@@ -46,7 +44,7 @@ class CircuitBreaker:
     async def count(self, pool: str, content_id: str, event: str) -> None:
         """Count an event against a version. `event` names it, so that it counts once for all gateways."""
         counted = await self._call_blame(pool, content_id, event)
-        lane = next((lane for lane in self._lanes() if lane.content_id == content_id), None)
+        lane = next((lane for lane in self._lanes.all() if lane.content_id == content_id), None)
         if counted and lane is not None:
             manifest = lane.manifest
             self._registry.counter(catalogue.WORKER_DEATHS, manifest.model, str(manifest.version), pool).add()
@@ -73,7 +71,7 @@ class CircuitBreaker:
         counted, *refused = reply
         if refused:
             blocks = {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
-            for lane in self._lanes():
+            for lane in self._lanes.all():
                 if lane.pool == pool and lane.content_id in blocks:
                     lane.block(*blocks[lane.content_id])
         return bool(counted)

@@ -6,11 +6,12 @@ reply ─> credit free ─> next batch leaves ─> unpack ─> answers ─> fail
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from millstream.gateway.scheduling.answers import Answers
-from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
+from millstream.gateway.scheduling.dispatcher import Dispatcher
+from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.lane_state import InFlightBatch
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.recovery import Recovery
@@ -23,12 +24,12 @@ log = logging.getLogger("millstream.lane")
 
 
 class Completion:
-    """Completes the batches of one lane. `dispatch` sends waiting requests."""
+    """Completes the batches of one lane."""
 
     __slots__ = (
         "_answers",
-        "_costs",
-        "_dispatch",
+        "_dispatcher",
+        "_gate",
         "_in_flight",
         "_metrics",
         "_packer",
@@ -45,7 +46,7 @@ class Completion:
         packer: Packer,
         metrics: LaneMetrics,
         context: PoolContext,
-        dispatch: Callable[[], None],
+        dispatcher: Dispatcher,
     ) -> None:
         self._in_flight = in_flight
         self._answers = answers
@@ -54,19 +55,19 @@ class Completion:
         self._metrics = metrics
         self._traces = context.traces
         self._timing = context.timing
-        self._costs = context.costs
-        self._dispatch = dispatch
+        self._gate = context.gate
+        self._dispatcher = dispatcher
 
     def resolve(self, batch: InFlightBatch, header: ReplyHeader, inline: memoryview) -> None:
         """Complete a batch with its reply. `inline` has the tensors that came within the reply."""
         now = self._in_flight.replied(batch)
-        self._dispatch()
+        self._dispatcher.dispatch()
         requests, failures = batch.requests, header.failures
         if requests[0].counted:
             self._in_flight.ran(header.infer_s, now)
         self._metrics.batch(header, len(requests) if requests[0].counted else 0)
-        if self._costs.on:
-            self._costs.charge(requests, header)
+        if self._gate.enforced:
+            _charge(requests, header)
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
         if self._timing is not None or header.form:
             self._note(requests, batch.put_at, header, now)
@@ -94,3 +95,13 @@ class Completion:
             log.exception("the reply to batch %s cannot be read", name)
             self._answers.fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
             return None
+
+
+def _charge(requests: list[Request], header: ReplyHeader) -> None:
+    """Charge the key of each request of a batch its share of the run, by rows."""
+    row_s = header.infer_s / max(1, header.run_rows)
+    for request in requests:
+        if request.key is not None:
+            request.key.run_s.add(row_s * request.rows)
+        if request.account is not None:
+            request.account.add_compute(row_s * request.rows)

@@ -1,6 +1,6 @@
-"""Dispatches batches to idle workers on this host without a trip through Redis.
+"""Takes batches back that were dispatched to workers on this host directly, when they detach, return one, or die.
 
-worker ─> attach ─> AttachedWorker: at most its depth of short batches ─> reply, over the same connection
+worker ─> attach ─> AttachedWorkers: at most its depth of short batches ─> reply, over the same connection
 worker ─> detach: batches that it did not take are put into the queue          connection lost: all of them are
 An attached worker is idle for Redis, too, so any gateway's batch still reaches it at once. What must wait for a worker
 waits in the queue: there lanes and gateways share the workers fairly, and a worker that finds it not empty detaches.
@@ -14,137 +14,49 @@ import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
+from millstream.gateway.scheduling.attached_workers import AttachedWorkers
+from millstream.gateway.scheduling.lane_state import AttachedWorker, InFlightBatch
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.metrics import catalogue
-from millstream.services.metrics.registry import Counter, MetricsRegistry
+from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.death_notices import Death
-from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
-from millstream.services.queue.sharing import LONG_S
-from millstream.services.wire.direct import Attach, Detach, Return, batch_head, read_control
+from millstream.services.wire.direct import Attach, Detach, Return, read_control
 from millstream.services.wire.worker_id import pool_of
-
-if TYPE_CHECKING:
-    from millstream.gateway.scheduling.in_flight import InFlightBatch
-    from millstream.gateway.scheduling.lane import Lane
 
 log = logging.getLogger("millstream.direct")
 
-#: Longer runs take the queue. A batch that another gateway puts meanwhile waits for the run in the worker's inbox.
-RUN_S_MAX = 0.02
-#: After a batch with a longer run, in which all batches of its lane take the queue: a short one would overtake it.
-LONG_PAUSE_S = 1.0
 #: After a connection was lost, the time until the worker's death is announced with the batches that it was running.
 NOTICE_S = 1.0
-HEADS_MAX = 4096  # lanes whose message heads a worker's record keeps; beyond that they are made again
-
-
-class AttachedWorker:
-    """A worker with a connection over which batches are dispatched.
-
-    `outstanding`: batches that it has, by name. `attached`: whether it takes more.
-    """
-
-    __slots__ = ("attached", "heads", "link", "outstanding", "pool", "term", "worker")
-
-    def __init__(self, link: socket.socket, pool: str, worker: str) -> None:
-        self.link = link
-        self.pool = pool
-        self.worker = worker
-        self.term = 0
-        self.attached = False
-        self.heads: dict[str, bytes] = {}  # by lane, of this term
-        self.outstanding: dict[str, InFlightBatch] = {}
 
 
 class DirectDispatch:
-    """The attached workers of one gateway. Call it only in the event loop.
+    """The connections of one gateway to workers that take batches directly. Call it only in the event loop.
 
     Args:
         registry: counts the batches.
+        lanes: the lanes of the batches.
         is_alive: asks Redis which of some workers of a pool sent a heartbeat within some seconds.
-        close: closes the connection of a worker.
         clock: the lanes' clock.
     """
 
     def __init__(
         self,
         registry: MetricsRegistry,
+        lanes: LaneTable,
         is_alive: Callable[[str, Collection[str], float], Awaitable[set[str]]],
-        close: Callable[[socket.socket], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.workers = AttachedWorkers(registry)
         self._registry = registry
+        self._lanes = lanes
         self._is_alive = is_alive
-        self._close = close
         self._clock = clock
         self._by_link: dict[socket.socket, AttachedWorker] = {}
-        self._attached: dict[str, dict[str, AttachedWorker]] = {}  # by pool and id
         self._orphans: dict[str, list[InFlightBatch]] = {}  # of lost connections, by worker, until its death is known
         self._silent: set[str] = set()  # workers that Redis did not know at the last check
-        self._counters: dict[str, Counter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-
-    # Batches out.
-
-    def send(self, lane: Lane, batch: InFlightBatch, entry: bytes, depth: int) -> bool:
-        """Send a batch to an attached worker that serves its lane; False: it must take the queue.
-
-        Args:
-            lane: the batch's lane.
-            batch: registered as in flight.
-            entry: the encoded batch.
-            depth: batches that an instance of the lane may have at a time.
-        """
-        if batch.run_s >= RUN_S_MAX:
-            lane.direct_from = batch.put_at + LONG_PAUSE_S
-            return False
-        if not batch.run_s or lane.direct_from > batch.put_at:
-            return False
-        worker = self._choose(lane, depth, batch.put_at)
-        if worker is None:
-            return False
-        head = worker.heads.get(lane.content_id)
-        if head is None:
-            if len(worker.heads) >= HEADS_MAX:
-                worker.heads.clear()
-            head = worker.heads[lane.content_id] = batch_head(worker.term, lane.content_id)
-        if len(head) + len(entry) > MESSAGE_BYTES_MAX:
-            return False
-        try:
-            worker.link.send(head + entry, socket.MSG_NOSIGNAL)
-        except OSError:  # it does not read, or is gone: then the event loop reports the end of the connection
-            return False
-        worker.outstanding[batch.name] = batch
-        batch.direct = worker
-        counter = self._counters.get(lane.pool)
-        if counter is None:
-            counter = self._counters[lane.pool] = self._registry.counter(catalogue.BATCHES_DIRECT, lane.pool)
-        counter.add()
-        return True
-
-    def _choose(self, lane: Lane, depth: int, now: float) -> AttachedWorker | None:
-        """Return the worker with the fewest batches, if it has none, or if no instance is elsewhere.
-
-        A worker that is inside a long run, as the age of its oldest batch shows, gets no more.
-        """
-        attached = self._attached.get(lane.pool)
-        if not attached:
-            return None
-        best, least, serving = None, depth, 0
-        for name in lane.local_workers:
-            worker = attached.get(name)
-            if worker is None:
-                continue
-            count = len(worker.outstanding)
-            if not count:
-                return worker
-            serving += 1
-            oldest = next(iter(worker.outstanding.values()))
-            if count < least and now < oldest.put_at + LONG_S:
-                best, least = worker, count
-        # An instance that is not attached may be idle: Redis knows.
-        return best if serving == lane.instances else None
 
     # Messages of workers in.
 
@@ -166,13 +78,12 @@ class DirectDispatch:
             worker = self._by_link[link] = AttachedWorker(link, message.pool, message.worker)
         elif (worker.pool, worker.worker) != (message.pool, message.worker):
             raise ValueError(f"worker {worker.worker} attaches as {message.worker}")
-        worker.term, worker.attached, worker.heads = message.term, True, {}
-        self._attached.setdefault(worker.pool, {})[worker.worker] = worker
+        self.workers.add(worker, message.term)
 
     def _detach(self, worker: AttachedWorker, message: Detach) -> None:
         if not worker.attached:
             return
-        self._unlist(worker)
+        self.workers.discard(worker)
         taken = set(message.taken)
         for batch in [one for one in worker.outstanding.values() if one.name not in taken]:
             self._put_again(batch, untouched=not message.writing)
@@ -188,7 +99,7 @@ class DirectDispatch:
         worker = self._by_link.pop(link, None)
         if worker is None:
             return
-        self._unlist(worker)
+        self.workers.discard(worker)
         batches = [*worker.outstanding.values()]
         for batch in batches:
             batch.direct = None
@@ -198,12 +109,6 @@ class DirectDispatch:
             task = asyncio.get_running_loop().create_task(self._settle(worker.pool, worker.worker))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def _unlist(self, worker: AttachedWorker) -> None:
-        worker.attached = False
-        workers = self._attached.get(worker.pool, {})
-        if workers.get(worker.worker) is worker:
-            del workers[worker.worker]
 
     # Workers that are gone.
 
@@ -217,12 +122,12 @@ class DirectDispatch:
     def died(self, death: Death) -> None:
         """Recover the batches of a worker whose death was announced. Those that it was running are suspect."""
         for one in [one for one in self._by_link.values() if one.worker == death.worker and one.outstanding]:
-            self._close(one.link)
+            self._end(one)
         self._recover(pool_of(death.worker), death.worker, death.batches)
 
     def _recover(self, pool: str, worker: str, ran: Collection[str] | None) -> None:
         """Recover the batches of a lost connection. `ran`: those that the worker died with; None: it may be any."""
-        batches = [batch for batch in self._orphans.pop(worker, ()) if batch.lane.awaits(batch)]
+        batches = [batch for batch in self._orphans.pop(worker, ()) if self._lanes.pending.get(batch.name) is batch]
         suspects = [batch for batch in batches if ran is None or batch.name in ran]
         if batches:
             log.warning(
@@ -234,10 +139,11 @@ class DirectDispatch:
             )
             self._registry.counter(catalogue.BATCHES_RECLAIMED, pool).add(len(batches))
         for batch in batches:
+            recovery = self._lanes.of(batch.lane).recovery
             if batch in suspects:
-                batch.lane.recovery.give_up(batch)
+                recovery.give_up(batch)
             else:
-                batch.lane.recovery.put_again(batch)
+                recovery.put_again(batch)
 
     async def check(self, pool: str, lease_s: float) -> None:
         """Take back the batches of workers that Redis has not known for two checks: they are frozen."""
@@ -265,18 +171,25 @@ class DirectDispatch:
         for batch in batches:
             batch.direct = None
         worker.outstanding.clear()
-        self._close(worker.link)
+        self._end(worker)
         self._registry.counter(catalogue.BATCHES_RECLAIMED, worker.pool).add(len(batches))
         for batch in batches:
-            batch.lane.recovery.put_again(batch, attempt=batch.attempt + 1)
+            self._lanes.of(batch.lane).recovery.put_again(batch, attempt=batch.attempt + 1)
 
-    @staticmethod
-    def _put_again(batch: InFlightBatch, *, untouched: bool = True) -> None:
+    def _end(self, worker: AttachedWorker) -> None:
+        """End a connection: what the worker sent and is not read yet is lost. The listener closes its socket."""
+        self.closed(worker.link)
+        with suppress(OSError):
+            worker.link.shutdown(socket.SHUT_RDWR)
+            while worker.link.recv(1):
+                pass
+
+    def _put_again(self, batch: InFlightBatch, *, untouched: bool = True) -> None:
         """Put a batch into the queue that its worker has returned, or will not read, or, not `untouched`, answer."""
         if batch.direct is not None:
             batch.direct.outstanding.pop(batch.name, None)
             batch.direct = None
-        batch.lane.recovery.put_again(batch, untouched=untouched)
+        self._lanes.of(batch.lane).recovery.put_again(batch, untouched=untouched)
 
     async def stop(self) -> None:
         """Stop waiting for notices."""

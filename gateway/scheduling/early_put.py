@@ -7,14 +7,11 @@ Without this, a first call would wait until the gateway has read in the worker's
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from millstream.gateway.scheduling.lane_state import LaneState
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.services.wire.batch import INLINE_BYTES_MAX
-
-if TYPE_CHECKING:
-    from millstream.gateway.scheduling.lane import Lane
 
 #: Cold lanes of a pool with a request ahead, in one gateway; beyond it requests wait in the gateway. The queue's
 #: scripts look at each lane that has batches, also if no worker serves it.
@@ -27,30 +24,32 @@ class EarlyPut:
     `served`: a worker has answered it, and no record that the gateway has read says that the version is ready.
     """
 
-    __slots__ = ("_arrivals", "_context", "_lane", "_put_at", "served")
+    __slots__ = ("_arrivals", "_context", "_put_at", "_state", "served")
 
-    def __init__(self, lane: Lane, context: PoolContext) -> None:
+    def __init__(self, state: LaneState, context: PoolContext) -> None:
         self.served = False
-        self._lane = lane
+        self._state = state
         self._context = context
         self._arrivals: Sequence[float] = ()  # of the requests ahead whose wait for the load was not counted
         self._put_at = 0.0
 
     def allows(self, first: Request) -> bool:
         """Return whether `first`, which waits, may be put now: one at a time, and only what its entry contains."""
-        context, lane = self._context, self._lane
-        if lane.failed is not None or lane.others is not None or lane.in_flight or not context.reads_newest():
+        context, lane = self._context, self._state
+        if lane.failed is not None or not lane.alone or lane.in_flight:
             return False
-        if not context.link.writable or sum([tensor.size_bytes for tensor in first.inputs]) > INLINE_BYTES_MAX:
+        if not context.owner.reads_newest(lane.pool) or not lane.link.writable:
+            return False
+        if sum([tensor.size_bytes for tensor in first.inputs]) > INLINE_BYTES_MAX:
             return False
         early = context.early
         if len(early) >= EARLY_LANES_MAX:
-            early.intersection_update([one for one in early if one.in_flight and not one.ready])
+            early.intersection_update([one for one in early if one.in_flight and not one.instances])
         return len(early) < EARLY_LANES_MAX
 
     def put(self, requests: Sequence[Request], now: float) -> None:
         """Note that these requests are put now."""
-        self._context.early.add(self._lane)
+        self._context.early.add(self._state)
         self._put_at = now
         self._arrivals = [request.arrival for request in requests]
 
@@ -62,7 +61,7 @@ class EarlyPut:
             now: the current instant.
             ready: whether the gateway reads now in a record that the version is ready.
         """
-        lane = self._lane
+        lane = self._state
         if self.served:
             self.served = not ready
             return []

@@ -1,7 +1,7 @@
 """Loop that answers requests whose deadline passed, and ticks the lanes that wait for an instant.
 
 every TICK_S ─> batches in flight past a deadline: recovery.expire; whose callers have gone: recovery.leave
-             ─> lanes in `ticking`: Lane.tick ─> count_traffic
+             ─> lanes in `timed`: Lane.tick ─> count_traffic
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from millstream.gateway.scheduling.in_flight import InFlightBatch
-from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_table import LaneTable
 
 log = logging.getLogger("millstream.expirer")
 
@@ -24,16 +23,12 @@ class Expirer:
     """The expirer of one gateway. Await `run` in the gateway's event loop.
 
     Args:
-        pending: the gateway's batches in flight, by name.
-        ticking: the lanes whose `tick` is to be called.
+        lanes: of the gateway.
         count_traffic: called once per tick.
     """
 
-    def __init__(
-        self, pending: dict[str, InFlightBatch], ticking: set[Lane], count_traffic: Callable[[], None]
-    ) -> None:
-        self._pending = pending
-        self._ticking = ticking
+    def __init__(self, lanes: LaneTable, count_traffic: Callable[[], None]) -> None:
+        self._lanes = lanes
         self._count_traffic = count_traffic
 
     async def run(self) -> None:
@@ -46,11 +41,12 @@ class Expirer:
                 log.exception("a tick failed")
 
     def _tick(self, now: float) -> None:
-        for batch in list(self._pending.values()):
+        lanes = self._lanes
+        for batch in list(lanes.pending.values()):
             if batch.earliest <= now:
-                batch.lane.recovery.expire(batch, now)
+                lanes.of(batch.lane).recovery.expire(batch, now)
             if not batch.left and batch.put_at <= now - LEFT_S:
-                batch.lane.recovery.leave(batch, now)
-        for lane in list(self._ticking):
-            lane.tick(now)
+                lanes.of(batch.lane).recovery.leave(batch, now)
+        for state in list(lanes.timed):
+            lanes.of(state).tick(now)
         self._count_traffic()

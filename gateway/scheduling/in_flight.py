@@ -6,24 +6,16 @@ requests ─> put: pack, register, send ─> InFlightBatch ─> replied (frees i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
-from millstream.gateway.scheduling.busy_poll import BusyPoll
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.tensors.inputs import InputTensor
-from millstream.services.access.limits import Account
+from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.sharing import LONG_LIFE_MS_MAX, LONG_S, Share, long_life_ms
 from millstream.services.wire.batch import ShmSlice
-
-if TYPE_CHECKING:
-    from millstream.gateway.scheduling.direct_dispatch import AttachedWorker
-    from millstream.gateway.scheduling.lane import Lane
 
 #: Batches of calls whose runs were short, before a lane's batches are dispatched directly, and may have a worker that
 #: lanes called beside it need. Until then nothing but the warm-up says that its runs are short.
@@ -32,64 +24,68 @@ UNPROVEN_LIFE_MS = 1000  # for which a lane counts as one with long runs after a
 COST_MS_MIN = 0.05  # least cost of a batch in its lane's share of the workers: each run has overhead around it
 
 
-@dataclass(slots=True, eq=False)
-class InFlightBatch:
-    """A batch that was put and has no reply yet. Instants are seconds on the lane's clock."""
+class BusyPoll:
+    """Keeps the event loop turning while the reply to a lone batch is due: waking a sleeping process takes longer."""
 
-    name: str
-    lane: Lane
-    requests: list[Request]
-    slices: list[ShmSlice]  # shared memory with its tensors
-    attempt: int  # 1; 2 and more after a worker died with it
-    put_at: float
-    run_s: float  # seconds that its run takes by the lane's profile
-    losses: int  # how often it, or its reply, was lost on the way before
-    earliest: float  # earliest deadline of its requests
-    latest: float  # latest deadline of its requests
-    inputs: Sequence[InputTensor] = ()  # inputs of its only request, kept after that request was answered
-    direct: AttachedWorker | None = None  # the worker that it was dispatched to; None: it is in the queue
-    left: bool = False  # its worker was told that all callers have gone
-    outlived: list[Account] | None = None  # keys whose calls have ended, and for which its run still counts
+    __slots__ = ("_clock", "_polling", "_soon", "_spin", "_state", "_until")
+
+    def __init__(self, state: LaneState, context: PoolContext) -> None:
+        self._spin = Spin(context.spin_s_max)
+        self._soon = context.soon
+        self._clock = context.clock
+        self._state = state
+        self._polling = False
+        self._until = 0.0
+
+    def begin(self, now: float) -> None:
+        """Poll from now on, if the previous reply came within the limit."""
+        limit_s = self._spin.seconds
+        if limit_s:
+            self._until = now + limit_s
+            if not self._polling:
+                self._polling = True
+                self._soon(self._turn)
+
+    def record_wait(self, seconds: float, requests: int) -> None:
+        """Record how long the reply to a batch of `requests` took."""
+        self._spin.record_wait(seconds, requests)
+
+    def _turn(self) -> None:
+        self._polling = self._state.in_flight > 0 and self._clock() < self._until
+        if self._polling:
+            self._soon(self._turn)
 
 
 class InFlight:
-    """The batches in flight of one lane. `count`: how many. `replied_at`: when the last reply came."""
+    """The batches in flight of one lane."""
 
     __slots__ = (
         "_context",
         "_cooling",
-        "_lane",
         "_long_until",
         "_metrics",
         "_packer",
         "_policy",
         "_poll",
+        "_state",
         "_unproven",
-        "count",
-        "replied_at",
     )
 
     def __init__(
-        self, lane: Lane, context: PoolContext, packer: Packer, policy: DispatchPolicy, metrics: LaneMetrics
+        self, state: LaneState, context: PoolContext, packer: Packer, policy: DispatchPolicy, metrics: LaneMetrics
     ) -> None:
-        self.count = 0
-        self.replied_at = 0.0
-        self._lane = lane
+        self._state = state
         self._context = context
         self._packer = packer
         self._policy = policy
         self._metrics = metrics
-        self._poll = BusyPoll(context.spin_s_max, context.soon, context.clock, lambda: self.count)
+        self._poll = BusyPoll(state, context)
         self._unproven = PROVEN_RUNS  # batches of calls that are still to have short runs
         self._long_until = 0.0  # instant until which the lane counts as one with long runs
         self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # (instant at which they are free, slices)
 
-    def has(self, batch: InFlightBatch) -> bool:
-        """Return whether a batch still has no reply."""
-        return self._context.pending.get(batch.name) is batch
-
     def batches(self) -> list[InFlightBatch]:
-        return [batch for batch in self._context.pending.values() if batch.lane is self._lane]
+        return [batch for batch in self._context.pending.values() if batch.lane is self._state]
 
     def put(
         self, requests: list[Request], now: float, attempt: int = 1, losses: int = 0, *, deadlines: bool = True
@@ -103,7 +99,7 @@ class InFlight:
             losses: how often they, or their reply, were lost on the way before.
             deadlines: whether the worker gets their deadlines.
         """
-        context, policy, lane = self._context, self._policy, self._lane
+        context, policy, lane = self._context, self._policy, self._state
         link = context.link
         rows = sum([request.rows for request in requests])
         run_s = policy.run_s(rows)
@@ -114,17 +110,17 @@ class InFlight:
         earliest = min(ends)
         batch = InFlightBatch(name, lane, requests, packed.slices, attempt, now, run_s, losses, earliest, max(ends))
         context.pending[name] = batch
-        self.count += 1
+        lane.in_flight += 1
         policy.record_put(rows, run_s, now)
         counted = requests[0].counted
         if counted:
             context.contention.put(lane, now)
-            context.called.add(lane)
+            context.used.add(lane)
         direct = context.direct
         # Readiness probes prove that the queue works. What was lost before takes the queue, which counts attempts.
         long_ms = self._long_ms(run_s, now, counted=counted)
         takes_queue = direct is None or not counted or attempt > 1 or losses or packed.blob or not deadlines or long_ms
-        if takes_queue or not direct.send(lane, batch, packed.entry, policy.depth):  # type: ignore[union-attr]
+        if takes_queue or not direct.send(batch, packed.entry, policy.depth):  # type: ignore[union-attr]
             deadline_ms = redis_ms + (earliest - now) * 1000
             share = Share(max(run_s * 1000, COST_MS_MIN), rows / policy.batch_rows, counted, long_ms)
             link.put(lane.content_id, name, packed, deadline_ms, attempt, share)
@@ -187,12 +183,12 @@ class InFlight:
         """Have the calls' batches returned that no worker has yet: the version is refused (Recovery.put_again)."""
         for batch in self.batches():
             if batch.direct is None and batch.requests[0].counted:
-                self._context.link.withdraw(self._lane.content_id, batch.name, refused=True)
+                self._context.link.withdraw(self._state.content_id, batch.name, refused=True)
 
     def replied(self, batch: InFlightBatch) -> float:
         """Record the reply to a batch, which frees its credit. Returns the current instant."""
         self._remove(batch)
-        self.replied_at = now = self._context.clock()
+        self._state.replied_at = now = self._context.clock()
         self._policy.estimator.replied(batch.run_s, now)
         self._poll.record_wait(now - batch.put_at, len(batch.requests))
         return now
@@ -205,7 +201,7 @@ class InFlight:
         self._remove(batch)
         self._policy.estimator.removed(batch.run_s)
         if batch.direct is None:
-            self._context.link.withdraw(self._lane.content_id, batch.name)
+            self._context.link.withdraw(self._state.content_id, batch.name)
         if untouched:
             self._packer.free(batch.slices)
         elif batch.slices:
@@ -213,7 +209,7 @@ class InFlight:
 
     def _remove(self, batch: InFlightBatch) -> None:
         del self._context.pending[batch.name]
-        self.count -= 1
+        self._state.in_flight -= 1
         if batch.direct is not None:
             batch.direct.outstanding.pop(batch.name, None)
         if batch.left:
@@ -234,7 +230,7 @@ class InFlight:
 
     def _cool_down(self, slices: list[ShmSlice]) -> None:
         self._cooling.append((self._context.clock() + self._context.rest_s, slices))
-        self._context.ticking.add(self._lane)
+        self._context.timed.add(self._state)
 
     def tick(self, now: float) -> bool:
         """Give back slices that have cooled down. Returns whether others are still cooling down."""

@@ -58,7 +58,7 @@ class ModelRoute:
         added = not self.lanes or self.lane not in lanes
         self.lanes = tuple(lanes)
         for lane in lanes:
-            lane.others = self if len(lanes) > 1 else None
+            lane.state.alone = len(lanes) == 1
         if added:
             self.lane = self._first()
 
@@ -68,14 +68,14 @@ class ModelRoute:
         if first is not self.lane:
             log.info("%s: requests go to pool %s, no longer to %s", first.content_id, first.pool, self.lane.pool)
             self.lane = first
-        if first.able:
+        if first.can_serve:
             for lane in self.lanes:
-                if not lane.able and not lane.idle:
+                if not lane.can_serve and not lane.idle:
                     _move(lane, first)
 
     def move_from(self, lane: Lane) -> None:
         """Move the requests of a lane that was removed from the route, but not what a worker still answers."""
-        lane.others = None
+        lane.state.alone = True
         _move(lane, self.lane)
 
     def overflow(self, refused_by: Lane, request: Request, size_bytes: int, refusal: Failure) -> None:
@@ -94,7 +94,7 @@ class ModelRoute:
                 if isinstance(refusal, PassedOn) or _retry_s(other) < _retry_s(refusal):
                     refusal = other
             else:
-                refused_by.overflowed(1)
+                refused_by.metrics.overflowed(1)
                 return
         if not passed_on or refusal.code is Code.OVERLOADED:  # the other pool loads it, for a later request
             raise refusal
@@ -110,7 +110,7 @@ class ModelRoute:
                 except Failure:
                     continue
                 lane.receive((request,))
-                refused_by.overflowed(1)
+                refused_by.metrics.overflowed(1)
                 break
             else:
                 left.append(request)
@@ -118,17 +118,17 @@ class ModelRoute:
 
     def _first(self) -> Lane:
         """Return the first lane that can answer now, else the first whose pool has workers to load the version."""
-        able = next((lane for lane in self.lanes if lane.able), None)
-        if able is not None:
-            return able
-        loads = next((lane for lane in self.lanes if lane.loads), None)
-        return loads or next((lane for lane in self.lanes if not lane.refuses), self.lanes[0])
+        serving = next((lane for lane in self.lanes if lane.can_serve), None)
+        if serving is not None:
+            return serving
+        loadable = next((lane for lane in self.lanes if lane.loadable), None)
+        return loadable or next((lane for lane in self.lanes if not lane.refuses), self.lanes[0])
 
     def _after(self, refused_by: Lane) -> Iterator[Lane]:
         """Yield the other lanes: those that can answer now before those whose version must be loaded first."""
         others = [lane for lane in self.lanes if lane is not refused_by]
-        yield from (lane for lane in others if lane.able)
-        yield from (lane for lane in others if not lane.able and lane.staffed)
+        yield from (lane for lane in others if lane.can_serve)
+        yield from (lane for lane in others if not lane.can_serve and lane.has_workers)
 
 
 def _move(lane: Lane, to: Lane) -> None:

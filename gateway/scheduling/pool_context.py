@@ -5,23 +5,53 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
+from millstream.gateway.access.gate import Gate
 from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.placement.demands import ColdLane, ColdRequest
 from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.attached_workers import AttachedWorkers
 from millstream.gateway.scheduling.batching.coalescing import CpuPressure
-from millstream.gateway.scheduling.batching.contention import Contention
-from millstream.gateway.scheduling.batching.run_costs import RunCosts
-from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
+from millstream.gateway.scheduling.batching.dispatch import Contention
+from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import ReplyHeader
 
-if TYPE_CHECKING:
-    from millstream.gateway.scheduling.in_flight import InFlightBatch
-    from millstream.gateway.scheduling.lane import Lane
-    from millstream.gateway.scheduling.request import Request
+
+class SharedParts(NamedTuple):
+    """What the lanes of all pools share.
+
+    `segments`: shared memory for large tensors; None: all tensors go through Redis. `gate`: tells whether runs are
+    charged to keys.
+    """
+
+    admission: Admission
+    segments: SegmentPool | None
+    quarantine: Quarantine
+    gate: Gate
+
+
+class LaneOwner(Protocol):
+    """What lanes ask of the router, which opened them."""
+
+    def load_for(self, lane: ColdLane, request: ColdRequest) -> None:
+        """Have the version of a lane without instances loaded for a request, or raise Failure."""
+
+    def load_again(self, lane: ColdLane) -> None:
+        """Have the version of a lane loaded again, whose last instance went while requests were on their way."""
+
+    def blame(self, pool: str, content_id: str, event: str) -> None:
+        """Count an event against a version. `event` names it, so that it counts once for all gateways."""
+
+    def has_workers(self, pool: str) -> bool:
+        """Return whether a pool has a live worker."""
+
+    def reads_newest(self, pool: str) -> bool:
+        """Return whether all live workers of a pool, at least one, read the newest batch format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +63,8 @@ class PoolContext:
     pending: dict[str, InFlightBatch]  # the gateway's batches in flight, by name
     admission: Admission
     quarantine: Quarantine
+    gate: Gate  # tells whether runs are charged to keys
+    owner: LaneOwner
     rows_waiting_max: int  # limit on the waiting rows of each lane
     spin_s_max: float  # longest time that the event loop busy-polls for a reply
     rest_s: float  # cool-down of shared memory that a frozen worker may still write to
@@ -42,21 +74,11 @@ class PoolContext:
     pressure: CpuPressure = field(default_factory=CpuPressure)
     contention: Contention = field(default_factory=Contention)
     traces: Traces = field(default_factory=Traces)
-    costs: RunCosts = field(default_factory=RunCosts)
     batch_bytes_max: int = 64 << 20  # limit on the requests of a batch; a larger one is sent alone
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
     #: makes the timing of a batch, which its requests get; None: they get none
     timing: Callable[[ReplyHeader, float, float, int], BatchTiming] | None = None
-    direct: DirectDispatch | None = None  # dispatches to idle workers on this host; None: all batches take the queue
-    ticking: set[Lane] = field(default_factory=set)  # lanes that wait for an instant; others cost the expirer nothing
-    called: set[Lane] = field(default_factory=set)  # lanes that got a batch or refused a request since the last report
-    #: counts an event (second argument: its name) against a content id (first argument)
-    circuit_breaker: Callable[[str, str], None] = lambda _content_id, _event: None
-    #: has the version of a lane without instances loaded for a request, or raises Failure
-    load_for: Callable[[Lane, Request], None] = lambda _lane, _request: None
-    #: has the version of a lane loaded again, whose last instance went while requests were on their way
-    load_again: Callable[[Lane], None] = lambda _lane: None
-    staffed: Callable[[], bool] = lambda: True  # whether the pool has a live worker
-    #: whether all live workers of the pool, at least one, read the newest batch format
-    reads_newest: Callable[[], bool] = lambda: False
-    early: set[Lane] = field(default_factory=set)  # cold lanes with a request ahead (scheduling/early_put.py)
+    direct: AttachedWorkers | None = None  # idle workers on this host; None: all batches take the queue
+    timed: set[LaneState] = field(default_factory=set)  # as in LaneTable, as is the next one
+    used: set[LaneState] = field(default_factory=set)
+    early: set[LaneState] = field(default_factory=set)  # cold lanes with a request ahead (scheduling/early_put.py)

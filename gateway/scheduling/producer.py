@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, NamedTuple
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.expirer import TICK_S, Expirer
-from millstream.gateway.scheduling.in_flight import InFlightBatch
-from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_state import InFlightBatch
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.reclaimer import Reclaimer
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
@@ -47,41 +46,35 @@ class ReplyWays(NamedTuple):
 
 
 class Producer:
-    """Puts batches and receives replies for all lanes of one gateway.
-
-    `pending`: batches in flight, by name. `ticking`: lanes whose `tick` is to be called. `called`: lanes that got
-    a batch or refused a request since the last report of loads. `lanes`: returns all lanes; set when the router exists.
-    """
+    """Puts batches and receives replies for all `lanes` of one gateway."""
 
     def __init__(
         self,
         address: RedisAddress,
         keys: InstallationKeys,
         gateway: str,
+        lanes: LaneTable,
         registry: MetricsRegistry,
         lease_s: float,
         ways: ReplyWays = ReplyWays(),  # noqa: B008 - immutable
     ) -> None:
-        self.pending: dict[str, InFlightBatch] = {}
-        self.lanes: Callable[[], list[Lane]] = list
-        self.ticking: set[Lane] = set()
-        self.called: set[Lane] = set()
+        self.lanes = lanes
         self._address = address
         self._keys = keys
         self._gateway = gateway
         self._links: dict[str, ProducerLink] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - set later
+        self.circuit_breaker = CircuitBreaker(self._links.get, lanes, registry)
         self.direct: DirectDispatch | None = None
         self._listener: ReplyListener | None = None
         if ways.sockets is not None:
             if ways.direct:
-                self.direct = DirectDispatch(registry, self._known_workers, self._close_link)
+                self.direct = DirectDispatch(registry, lanes, self._known_workers)
             self._listener = ReplyListener(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
         self._remote = None if ways.port is None else RemoteListener(ways.port, self._on_remote_reply)
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, self.direct)
-        self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
+        self._expirer = Expirer(lanes, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._logins_refused = registry.counter(catalogue.REPLY_LOGINS_REFUSED)
         self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
@@ -137,19 +130,19 @@ class Producer:
 
     async def settle(self) -> None:
         """Wait until every lane is idle: then each admitted request is answered. Deadlines bound the wait."""
-        while not all(lane.idle for lane in self.lanes()):
+        while not all(lane.idle for lane in self.lanes.all()):
             await asyncio.sleep(TICK_S)
 
     def _on_reply(self, data: bytes) -> None:
         decoded = decode_reply(data)
         if isinstance(decoded, str):
-            batch = self.pending.get(decoded)
+            batch = self.lanes.pending.get(decoded)
             if batch is None:
                 return
             if isinstance(decoded, Unreadable):
-                batch.lane.recovery.put_again(batch, NOT_READ)
+                self.lanes.of(batch.lane).recovery.put_again(batch, NOT_READ)
             else:
-                batch.lane.recovery.give_up(batch)
+                self.lanes.of(batch.lane).recovery.give_up(batch)
             return
         self._answer(*decoded)
 
@@ -161,10 +154,10 @@ class Producer:
         dispatched directly has had this worker only.
         """
         decoded = decode_reply(data)
-        batch = self.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
+        batch = self.lanes.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
         if batch is not None and batch.direct is not None:
             if isinstance(decoded, str):
-                batch.lane.recovery.give_up(batch)
+                self.lanes.of(batch.lane).recovery.give_up(batch)
             else:
                 self._answer_whole(*decoded)
             return
@@ -173,7 +166,7 @@ class Producer:
     def _on_remote_reply(self, pool: str, data: bytes) -> None:
         """Take a reply that a worker of a pool on another host sent. Raises ValueError, as `_on_socket_reply` does."""
         decoded = decode_reply(data)
-        batch = self.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
+        batch = self.lanes.pending.get(decoded if isinstance(decoded, str) else decoded[0].name)
         if batch is not None and (batch.lane.link.keys.pool != pool or batch.direct is not None):
             raise ValueError("the reply of a worker that cannot have the batch")
         self._answer_queued(decoded, batch)
@@ -202,12 +195,8 @@ class Producer:
         beats = zip(workers, scores, strict=True)
         return {worker for worker, beat_ms in beats if beat_ms is not None and float(beat_ms) >= since_ms}
 
-    def _close_link(self, link: socket.socket) -> None:
-        if self._listener is not None:
-            self._listener.close(link)
-
     def _answer(self, header: ReplyHeader, inline: memoryview) -> None:
-        batch = self.pending.get(header.name)
+        batch = self.lanes.pending.get(header.name)
         if batch is None:
             self._duplicates.add()
         elif header.blob:
@@ -215,7 +204,7 @@ class Producer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            batch.lane.completion.resolve(batch, header, inline)
+            self.lanes.of(batch.lane).completion.resolve(batch, header, inline)
 
     async def _fetch_blob(self, batch: InFlightBatch, header: ReplyHeader) -> None:
         link = batch.lane.link
@@ -226,13 +215,13 @@ class Producer:
         except Exception as error:
             blob = b""
             log.warning("outputs of batch %s could not be fetched: %s", header.name, error)
-        if self.pending.get(header.name) is not batch:
+        if self.lanes.pending.get(header.name) is not batch:
             self._duplicates.add()
         elif not blob:
-            batch.lane.recovery.put_again(batch)
+            self.lanes.of(batch.lane).recovery.put_again(batch)
         else:
             link.received_bytes += len(blob)
-            batch.lane.completion.resolve(batch, header, memoryview(blob))
+            self.lanes.of(batch.lane).completion.resolve(batch, header, memoryview(blob))
 
     def _restored(self, pool: str, lost: bool) -> None:
         """Put all batches in flight to a pool again after a reconnect. A batch that runs twice is answered once.
@@ -240,15 +229,15 @@ class Producer:
         Also if Redis kept its data (`lost` is False): a batch or a reply may have been lost with the connection.
         """
         log.info("pool %s: connected; Redis %s", pool, "lost its data" if lost else "kept its data")
-        for batch in list(self.pending.values()):
+        for batch in list(self.lanes.pending.values()):
             if batch.lane.link is self._links.get(pool) and batch.direct is None:
-                batch.lane.recovery.put_again(batch)
-        for lane in self.lanes():
-            lane.dispatch()
+                self.lanes.of(batch.lane).recovery.put_again(batch)
+        for lane in self.lanes.all():
+            lane.dispatcher.dispatch()
 
     def _put_done(self, name: str, reply: Any) -> None:
         """Handle the reply to a put: an Exception if Redis refused, a Failure if the connection broke (`_restored`)."""
-        batch = self.pending.get(name)
+        batch = self.lanes.pending.get(name)
         if batch is None or isinstance(reply, Failure):
             return
         if not isinstance(reply, Exception):
@@ -259,15 +248,15 @@ class Producer:
             task.add_done_callback(self._tasks.discard)
         else:
             batch.lane.link.drop_blob(name)
-            batch.lane.recovery.refuse(batch, str(reply))
+            self.lanes.of(batch.lane).recovery.refuse(batch, str(reply))
 
     async def _load_and_put(self, batch: InFlightBatch) -> None:
         try:
             await batch.lane.link.load_scripts()
         except Exception as error:
             log.warning("the scripts could not be loaded: %s", error)
-        if self.pending.get(batch.name) is batch:
-            batch.lane.recovery.put_again(batch)
+        if self.lanes.pending.get(batch.name) is batch:
+            self.lanes.of(batch.lane).recovery.put_again(batch)
 
     def _count_traffic(self) -> None:
         """Add what the links and the reply port counted since the last call to the metrics."""

@@ -31,16 +31,23 @@ _WHY = {
 class Quarantine:
     """The quarantine of one gateway. While it is empty, which is nearly always, no request is digested.
 
-    `empty`: whether no request is refused. `publish(text)`: sends a new entry to the other gateways, which `learn` it.
+    `empty`: whether no request is refused.
 
     Args:
         gauge: shows the number of entries.
         refused: counts refused requests.
+        publish: sends the text of a new entry to the other gateways, which `learn` it.
         clock: returns seconds.
     """
 
-    def __init__(self, gauge: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
-        self.publish: Callable[[str], None] = lambda _: None
+    def __init__(
+        self,
+        gauge: Gauge,
+        refused: Counter,
+        publish: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._publish = publish
         self.empty = True
         self._until: OrderedDict[bytes, float] = OrderedDict()
         self._why: dict[bytes, str] = {}
@@ -56,7 +63,7 @@ class Quarantine:
         digest = _digest(content_id, request)
         log.warning("request %s is quarantined for %g s: %s", request.request_id.decode() or "?", REST_S, _WHY[why])
         self._add(digest, why)
-        self.publish(f"{digest.hex()} {why}")
+        self._publish(f"{digest.hex()} {why}")
 
     def learn(self, text: str) -> None:
         """Add an entry that another gateway published. Raises ValueError if `text` has no digest."""

@@ -97,7 +97,8 @@ class ReadinessProbe:
         lanes, probed = self._lanes(), False
         self._index_lanes(lanes)
         for lane in lanes:  # among many the first is usually fresh
-            if lane.failed is None and not lane.circuit.open_until and not lane.standby:  # a probe loads nothing
+            state = lane.state
+            if state.failed is None and not lane.circuit.open_until and not state.standby:  # a probe loads nothing
                 if self._fresh(lane):
                     return True
                 probed = True
@@ -118,8 +119,8 @@ class ReadinessProbe:
         closed = [lane for lane in mine if not lane.circuit.open_until]
         if mine and not closed:
             return False
-        answering = [lane for lane in closed if lane.standby or self._fresh(lane)]
-        return bool(answering) or not any(lane.replied_at for lane in closed)
+        answering = [lane for lane in closed if lane.state.standby or self._fresh(lane)]
+        return bool(answering) or not any(lane.state.replied_at for lane in closed)
 
     def _index_lanes(self, lanes: list[Lane]) -> None:
         """Index the lanes, once for each list of lanes, which is never changed."""
@@ -139,8 +140,8 @@ class ReadinessProbe:
         if lane not in self._small:
             return lane.ready
         turns = 1 + max(0, self._taking_turns - 1) // ROUND_MAX
-        longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
-        return max(lane.replied_at, lane.loaded_at) > self._clock() - longest_s
+        longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.policy.run_s(1) - EVERY_S)
+        return max(lane.state.replied_at, lane.state.loaded_at) > self._clock() - longest_s
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -177,7 +178,7 @@ class ReadinessProbe:
         self.note_empty()
         self._index_lanes(lanes)
         probed = [
-            (max(lane.replied_at, due_at), lane)
+            (max(lane.state.replied_at, due_at), lane)
             for lane, due_at in self._small.items()
             if lane.ready and not lane.circuit.open_until
         ]
@@ -190,7 +191,7 @@ class ReadinessProbe:
                 break
             if len(due) >= ROUND_MAX and self._fresh(lane):
                 break
-            if lane.replied_at <= now - PAUSE_RUNS * lane.run_s:
+            if lane.state.replied_at <= now - PAUSE_RUNS * lane.policy.run_s(1):
                 due.append(lane)
         self._small.update(dict.fromkeys(due, now))
         return due

@@ -8,12 +8,14 @@ a reply's failure of one request ──> recover_request: run it again, or answe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.circuit import Circuit
-from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
-from millstream.gateway.scheduling.quarantine import DIED, ENDED, Quarantine
+from millstream.gateway.scheduling.dispatcher import Dispatcher
+from millstream.gateway.scheduling.in_flight import InFlight
+from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
+from millstream.gateway.scheduling.pool_context import PoolContext
+from millstream.gateway.scheduling.quarantine import DIED, ENDED
 from millstream.gateway.scheduling.request import LATE, Request
 from millstream.gateway.tensors.inputs import ABSENT
 from millstream.services.errors import Code, Failure
@@ -33,31 +35,32 @@ class Recovery:
     """Recovers the requests of one lane.
 
     Args:
-        content_id: content id of the version.
+        state: of the lane.
         in_flight: the lane's batches in flight.
         answers: answers requests with a Failure.
         circuit: refuses the version while it is open.
-        quarantine: refuses requests that killed workers, or whose runs were endless.
-        dispatch: sends waiting requests; called after a credit became free.
+        context: of the lane's pool: its quarantine refuses requests that killed workers, or whose runs were endless.
+        dispatcher: sends waiting requests after a credit became free.
     """
 
-    __slots__ = ("_answers", "_circuit", "_content_id", "_dispatch", "_in_flight", "_quarantine")
+    __slots__ = ("_answers", "_circuit", "_dispatcher", "_in_flight", "_owner", "_quarantine", "_state")
 
     def __init__(
         self,
-        content_id: str,
+        state: LaneState,
         in_flight: InFlight,
         answers: Answers,
         circuit: Circuit,
-        quarantine: Quarantine,
-        dispatch: Callable[[], None],
+        context: PoolContext,
+        dispatcher: Dispatcher,
     ) -> None:
-        self._content_id = content_id
+        self._state = state
         self._in_flight = in_flight
         self._answers = answers
         self._circuit = circuit
-        self._quarantine = quarantine
-        self._dispatch = dispatch
+        self._quarantine = context.quarantine
+        self._owner = context.owner
+        self._dispatcher = dispatcher
 
     def put_again(self, batch: InFlightBatch, why: str = LOST, attempt: int = 0, *, untouched: bool = False) -> None:
         """Put the unanswered requests of a batch that was lost, or that no worker could read, as a new batch.
@@ -82,7 +85,7 @@ class Recovery:
         else:
             failure = Failure(Code.UNAVAILABLE, why, retry_after_s=1)
         self._answers.fail(unanswered, failure)
-        self._dispatch()
+        self._dispatcher.dispatch()
 
     def give_up(self, batch: InFlightBatch) -> None:
         """Recover from a worker's death: run each request alone. A request that kills a worker again is quarantined."""
@@ -92,14 +95,14 @@ class Recovery:
         self._in_flight.forget(batch)
         if batch.attempt >= SUSPECT:
             for request in unanswered:
-                self._quarantine.add(self._content_id, request, DIED)
+                self._quarantine.add(self._state.content_id, request, DIED)
             self._answers.fail(unanswered, Failure(Code.MODEL, "the worker died every time it ran this request"))
         elif self._circuit.is_open():
             self._answers.fail(unanswered, self._circuit.failure())
         else:
             for request in unanswered:
                 self._in_flight.retry([request], SUSPECT)
-        self._dispatch()
+        self._dispatcher.dispatch()
 
     def withdraw(self) -> list[tuple[list[Request], int]]:
         """Withdraw the batches in flight of a lane without workers: return their unanswered requests and attempts.
@@ -135,7 +138,7 @@ class Recovery:
         failure = Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1)
         self._answers.fail(batch.requests, failure)
         self._in_flight.forget(batch)
-        self._dispatch()
+        self._dispatcher.dispatch()
 
     def expire(self, batch: InFlightBatch, now: float) -> None:
         """Answer requests of a batch whose deadline passed; forget the batch ABANDON_S after the last of them."""
@@ -148,7 +151,7 @@ class Recovery:
             self._answers.fail(late, Failure(Code.EXPIRED, LATE))
         if now > batch.latest + ABANDON_S:
             self._in_flight.forget(batch)
-            self._dispatch()
+            self._dispatcher.dispatch()
 
     def leave(self, batch: InFlightBatch, now: float) -> None:
         """Have the run of a batch ended if all its callers have gone. At their deadlines its worker ends it itself."""
@@ -159,11 +162,7 @@ class Recovery:
         """Run a request again, or fail it, depending on its `code` and `message` in the reply to its batch."""
         if code == AGAIN:
             self._run_alone(request, batch, message)
-        elif (
-            code == Code.EXPIRED
-            and request.deadline > self._in_flight.replied_at + DOUBT_S
-            and self._in_flight.connected
-        ):
+        elif code == Code.EXPIRED and request.deadline > self._state.replied_at + DOUBT_S and self._in_flight.connected:
             self._run_without_deadline(request, batch)
         elif code == ENDLESS:
             self._fail_endless(request, batch, message)
@@ -175,7 +174,7 @@ class Recovery:
         if request.done:
             return
         if message != NO_ROOM:
-            self._in_flight.yielded(self._in_flight.replied_at)
+            self._in_flight.yielded(self._state.replied_at)
         if self._in_flight.connected and batch.losses < LOSSES_MAX:
             self._in_flight.retry([request], batch.attempt, batch.losses + 1)
         else:
@@ -191,17 +190,17 @@ class Recovery:
             return
         log.warning(
             "a worker took a deadline for passed that is %.3g s away: was the clock of Redis' machine set?",
-            request.deadline - self._in_flight.replied_at,
+            request.deadline - self._state.replied_at,
         )
         self._in_flight.retry([request], batch.attempt, batch.losses, deadlines=False)
 
     def _fail_endless(self, request: Request, batch: InFlightBatch, message: str) -> None:
         """Fail a request whose run was ended because it took too long, and quarantine the request."""
-        expired = request.done or request.deadline <= self._in_flight.replied_at
+        expired = request.done or request.deadline <= self._state.replied_at
         if request.done:  # its deadline passed meanwhile
             request.inputs = batch.inputs
-        self._quarantine.add(self._content_id, request, ENDED)
-        self._circuit.blame(batch.name)
+        self._quarantine.add(self._state.content_id, request, ENDED)
+        self._owner.blame(self._state.pool, self._state.content_id, batch.name)
         request.inputs = ()
         self._answers.fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from millstream.gateway.access.principal import LIMITED, KeyCounters, Principal
 from millstream.gateway.observing.timing import BatchTiming
+from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.access.limits import Account
 from millstream.services.errors import Failure
-
-if TYPE_CHECKING:
-    from millstream.gateway.scheduling.lane import Lane
-    from millstream.gateway.scheduling.split_requests import SplitRequest
+from millstream.services.metrics.inference import Reason
+from millstream.services.model.manifest import Manifest
+from millstream.services.wire.batch import ReplyHeader
 
 LATE = "the deadline passed before the model answered"
 
@@ -38,14 +38,14 @@ class Request:
     form = ""  # key of the compiled form that answered; "": the version's own file
     counted = True  # False: a readiness probe, which the metrics of requests leave out
     part = False  # True: some rows of a request, which alone is admitted, counted and answered
-    split: SplitRequest | None = None  # of a request that runs in parts until it is answered, and of its parts
+    split: RequestInParts | None = None  # of a request that runs in parts until it is answered, and of its parts
     turn: float | None = None  # orders a part among the waiting requests; None: the deadline does
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue
     answer_by = 0.0  # deadline of the answer
     account: Account | None = None  # of its caller's key, which pays for its run; None: there is no limit
     key: KeyCounters | None = None  # of its caller's key; None: no key is needed
-    lane: Lane  # that took it, or refused it last
+    lane: RequestLane  # that took it, or refused it last
 
     def __init__(
         self,
@@ -93,6 +93,23 @@ def bill(request: Request, principal: Principal) -> None:
     request.key = principal.counters
 
 
+class RequestLane(Protocol):
+    """The lane of a request, as the request's protocol sees it."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def pool(self) -> str: ...
+
+    @property
+    def load(self) -> LaneLoad:
+        """What load balancers are told."""
+
+    def cancel(self, request: Request) -> None:
+        """Drop a request whose caller went away."""
+
+
 class Responder(Protocol):
     """Turns answers into replies of a protocol. One method is called, once per request, after the request is done."""
 
@@ -106,3 +123,41 @@ class Responder(Protocol):
     def answer_one(self, request: Request, reply: Reply) -> None: ...
 
     def fail(self, request: Request, failure: Failure) -> None: ...
+
+
+class RequestInParts(Responder, Protocol):
+    """A request that runs in parts: the responder of its parts (split_requests.py).
+
+    `whole`: the request. `next_row`: first row of the next part.
+    """
+
+    whole: Request
+    next_row: int
+
+    def cancel(self) -> None:
+        """Drop the request: its caller went away."""
+
+    def fail(self, request: Request, failure: Failure, reason: Reason | None = None) -> None:
+        """Fail the request, because a part of it failed. `reason`: as in Answers.fail."""
+
+
+class Part(Request):
+    """Some rows of a request. It has no permit and is not counted: its request is."""
+
+    part = True
+    split: RequestInParts
+    ran: tuple[ReplyHeader, float, float]  # header of the reply to its batch; when that was put; when the reply came
+
+    def __init__(self, split: RequestInParts, inputs: Sequence[InputTensor], rows: int, now: float) -> None:
+        whole = split.whole
+        super().__init__(inputs, rows, whole.priority, now, whole.deadline, split)
+        self.split = split
+        self.lane = whole.lane
+        self.first_row = split.next_row
+        timeout_s = min(whole.deadline - whole.arrival, whole.lane.manifest.config.timeout_ms_default / 1000)
+        self.turn = now + timeout_s  # a long timeout is no reason to let each part wait long
+        self.request_id = whole.request_id
+        self.account, self.key = whole.account, whole.key
+        self.level, self.answer_by = whole.level, whole.answer_by
+        self.wait_until = min(whole.answer_by, now + whole.wait_until - whole.arrival)
+        self.permit_bytes = sum([tensor.size_bytes for tensor in inputs])  # bounds the bytes of its batch

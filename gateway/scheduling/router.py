@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, name_excerpt, version_number
 from millstream.gateway.observing.timing import BatchTiming
-from millstream.gateway.placement.demands import Demands
-from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.placement.demands import ColdLane, ColdRequest, Demands
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
-from millstream.gateway.scheduling.batching.run_costs import RunCosts
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.packer import Packer
-from millstream.gateway.scheduling.pool_context import PoolContext
+from millstream.gateway.scheduling.pool_context import PoolContext, SharedParts
 from millstream.gateway.scheduling.producer import Producer
-from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.request import Responder
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
@@ -33,12 +29,10 @@ from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.texts.text_plans import text_plans
 from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.errors import Failure, Subject, not_found
-from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.repository.verdicts import why_unmerged
-from millstream.services.segments.pool import SegmentPool
 from millstream.services.settings import Settings
 from millstream.services.wire.batch import BATCH_FORMATS, agreed_format
 from millstream.services.wire.records import State
@@ -70,12 +64,12 @@ class Codec(NamedTuple):
 
 
 class Router:
-    """Opens and closes lanes as versions come and go, and finds the route of a path.
-
-    `demands`: has versions loaded that no worker has; set when the catalog exists.
+    """Opens and closes lanes as versions come and go, and finds the route of a path. It is the owner of the lanes.
 
     Args:
-        segments: shared memory for large tensors; None: all tensors go through Redis.
+        producer: has the table of lanes, and connects to pools.
+        demands: has versions loaded that no worker has.
+        shared: by all lanes.
         host: token of the host whose workers share memory with this gateway.
         codec_of: makes the codec of a version. It blocks if the version has label files.
     """
@@ -84,64 +78,31 @@ class Router:
         self,
         settings: Settings,
         producer: Producer,
-        admission: Admission,
-        segments: SegmentPool | None,
+        demands: Demands,
+        shared: SharedParts,
         registry: MetricsRegistry,
         host: str,
         codec_of: Callable[[Manifest, InputPlans], Codec],
     ) -> None:
         self.routes: Mapping[Path, ModelRoute] = {}
-        self.demands: Demands
         self.traces = Traces()
-        self.costs = RunCosts()
         self._settings = settings
+        self._lanes = producer.lanes
+        self._demands = demands
         self._producer = producer
-        self._admission = admission
-        self._segments = segments
+        self._shared = shared
         self._registry = registry
         self._host = host
         self._codec_of = codec_of
         self._timed = settings.server_timing or settings.observed
-        self.quarantine = Quarantine(
-            registry.gauge(catalogue.REQUESTS_QUARANTINED), registry.counter(catalogue.REQUESTS_REFUSED, "quarantined")
-        )
         self._contexts: dict[str, PoolContext] = {}  # by pool
-        self._by_content_id: dict[str, ModelRoute] = {}
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
         self.serving: list[Lane] = []  # all lanes of the versions that answer requests without a version
         self._unservable: dict[str, str] = {}  # content id -> why its codec cannot serve it
-        self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
-        self._answered: dict[str, float] = {}  # requests by content id that other pools than the preferred one answered
         self._staffed: frozenset[str] = frozenset()  # pools with live workers
         self._behind: frozenset[str] = frozenset()  # pools with a worker that does not read the newest batch format
-
-    def all(self) -> list[Lane]:
-        """Return the lanes of all versions, and of removed versions with batches in flight."""
-        self._closed = [lane for lane in self._closed if not lane.idle]
-        return [lane for route in self._by_content_id.values() for lane in route.lanes] + self._closed
-
-    def lane_of(self, content_id: str) -> Lane | None:
-        """Return the lane of a version in the first of its pools that can load it."""
-        route = self._by_content_id.get(content_id)
-        return None if route is None else next((lane for lane in route.lanes if lane.loads), route.lane)
-
-    def displaced(self) -> list[Lane]:
-        """Return the lanes of preferred pools that could load a version which another pool answered since last time."""
-        found: list[Lane] = []
-        answered: dict[str, float] = {}
-        for content_id, route in self._by_content_id.items():
-            if len(route.lanes) == 1:
-                continue
-            preferred = next((lane for lane in route.lanes if lane.loads), None)
-            if preferred is None or preferred is route.lane or preferred.ready:
-                continue
-            answered[content_id] = route.lane.answered
-            if self._answered.get(content_id, math.inf) < answered[content_id]:
-                found.append(preferred)
-        self._answered = answered
-        return found
 
     async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Open, update and close lanes of the `changed` models, so that they match the snapshot."""
@@ -149,7 +110,7 @@ class Router:
         names = self._unrouted | set(changed)
         if not names:
             return
-        routes, routes_of, by_content_id = dict(self.routes), dict(self._routes_of), dict(self._by_content_id)
+        routes, routes_of, by_content_id = dict(self.routes), dict(self._routes_of), dict(self._lanes.routes)
         unrouted: set[str] = set()
         removed: list[ModelRoute] = []
         for count, name in enumerate(names):
@@ -167,7 +128,7 @@ class Router:
             kept = {route.lane.content_id: route for route in now.values()}
             removed += [by_content_id.pop(content_id) for content_id in _content_ids(before) - kept.keys()]
             by_content_id |= kept
-        self._snapshot, self.routes, self._routes_of, self._by_content_id = snapshot, routes, routes_of, by_content_id
+        self._snapshot, self.routes, self._routes_of, self._lanes.routes = snapshot, routes, routes_of, by_content_id
         self._unrouted = unrouted
         serving = [lane for (_, version), route in routes.items() if version is None for lane in route.lanes]
         if serving != self.serving:  # readers keep what they know of the same list
@@ -184,14 +145,14 @@ class Router:
         self._behind = frozenset(one.pool for one in snapshot.workers if newest not in one.batch_formats)
         if staffed != self._staffed:
             self._staffed = staffed
-            for route in self._by_content_id.values():
-                if not route.lane.able:
+            for route in self._lanes.routes.values():
+                if not route.lane.can_serve:
                     route.choose()
 
     def _close(self, lane: Lane, *, version_removed: bool = True) -> None:
         log.debug("lane closed: %s, pool %s", lane.content_id, lane.pool)
         lane.close(version_removed=version_removed)
-        self._closed.append(lane)
+        self._lanes.close(lane)
 
     async def _routes(self, model: ModelView) -> tuple[dict[Path, ModelRoute], bool]:
         """Return the routes of a model's loaded versions, and whether these are all; `apply` retries the others."""
@@ -201,7 +162,7 @@ class Router:
             if not view.loaded:
                 continue
             try:
-                route = self._by_content_id.get(view.manifest.content_id) or await self._new_route(view)
+                route = self._lanes.routes.get(view.manifest.content_id) or await self._new_route(view)
                 complete &= await self._update_lanes(route, view)
                 routes[model.name, str(number)] = route
             except (Failure, OSError) as error:
@@ -264,11 +225,13 @@ class Router:
     def _open(self, manifest: Manifest, context: PoolContext, route: ModelRoute) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
         tensor_bytes_min = self._settings.shm_tensor_bytes_min
-        packer = Packer(manifest.signature, self._segments, tensor_bytes_min, route.extensions.labelled)
+        packer = Packer(manifest.signature, self._shared.segments, tensor_bytes_min, route.extensions.labelled)
         # Among many models most are idle: their series are created when they are called.
-        lazy = len(self._by_content_id) >= self._settings.metrics_models_max
+        lazy = len(self._lanes.routes) >= self._settings.metrics_models_max
         metrics = LaneMetrics(self._registry, manifest, context.pool, lazy=lazy)
-        return Lane(manifest, context, packer, metrics, route.rules)
+        lane = Lane(manifest, context, packer, metrics, route.rules, route)
+        self._lanes.add(lane)
+        return lane
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
         """Return the codec of a version. A codec's failure refuses only its version, with the reason."""
@@ -282,12 +245,15 @@ class Router:
 
     async def _context(self, pool: str) -> PoolContext:
         if pool not in self._contexts:
+            direct = self._producer.direct
             self._contexts[pool] = PoolContext(
                 pool,
                 await self._producer.link(pool),
-                self._producer.pending,
-                self._admission,
-                self.quarantine,
+                self._lanes.pending,
+                self._shared.admission,
+                self._shared.quarantine,
+                self._shared.gate,
+                self,
                 self._settings.queue_rows_max,
                 self._settings.busy_poll_us_max / 1e6,
                 REST_LEASES * self._settings.queue_lease_s,
@@ -297,23 +263,33 @@ class Router:
                 batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
-                costs=self.costs,
                 timing=partial(BatchTiming, shown=self._settings.server_timing) if self._timed else None,
-                direct=self._producer.direct,
-                ticking=self._producer.ticking,
-                called=self._producer.called,
-                circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
-                load_for=self.demands.check,
-                load_again=self.demands.wanted,
-                staffed=lambda: pool in self._staffed,
-                reads_newest=lambda: pool in self._staffed and pool not in self._behind,
+                direct=None if direct is None else direct.workers,
+                timed=self._lanes.timed,
+                used=self._lanes.used,
             )
         return self._contexts[pool]
+
+    def load_for(self, lane: ColdLane, request: ColdRequest) -> None:
+        self._demands.check(lane, request)
+
+    def load_again(self, lane: ColdLane) -> None:
+        self._demands.wanted(lane)
+
+    def blame(self, pool: str, content_id: str, event: str) -> None:
+        self._producer.circuit_breaker.count_soon(pool, content_id, event)
+
+    def has_workers(self, pool: str) -> bool:
+        return pool in self._staffed
+
+    def reads_newest(self, pool: str) -> bool:
+        return pool in self._staffed and pool not in self._behind
 
     def _update_instances(self, lane: Lane, view: VersionView) -> None:
         replicas = [replica for replica in view.replicas if replica.worker.pool == lane.pool]
         ready = [replica for replica in replicas if replica.instance.state is State.READY]
-        lane.held = any(replica.instance.state in _HOLDING for replica in replicas)
+        state = lane.state
+        state.held = any(replica.instance.state in _HOLDING for replica in replicas)
         batch_format = agreed_format(BATCH_FORMATS, [replica.worker.batch_formats for replica in ready])
         unread = _UNREAD if ready and batch_format is None else None
         ready = [replica for replica in ready if batch_format in replica.worker.batch_formats]
@@ -324,9 +300,9 @@ class Router:
         failed = _failure(view, replicas)
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = measured.rows_efficient if measured is not None else 1
-        lane.local_workers = frozenset(one.worker.id for one in ready if one.worker.host == self._host)
-        lane.standby = view.on_demand and not ready
-        lane.retry_at = min((at.instance.retry_at for at in replicas if at.instance.retry_at), default=0.0)
+        state.local_workers = frozenset(one.worker.id for one in ready if one.worker.host == self._host)
+        state.standby = view.on_demand and not ready
+        state.retry_at = min((at.instance.retry_at for at in replicas if at.instance.retry_at), default=0.0)
         lane.update_instances(
             len(ready),
             profile,

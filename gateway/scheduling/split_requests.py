@@ -11,63 +11,40 @@ request takes turns with others, like a client that sends its parts one after an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.scheduling.admission import LaneAdmission
 from millstream.gateway.scheduling.batching.dispatch import DEPTH, DispatchPolicy
-from millstream.gateway.scheduling.request import LATE, Request
-from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.scheduling.dispatcher import Dispatcher
+from millstream.gateway.scheduling.lane_state import LaneState
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.pool_context import PoolContext
+from millstream.gateway.scheduling.request import LATE, Part, Request, RequestLane
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.gateway.tensors.row_parts import InputRows, JoinedOutputs
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.metrics.inference import Reason
 from millstream.services.wire.batch import ReplyHeader, too_large
 
-if TYPE_CHECKING:
-    from millstream.gateway.scheduling.lane import Lane
-    from millstream.gateway.scheduling.packer import Packer
-    from millstream.gateway.scheduling.pool_context import PoolContext
-
-
 _OF_ROWS = frozenset({Code.INVALID, Code.MODEL})  # failures whose messages may name a row, which is one of the part
-
-
-class Part(Request):
-    """Some rows of a request. It has no permit and is not counted: its request is."""
-
-    part = True
-    split: SplitRequest
-    ran: tuple[ReplyHeader, float, float]  # header of the reply to its batch; when that was put; when the reply came
-
-    def __init__(self, split: SplitRequest, inputs: Sequence[InputTensor], rows: int, now: float) -> None:
-        whole = split.whole
-        super().__init__(inputs, rows, whole.priority, now, whole.deadline, split)
-        self.split = split
-        self.first_row = split.next_row
-        timeout_s = min(whole.deadline - whole.arrival, whole.lane.manifest.config.timeout_ms_default / 1000)
-        self.turn = now + timeout_s  # a long timeout is no reason to let each part wait long
-        self.request_id = whole.request_id
-        self.account, self.key = whole.account, whole.key
-        self.level, self.answer_by = whole.level, whole.answer_by
-        self.wait_until = min(whole.answer_by, now + whole.wait_until - whole.arrival)
-        self.permit_bytes = sum([tensor.size_bytes for tensor in inputs])  # bounds the bytes of its batch
 
 
 class SplitRequest:
     """A request while its parts wait and run: the responder of its parts.
 
-    `whole`: the request; its lane takes the next parts. `parts`: those that wait or are in flight. `next_row`: first
-    row of the next part.
+    `whole`: the request. `splits`: of its lane, which takes the next parts. `parts`: those that wait or are in flight.
+    `next_row`: first row of the next part.
     """
 
-    def __init__(self, whole: Request) -> None:
+    def __init__(self, whole: Request, splits: Splits) -> None:
         self.whole = whole
+        self.splits = splits
         self.protocol = whole.responder.protocol
         self.parts: set[Part] = set()
         self.next_row = 0
-        self._inputs = InputRows(whole.lane.manifest.signature.inputs, whole.inputs, whole.rows)
+        self._inputs = InputRows(splits.state.manifest.signature.inputs, whole.inputs, whole.rows)
         self._outputs = JoinedOutputs(whole.rows)
         self._outputs_bytes = 0
         self._rows_joined = 0
@@ -106,19 +83,19 @@ class SplitRequest:
             self.fail(request, internal_failure("the outputs of a request could not be joined", error))
         else:
             if self.rows_left:
-                self.whole.lane.splits.fill(self)
+                self.splits.fill(self)
             elif not self.parts:
                 self._answer(request)
 
     def _join(self, part: Part, reply: Reply) -> None:
         """Copy the outputs of a part. Raises Failure if they cannot be joined, or are too large together."""
-        splits = self.whole.lane.splits
+        splits = self.splits
         more_bytes = self._outputs.more_bytes(reply)
         self._outputs_bytes += more_bytes
         splits.admit_outputs(self.whole, more_bytes, self._outputs_bytes)
         differs = self._outputs.add(part.first_row, reply)
         if differs is not None:
-            spec = self.whole.lane.manifest.answered.outputs[differs]
+            spec = self.splits.state.manifest.answered.outputs[differs]
             raise invalid(
                 f"output '{spec.name}' has the shape {list(reply[differs].shape)}, and other dimensions for other rows "
                 "of the request, which ran in parts: these outputs cannot be joined; send at most "
@@ -134,31 +111,29 @@ class SplitRequest:
         self.whole.form = part.form or self.whole.form
 
     def _answer(self, last: Part) -> None:
-        whole, lane = self.whole, self.whole.lane
+        whole, splits = self.whole, self.splits
         reply = self._outputs.reply()
         header, put_at, now = last.ran
-        lane.splits.trace(whole, reply, header, put_at, now)
+        splits.trace(whole, reply, header, put_at, now)
         self._close()
         sums = msgspec.structs.replace(
             header, queue_s=0.0, input_s=self._input_s, infer_s=self._infer_s, output_s=self._output_s
         )
-        lane.answers.answer_split(whole, reply, sums, self._since_run_s, now)
+        splits.answers.answer_split(whole, reply, sums, self._since_run_s, now)
 
     def fail(self, request: Request, failure: Failure, reason: Reason | None = None) -> None:
         """Fail the request, because a part of it failed. `reason`: as in Answers.fail."""
-        answers = self.whole.lane.answers
         if isinstance(request, Part) and failure.code in _OF_ROWS:
             last = request.first_row + request.rows - 1
             failure = Failure(failure.code, f"in rows {request.first_row} to {last}: {failure.message}")
-        answers.fail((self.whole,), failure, reason)
-        answers.rows_done -= self._rows_joined  # which were counted before
+        self.splits.answers.fail((self.whole,), failure, reason)
+        self.splits.state.rows_done -= self._rows_joined  # which were counted before
         self._close()
 
     def cancel(self) -> None:
         """Drop the request: its caller went away."""
-        answers = self.whole.lane.answers
-        answers.cancel(self.whole)
-        answers.rows_done -= self._rows_joined
+        self.splits.answers.cancel(self.whole)
+        self.splits.state.rows_done -= self._rows_joined
         self._close()
 
     def _close(self) -> None:
@@ -166,8 +141,8 @@ class SplitRequest:
         parts, self.parts = self.parts, set()
         for part in parts:
             if not part.done:
-                part.lane.drop(part)
-        self.whole.lane.splits.open.discard(self)
+                part.lane.cancel(part)
+        self.splits.open.discard(self)
         self.whole.split = None  # else the two keep each other, and the tensors
         self.whole.inputs = ()
 
@@ -176,21 +151,35 @@ class Splits:
     """The requests of one lane that run in parts. `open`: those that have no answer yet.
 
     Args:
-        lane: takes the parts.
+        state: of the lane.
         context: of the lane's pool.
         policy: the lane's batch sizes and credits.
         packer: knows how large outputs are.
+        admission: refuses parts of a version that cannot serve.
+        dispatcher: takes the parts.
         rows_max: rows of the largest run; requests with more are split.
     """
 
-    def __init__(self, lane: Lane, context: PoolContext, policy: DispatchPolicy, packer: Packer, rows_max: int) -> None:
+    def __init__(
+        self,
+        state: LaneState,
+        context: PoolContext,
+        policy: DispatchPolicy,
+        packer: Packer,
+        admission: LaneAdmission,
+        dispatcher: Dispatcher,
+        rows_max: int,
+    ) -> None:
         self.open: set[SplitRequest] = set()
         self.rows_max = rows_max
         self.batching_off = False
-        self._lane = lane
+        self.state = state
+        self.answers = dispatcher.answers
         self._context = context
         self._policy = policy
         self._packer = packer
+        self._admission = admission
+        self._dispatcher = dispatcher
 
     @property
     def rows(self) -> int:
@@ -213,7 +202,7 @@ class Splits:
         """Raise Failure if a request cannot run in parts: INVALID, TOO_LARGE."""
         if self.batching_off:
             raise invalid(
-                f"rows of model '{self._lane.manifest.model}' were found to influence each other: a request cannot run "
+                f"rows of model '{self.state.manifest.model}' were found to influence each other: a request cannot run "
                 f"in parts, so it may have at most {self.rows_max} rows, not {request.rows}"
             )
         self._check_outputs(request.rows * self._packer.row_bytes_known)
@@ -234,18 +223,17 @@ class Splits:
 
     def begin(self, request: Request) -> None:
         """Let the first parts of an admitted request wait."""
-        request.lane = self._lane
-        request.split = split = SplitRequest(request)
+        request.split = split = SplitRequest(request, self)
         self.open.add(split)
         self.fill(split)
 
-    def adopt(self, splits: Iterable[SplitRequest]) -> None:
-        """Take over requests from the lane of another pool."""
+    def adopt(self, splits: Iterable[SplitRequest], lane: RequestLane) -> None:
+        """Take over requests from the lane of another pool. `lane`: this one."""
         for split in tuple(splits):
-            split.whole.lane.splits.open.discard(split)
-            split.whole.lane = self._lane
+            split.splits.open.discard(split)
+            split.splits, split.whole.lane = self, lane
             self.open.add(split)
-            self._context.ticking.add(self._lane)
+            self._context.timed.add(self.state)
 
     def fill(self, split: SplitRequest) -> None:
         """Let the next parts of a request wait, so that the lane's requests in parts keep all its slots busy.
@@ -258,11 +246,14 @@ class Splits:
     def _enter(self, split: SplitRequest, count: int) -> None:
         parts = split.next_parts(count, self._policy.batch_rows, self._context.clock())
         try:
-            self._lane.enter(parts)
+            for part in parts:
+                self._admission.check_served(part)
         except Failure as failure:
             split.fail(split.whole, failure)
         else:
             split.parts.update(parts)
+            self._context.timed.add(self.state)
+            self._dispatcher.enter(parts)
 
     def flush(self) -> None:
         """Let all remaining parts wait: the lane closes, and sends what waits."""
@@ -279,4 +270,4 @@ class Splits:
         """Trace a request that has all outputs, with the times of its last part."""
         traces = self._context.traces
         if traces.on:
-            traces.request(self._lane.manifest, request, reply, put_at, header, now)
+            traces.request(self.state.manifest, request, reply, put_at, header, now)

@@ -17,9 +17,8 @@ from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders,
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.http.compression import choose_encoding, compress
 from millstream.gateway.observing.timing import BatchTiming, server_timing
-from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
-from millstream.gateway.scheduling.request import FORM_HEADER, Request, served_by
+from millstream.gateway.scheduling.request import FORM_HEADER, Request, RequestLane, served_by
 from millstream.gateway.tensors.outputs import Outputs, Reply, own_copies, size_of
 from millstream.gateway.v2.call import Options
 from millstream.gateway.v2.encode import V2Encoder
@@ -182,7 +181,7 @@ def _timing_line(timing: BatchTiming, arrival: float) -> bytes:
     return b"server-timing: %b\r\n" % server_timing(timing, arrival) if timing.shown else b""
 
 
-def _load_line(lane: Lane, asked: bytes) -> bytes:
+def _load_line(lane: RequestLane, asked: bytes) -> bytes:
     wanted = wanted_format(asked)
     return b"" if wanted is None else b"%b: %b\r\n" % (HEADER, load_report(lane.load, wanted))
 

@@ -175,11 +175,6 @@ class ReplyListener:
             except Exception:
                 log.exception("handling a reply failed")
 
-    def close(self, link: socket.socket) -> None:
-        """Close the connection of a worker that is silent. What it sent and is not read yet is lost."""
-        if link in self._links:
-            self._close(link)
-
     def _close(self, link: socket.socket) -> None:
         self._links.discard(link)
         asyncio.get_running_loop().remove_reader(link.fileno())

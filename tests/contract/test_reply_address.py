@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import redis
 
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue import remote_listener
@@ -89,7 +90,9 @@ def test_a_gateway_whose_port_is_in_use_opens_it_when_it_is_free(address, stored
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
-            producer = Producer(address, KEYS, GATEWAY, MetricsRegistry(None, "g"), 2.0, ReplyWays(port=port))
+            producer = Producer(
+                address, KEYS, GATEWAY, LaneTable(), MetricsRegistry(None, "g"), 2.0, ReplyWays(port=port)
+            )
             link = await producer.link("cpu")
             await link.refresh()
             assert stored.get(KEY) is None

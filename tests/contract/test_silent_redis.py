@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.reclaimer import Reclaimer
 from millstream.plugins.fleet.scale_state import ScaleState
@@ -92,7 +93,7 @@ def test_a_silent_pool_delays_no_other_pool(server: tuple[RedisAddress, str], mo
     async def test() -> None:
         registry = MetricsRegistry(None, "g")
         producers = [
-            Producer(RedisAddress.parse(f"redis://{at}"), KEYS, f"g-{pool}", registry, 2.0)
+            Producer(RedisAddress.parse(f"redis://{at}"), KEYS, f"g-{pool}", LaneTable(), registry, 2.0)
             for pool, at in (("a", proxy.address), ("b", server[1]))
         ]
         links = {pool: await one.link(pool) for pool, one in zip("ab", producers, strict=True)}
@@ -101,7 +102,7 @@ def test_a_silent_pool_delays_no_other_pool(server: tuple[RedisAddress, str], mo
             looks.append(pool)
             return links[pool]
 
-        breaker = CircuitBreaker(link_of, list, registry)
+        breaker = CircuitBreaker(link_of, LaneTable(), registry)
         reclaimer = asyncio.create_task(Reclaimer(links, breaker, registry, 0.1).run())
         async with asyncio.timeout(TIMEOUT_S / 2):
             while {*looks} != {"a", "b"}:

@@ -111,7 +111,7 @@ class Keyed:
     async def held_request(self) -> Request:
         """Wait for the only batch that is held, and return its request."""
         await until(lambda: bool(self.loopback.link.waiting))
-        [batch] = self.loopback.producer.pending.values()
+        [batch] = self.loopback.producer.lanes.pending.values()
         [request] = batch.requests
         return request
 

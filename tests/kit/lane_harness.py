@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.placement.demands import ColdLane, ColdRequest
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
 from millstream.gateway.scheduling.in_flight import PROVEN_RUNS
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.producer import Producer
@@ -52,6 +55,30 @@ class HeldLink(LoopbackLink):
         return self.up
 
 
+class Owner:
+    """The owner of lanes whose pools have workers as the test says, and load versions as it says."""
+
+    def __init__(self) -> None:
+        self.staffed: dict[str, bool] = {}
+        self.newest = False
+        self.load: Callable[[ColdLane, ColdRequest], None] = lambda _lane, _request: None
+
+    def load_for(self, lane: ColdLane, request: ColdRequest) -> None:
+        self.load(lane, request)
+
+    def load_again(self, lane: ColdLane) -> None:
+        return
+
+    def blame(self, pool: str, content_id: str, event: str) -> None:
+        return
+
+    def has_workers(self, pool: str) -> bool:
+        return self.staffed.get(pool, True)
+
+    def reads_newest(self, pool: str) -> bool:
+        return self.newest
+
+
 class LaneBench:
     """A lane with its clock, timers and event loop turns under the test's control.
 
@@ -70,16 +97,19 @@ class LaneBench:
         segments: SegmentPool | None = None,
         config: ModelConfig | None = None,
         early: bool = False,
+        lanes: LaneTable | None = None,
         direct: DirectDispatch | None = None,
         reply_bytes_max: int = 256 << 20,
     ) -> None:
         self.now = 0.0
-        self.staffed = True  # whether the pool has a worker
+        self.owner = Owner()
+        self.owner.newest = early
+        self.lanes = lanes or LaneTable()
         tally = MetricsRegistry(None, "gateway")
         refused = tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full")
-        self.producer = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
+        self.producer = Producer(NOWHERE, InstallationKeys("test"), "bench", self.lanes, tally, 2.0)
         self.link = HeldLink(self.producer)
-        self.pending = self.producer.pending
+        self.pending = self.lanes.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)
         self._soon: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[int], None], int]] = []
@@ -88,7 +118,9 @@ class LaneBench:
             self.link,
             self.pending,
             self.admission,
-            Quarantine(tally.gauge(catalogue.REQUESTS_QUARANTINED), refused),
+            Quarantine(tally.gauge(catalogue.REQUESTS_QUARANTINED), refused, lambda _: None),
+            Gate(),
+            self.owner,
             rows_waiting_max,
             SPIN_S,
             REST_S,
@@ -97,9 +129,9 @@ class LaneBench:
             lambda: self.now,
             batch_bytes_max=BYTES_MAX // 2,
             reply_bytes_max=reply_bytes_max,
-            staffed=lambda: self.staffed,
-            reads_newest=lambda: early,
-            direct=direct,
+            direct=None if direct is None else direct.workers,
+            timed=self.lanes.timed,
+            used=self.lanes.used,
         )
         self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
         self.tally = tally
@@ -112,6 +144,7 @@ class LaneBench:
         manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
         lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest, "cpu"))
+        self.lanes.add(lane)
         lane.update_instances(
             instances, Profile(profile), max(profile), same_host=self._segments is not None, failed=None
         )
@@ -168,5 +201,5 @@ class LaneBench:
         reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
         batch = self.pending.get(header.name)
         if batch is not None:  # otherwise it was put again, or no caller waits for it
-            batch.lane.completion.resolve(batch, reply, memoryview(bytes(rows * 4 * columns)))
+            self.lanes.of(batch.lane).completion.resolve(batch, reply, memoryview(bytes(rows * 4 * columns)))
         self.turn()

@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from millstream.gateway.access.gate import Gate
+from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.lane_table import LaneTable
+from millstream.gateway.scheduling.pool_context import SharedParts
 from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
@@ -116,14 +121,22 @@ class Loopback:
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full"),
         )
-        self.producer = Producer(NOWHERE, InstallationKeys("test"), "loopback", tally, self.settings.queue_lease_s)
+        self.producer = Producer(
+            NOWHERE, InstallationKeys("test"), "loopback", LaneTable(), tally, self.settings.queue_lease_s
+        )
         self.link = LoopbackLink(self.producer)
         self.producer._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         codec_of = V2CodecFactory(lambda _: {}, memory, self.reply_budget, self.settings.request_bytes_max)
-        self.lanes = Router(self.settings, self.producer, self.admission, None, tally, "here", codec_of)
-        self.lanes.demands = Demands(lambda: Snapshot({}, ()), self.lanes.lane_of, lambda *_: Footprint(0))
+        demands = Demands(lambda: Snapshot({}, ()), self.producer.lanes, lambda *_: Footprint(0), ScaleView())
+        quarantine = Quarantine(
+            tally.gauge(catalogue.REQUESTS_QUARANTINED),
+            tally.counter(catalogue.REQUESTS_REFUSED, "quarantined"),
+            lambda _: None,
+        )
+        shared = SharedParts(self.admission, None, quarantine, Gate())
+        self.lanes = Router(self.settings, self.producer, demands, shared, tally, "here", codec_of)
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(
             self.lanes,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,33 +36,26 @@ class PoolLanes:
             home, next(iter(profiles.values())), 0, permits=permits, rows_waiting_max=rows_waiting_max, config=config
         )
         self.profiles = profiles
-        self.staffed = dict.fromkeys(profiles, True)
-        self.load_for: Callable[[Lane, Request], None] = lambda _lane, _request: None
+        self.owner = self.bench.owner
+        self.staffed = self.owner.staffed
+        self.staffed |= dict.fromkeys(profiles, True)
         manifest = self.bench.lane.manifest
         rules = QueueRules(manifest.config) if QueueRules.needed(manifest.config) else None
+        self.route = ModelRoute(UNUSED, UNUSED, UNUSED, UNUSED, 60.0, rules)
         self.links = {pool: HeldLink(self.bench.producer, pool) for pool in profiles}
         self.lanes: dict[str, Lane] = {}
         for pool, link in self.links.items():
-            context = replace(
-                self.bench.shared,
-                pool=pool,
-                link=link,
-                staffed=partial(self.staffed.__getitem__, pool),
-                ticking=set(),
-                load_for=self._load_for,
-            )
+            context = replace(self.bench.shared, pool=pool, link=link)
             packer = Packer(manifest.signature, None, 1 << 10)
-            self.lanes[pool] = Lane(manifest, context, packer, LaneMetrics(self.bench.tally, manifest, pool), rules)
-        self.route = ModelRoute(UNUSED, UNUSED, UNUSED, UNUSED, 60.0, rules)
+            metrics = LaneMetrics(self.bench.tally, manifest, pool)
+            self.lanes[pool] = Lane(manifest, context, packer, metrics, rules, self.route)
+            self.bench.lanes.add(self.lanes[pool])
         self.route.set_lanes(list(self.lanes.values()))
-
-    def _load_for(self, lane: Lane, request: Request) -> None:
-        self.load_for(lane, request)
 
     def has(self, pool: str, instances: int, *, failed: str | None = None, held: bool | None = None) -> None:
         """Report what the workers of a pool have. `held`: whether any still answers batches; None: if one is ready."""
         profile, lane = self.profiles[pool], self.lanes[pool]
-        lane.held = instances > 0 if held is None else held
+        lane.state.held = instances > 0 if held is None else held
         lane.update_instances(instances, Profile(profile), max(profile), same_host=False, failed=failed)
         self.route.choose()
 
@@ -88,4 +79,4 @@ class PoolLanes:
 
     def in_flight(self, pool: str) -> list[int]:
         """Return the requests of each batch in flight to a pool."""
-        return [len(batch.requests) for batch in self.bench.pending.values() if batch.lane is self.lanes[pool]]
+        return [len(batch.requests) for batch in self.bench.pending.values() if batch.lane is self.lanes[pool].state]

@@ -28,8 +28,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millstream.gateway.scheduling import direct_dispatch
+from millstream.gateway.scheduling import attached_workers, direct_dispatch
 from millstream.gateway.scheduling.direct_dispatch import DirectDispatch
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
@@ -116,9 +117,12 @@ class DirectMachine(RuleBasedStateMachine):
     @initialize(instances=st.sampled_from([1, 1, 1, 2]))
     def begin(self, instances: int) -> None:
         registry = MetricsRegistry(None, "gateway")
-        self.dispatch = DirectDispatch(registry, self._known, self._end, lambda: self.bench.now)
-        self.bench = LaneBench(Path(self.folder.name), {1: 0.0001, 8: 0.0004}, instances, direct=self.dispatch)
-        self.bench.lane.local_workers = frozenset({WORKER})
+        lanes = LaneTable()
+        self.dispatch = DirectDispatch(registry, lanes, self._known, lambda: self.bench.now)
+        self.bench = LaneBench(
+            Path(self.folder.name), {1: 0.0001, 8: 0.0004}, instances, lanes=lanes, direct=self.dispatch
+        )
+        self.bench.lane.state.local_workers = frozenset({WORKER})
         self.models = LoadedModels()
         self._load()
         links: Any = self.links
@@ -261,7 +265,7 @@ class DirectMachine(RuleBasedStateMachine):
                 batch = self.bench.pending[decoded[0].name]
                 assert batch.direct is self.dispatch._by_link[link]
                 self.ran.append(batch.name)
-                batch.lane.completion.resolve(batch, *decoded)
+                self.bench.lanes.of(batch.lane).completion.resolve(batch, *decoded)
 
     @precondition(lambda self: self.bench.link.waiting)
     @rule()
@@ -331,7 +335,7 @@ def test_each_batch_is_answered_once_whatever_becomes_of_its_worker():
 
 def attached(dispatch: DirectDispatch, bench: LaneBench) -> tuple[socket.socket, socket.socket]:
     """Attach a worker that serves the lane; return both ends of its connection, the worker's first."""
-    bench.lane.local_workers = frozenset({WORKER})
+    bench.lane.state.local_workers = frozenset({WORKER})
     links = Links()
     worker = links.direct("g")
     [gateway] = links.gateways
@@ -353,8 +357,9 @@ def test_a_worker_that_is_gone_without_a_notice_died_unless_it_sent_a_heartbeat_
         return set(workers) if alive else set()
 
     async def test() -> list[tuple[int, int]]:
-        dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), known, lambda link: None)
-        bench = LaneBench(tmp_path, {1: 0.0001, 8: 0.0004}, direct=dispatch)
+        lanes = LaneTable()
+        dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), lanes, known)
+        bench = LaneBench(tmp_path, {1: 0.0001, 8: 0.0004}, lanes=lanes, direct=dispatch)
         worker, gateway = attached(dispatch, bench)
         bench.add_requests(2)
         assert bench.link.waiting == []
@@ -373,9 +378,10 @@ def test_a_worker_that_is_gone_without_a_notice_died_unless_it_sent_a_heartbeat_
 @pytest.mark.parametrize("writing", [True, False])
 def test_memory_of_a_batch_that_is_given_up_rests_while_its_worker_may_write_into_it(tmp_path, writing):
     async def test() -> tuple[int, int, int]:
-        dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), never_asked, lambda link: None)
+        lanes = LaneTable()
+        dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), lanes, never_asked)
         segments = SegmentPool(tmp_path, "m", 1 << 30)
-        bench = LaneBench(tmp_path, {1: 0.0001, 64: 0.0004}, segments=segments, direct=dispatch)
+        bench = LaneBench(tmp_path, {1: 0.0001, 64: 0.0004}, segments=segments, lanes=lanes, direct=dispatch)
         worker, gateway = attached(dispatch, bench)
         bench.lane.add(bench.request(64), 16 * 64)
         bench.turn()
@@ -397,15 +403,16 @@ def test_memory_of_a_batch_that_is_given_up_rests_while_its_worker_may_write_int
 
 def test_no_short_batch_of_a_lane_overtakes_a_long_one_that_took_the_queue(tmp_path):
     async def test() -> None:
-        dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), never_asked, lambda link: None)
-        bench = LaneBench(tmp_path, {1: 0.001, 8: 2 * direct_dispatch.RUN_S_MAX}, direct=dispatch)
+        lanes = LaneTable()
+        dispatch = DirectDispatch(MetricsRegistry(None, "gateway"), lanes, never_asked)
+        bench = LaneBench(tmp_path, {1: 0.001, 8: 2 * attached_workers.RUN_S_MAX}, lanes=lanes, direct=dispatch)
         worker, gateway = attached(dispatch, bench)
         bench.lane.add(bench.request(8), 16 * 8)
         bench.add_requests(1)
         assert bench.put == [8, 1]
         for _ in range(2):
             bench.answer()
-        bench.now += direct_dispatch.LONG_PAUSE_S
+        bench.now += attached_workers.LONG_PAUSE_S
         bench.add_requests(1)
         assert bench.put == []
         assert worker.recv(MESSAGE_BYTES_MAX)

@@ -110,7 +110,7 @@ class LaneMachine(RuleBasedStateMachine):
         request = self.bench.request(rows, timeout_s, priority, self.callers)
         idle, full = lane.idle, admission.requests >= PERMITS or admission.closed
         waiting = lane.rows_waiting - lane.splits.rows
-        entering = lane._policy.batch_rows if rows > ROWS_OF_A_RUN else rows
+        entering = lane.policy.batch_rows if rows > ROWS_OF_A_RUN else rows
         crowded = bool(waiting) and waiting + entering > ROWS_WAITING_MAX
         try:
             lane.add(request, 16 * rows)
@@ -150,11 +150,11 @@ class LaneMachine(RuleBasedStateMachine):
     def lose(self, data: st.DataObject, what: str) -> None:
         batch = self.bench.pending[data.draw(st.sampled_from(sorted(self.bench.pending)))]
         if what == "put again":
-            batch.lane.recovery.put_again(batch)
+            self.bench.lanes.of(batch.lane).recovery.put_again(batch)
         elif what == "give up":
-            batch.lane.recovery.give_up(batch)
+            self.bench.lanes.of(batch.lane).recovery.give_up(batch)
         else:
-            batch.lane.recovery.refuse(batch, "no room")
+            self.bench.lanes.of(batch.lane).recovery.refuse(batch, "no room")
 
     @rule(at=LANES, instances=st.integers(0, 2), profile=PROFILES)
     def place(self, at: int, instances: int, profile: dict[int, float]) -> None:
@@ -174,16 +174,16 @@ class LaneMachine(RuleBasedStateMachine):
         self.bench.link.up = not self.bench.link.up
         if self.bench.link.up:
             for batch in list(self.bench.pending.values()):
-                batch.lane.recovery.put_again(batch)
+                self.bench.lanes.of(batch.lane).recovery.put_again(batch)
             for lane in self.lanes:
-                lane.dispatch()
+                lane.dispatcher.dispatch()
 
     @rule(seconds=st.sampled_from([0.0001, 0.01, 0.1, 2.0, 80.0]))
     def time_passes(self, seconds: float) -> None:
         self.bench.now += seconds
         for batch in list(self.bench.pending.values()):
             if batch.earliest <= self.bench.now:
-                batch.lane.recovery.expire(batch, self.bench.now)
+                self.bench.lanes.of(batch.lane).recovery.expire(batch, self.bench.now)
         for lane in self.lanes:
             lane.tick(self.bench.now)
         late = [request for request in self._waiting() if request.deadline <= self.bench.now]
@@ -221,9 +221,9 @@ class LaneMachine(RuleBasedStateMachine):
         if not self.bench.link.up:
             return
         for lane, instances in zip(self.lanes, self.instances, strict=True):
-            out = sum(batch.lane is lane for batch in self.bench.pending.values())
+            out = sum(batch.lane is lane.state for batch in self.bench.pending.values())
             if lane.waiting and out < instances:
-                assert lane._scheduled, "it leaves in the next turn of the event loop"
+                assert lane.dispatcher.scheduled, "it leaves in the next turn of the event loop"
 
     @invariant()
     def what_left_was_worth_running(self) -> None:
@@ -240,8 +240,8 @@ class LaneMachine(RuleBasedStateMachine):
     @invariant()
     def no_more_is_out_than_there_are_slots(self) -> None:
         for lane, is_open in zip(self.lanes, self.open, strict=True):
-            out = [batch for batch in self.bench.pending.values() if batch.lane is lane]
-            assert lane.in_flight == len(out)
+            out = [batch for batch in self.bench.pending.values() if batch.lane is lane.state]
+            assert lane.state.in_flight == len(out)
             first = [batch for batch in out if batch.attempt == 1]
             assert len(first) <= 2 * (DEPTH + 1) or not is_open  # a lane that closes sends all that waits
 

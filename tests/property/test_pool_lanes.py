@@ -82,7 +82,7 @@ class PoolMachine(RuleBasedStateMachine):
     def ask(self, rows: int, timeout_s: float, priority: int, turns: bool, times: int) -> None:
         for _ in range(times):
             request = self.pools.bench.request(rows, timeout_s, priority, self.callers)
-            able = [lane for lane in self.pools.lanes.values() if lane.able]
+            able = [lane for lane in self.pools.lanes.values() if lane.can_serve]
             idle = any(lane.idle for lane in able) and self.pools.bench.admission.requests < PERMITS
             try:
                 self.pools.route.lane.add(request, 16 * rows)
@@ -91,7 +91,8 @@ class PoolMachine(RuleBasedStateMachine):
                 assert not idle or failure.code is Code.MODEL, "a pool that is idle takes what others refuse"
             else:
                 self.admitted.append(request)
-                assert not idle or request.lane.able, "a lane that can answer comes before one that cannot"
+                taken_by = self.pools.lanes[request.lane.pool]
+                assert not idle or taken_by.can_serve, "a lane that can answer comes before one that cannot"
         if turns:
             self.pools.turn()
 
@@ -112,7 +113,7 @@ class PoolMachine(RuleBasedStateMachine):
     def all_workers_die(self, pool: str) -> None:
         self.pools.staffed[pool] = False
         self.pools.has(pool, 0, held=False)
-        if any(lane.able for lane in self.pools.lanes.values()):
+        if any(lane.can_serve for lane in self.pools.lanes.values()):
             assert self.pools.waiting(pool) == 0
             assert not [n for n in self.pools.in_flight(pool) if n], "nothing is left in a dead pool"
 
@@ -132,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
     def a_batch_dies_with_its_worker(self, data: st.DataObject) -> None:
         pending = self.pools.bench.pending
         batch = pending[data.draw(st.sampled_from(sorted(pending)))]
-        batch.lane.recovery.give_up(batch)
+        self.pools.bench.lanes.of(batch.lane).recovery.give_up(batch)
 
     @rule(pool=NAMES, seconds=st.sampled_from([0.01, 5.0]))
     def a_circuit_opens(self, pool: str, seconds: float) -> None:
@@ -144,7 +145,7 @@ class PoolMachine(RuleBasedStateMachine):
         bench.now += seconds
         for batch in list(bench.pending.values()):
             if batch.earliest <= bench.now:
-                batch.lane.recovery.expire(batch, bench.now)
+                self.pools.bench.lanes.of(batch.lane).recovery.expire(batch, bench.now)
         for lane in (*self.pools.lanes.values(),) * 2:  # a circuit that closes may move requests to a lane before it
             lane.tick(bench.now)
         assert not [one for one in self.waiting if one.deadline <= bench.now], "requests that are late are told so"
@@ -157,15 +158,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_first_pool_that_can_answer_is_tried_first(self) -> None:
-        able = [lane for lane in self.pools.lanes.values() if lane.able]
-        loads = [lane for lane in self.pools.lanes.values() if lane.loads]
+        able = [lane for lane in self.pools.lanes.values() if lane.can_serve]
+        loads = [lane for lane in self.pools.lanes.values() if lane.loadable]
         assert not able or self.pools.route.lane is able[0]
         assert able or not loads or self.pools.route.lane is loads[0]
 
     @invariant()
     def no_request_waits_where_it_cannot_be_answered(self) -> None:
-        if any(lane.able for lane in self.pools.lanes.values()):
-            stuck = [pool for pool, lane in self.pools.lanes.items() if lane.waiting and not lane.able and lane.refuses]
+        if any(lane.can_serve for lane in self.pools.lanes.values()):
+            stuck = [
+                pool for pool, lane in self.pools.lanes.items() if lane.waiting and not lane.can_serve and lane.refuses
+            ]
             assert not stuck
 
     @invariant()
@@ -183,7 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def each_lane_counts_its_own(self) -> None:
         for pool, lane in self.pools.lanes.items():
-            assert lane.in_flight == len(self.pools.in_flight(pool))
+            assert lane.state.in_flight == len(self.pools.in_flight(pool))
 
     def teardown(self) -> None:
         """Time passes: no request is left waiting, and nothing is kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.scheduling.batching.contention import IN_USE_S, Contention
+from millstream.gateway.scheduling.batching.dispatch import IN_USE_S, Contention
 
 
 def test_a_lane_is_not_beside_itself():

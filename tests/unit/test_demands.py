@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.placement.decision import FAILED_RETRY_S, NO_WORKER_S, RETRY_S_MIN
 from millstream.gateway.placement.demands import RETRIED_WITHIN_S, Demands
@@ -55,7 +56,7 @@ class FakeLane:
     manifest: Manifest
     link: FakeLink
     ready: bool = False
-    awaited: bool = False
+    has_requests: bool = False
     pool: str = "cpu"
     refused: list[Failure] = field(default_factory=list)
 
@@ -65,7 +66,7 @@ class FakeLane:
 
     def refuse_cold(self, failure: Failure) -> None:
         self.refused.append(failure)
-        self.awaited = False
+        self.has_requests = False
 
 
 @dataclass
@@ -89,13 +90,21 @@ class Bench:
         self.load_s = load_s
         self.snapshot = Snapshot({}, ())
         self.models: dict[str, ModelView] = {}  # besides m
+        self.elsewhere: list[FakeLane] = []  # lanes whose requests another pool answers
         self.demands = Demands(
             lambda: self.snapshot,
-            lambda content_id: self.lane if content_id == self.manifest.content_id else None,
+            self,
             lambda _manifest, _worker: Footprint(10 * MB, load_s=self.load_s, measured=measured),
+            ScaleView(),
             lambda: self.now,
         )
         self.set_workers(self.worker("w1"), self.worker("w2"))
+
+    def loadable(self, content_id: str) -> FakeLane | None:
+        return self.lane if content_id == self.manifest.content_id else None
+
+    def answered_elsewhere(self) -> list[FakeLane]:
+        return self.elsewhere
 
     def worker(self, name: str, *instances: InstanceRecord, **fields: Any) -> WorkerRecord:
         of_worker: dict[str, Any] = {"pool": "cpu", "budget_bytes": 100 * MB, "used_bytes": 20 * MB} | fields
@@ -125,7 +134,7 @@ class Bench:
     def call(self, timeout_s: float = 60.0) -> None:
         """A request for the version. Raises Failure if it is refused."""
         self.demands.check(self.lane, Waiting(self.now, self.now + timeout_s))
-        self.lane.awaited = True
+        self.lane.has_requests = True
 
     async def turn(self) -> None:
         for _ in range(4):
@@ -382,7 +391,7 @@ def test_a_demand_that_no_request_waits_for_ends(tmp_path):
     async def test(bench: Bench) -> None:
         bench.call()
         await bench.turn()
-        bench.lane.awaited = False  # they all expired
+        bench.lane.has_requests = False  # they all expired
         bench.demands.repeat()
         assert bench.demands.count == 0
         bench.set_workers(bench.worker("w5"))
@@ -394,7 +403,7 @@ def test_a_demand_that_no_request_waits_for_ends(tmp_path):
 
 def test_a_version_on_its_way_back_is_demanded_for_batches_in_flight(tmp_path):
     async def test(bench: Bench) -> None:
-        bench.lane.awaited = True
+        bench.lane.has_requests = True
         bench.demands.wanted(bench.lane)
         await bench.turn()
         assert len(bench.ordered) == 1
@@ -458,12 +467,12 @@ def test_a_pool_without_workers_refuses_after_a_while_with_the_reason(tmp_path: 
 
 def test_a_version_in_use_is_loaded_in_its_preferred_pool_in_the_background(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
-        bench.demands.displaced = lambda: [bench.lane]
+        bench.elsewhere = [bench.lane]
         bench.demands.repeat()
         await bench.turn()
         [(_, order)] = bench.link.orders
         assert (order["do"], order["why"], order["deadline"]) == ("load", "another pool answers its calls", 0)
-        bench.demands.displaced = list
+        bench.elsewhere = []
         bench.now += RETRIED_WITHIN_S + 1
         bench.demands.repeat()
         assert bench.demands.count == 0  # it is not used any more

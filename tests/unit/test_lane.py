@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.gateway.scheduling.batching.batch_size import TURN_S
-from millstream.gateway.scheduling.batching.contention import IN_USE_S
-from millstream.gateway.scheduling.batching.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S
-from millstream.gateway.scheduling.lane import CANNOT_SERVE_RETRY_S, RETRY_S_MIN
+from millstream.gateway.scheduling.admission import CANNOT_SERVE_RETRY_S, RETRY_S_MIN
+from millstream.gateway.scheduling.batching.dispatch import DEPTH, IN_USE_S, LONG_RUN_S, SHORT_RUN_S, TURN_S
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
@@ -277,7 +275,7 @@ def test_a_batch_that_is_lost_each_time_is_given_up_in_the_end(tmp_path):
     for _ in range(LOSSES_MAX + 1):
         assert not told.failures
         [batch] = bench.pending.values()
-        batch.lane.recovery.put_again(batch)
+        bench.lanes.of(batch.lane).recovery.put_again(batch)
     assert not bench.pending
     assert len(bench.put) == LOSSES_MAX + 1
     [failure] = told.failures
@@ -337,7 +335,7 @@ def test_a_deadline_that_a_worker_takes_for_passed_too_early_is_the_gateways_to_
 def test_callers_of_a_failed_version_are_told_when_a_worker_tries_it_again(tmp_path, monkeypatch, retry_in_s, told_s):
     bench = bench_of(tmp_path, 0.01, instances=1)
     monkeypatch.setattr(bench.link.clock, "now_ms", lambda: 1_000_000.0)
-    bench.lane.retry_at = 1000.0 + retry_in_s if retry_in_s else 0.0
+    bench.lane.state.retry_at = 1000.0 + retry_in_s if retry_in_s else 0.0
     bench.lane.update_instances(0, Profile({}), 1, same_host=False, failed="damaged")
     with pytest.raises(Failure, match="damaged") as refused:
         bench.add_requests(1)

@@ -80,7 +80,7 @@ class Storm:
             if bench.now == tick:
                 tick += TICK_S
                 for batch in list(bench.pending.values()):
-                    batch.lane.recovery.expire(batch, bench.now)
+                    bench.lanes.of(batch.lane).recovery.expire(batch, bench.now)
                 bench.lane.tick(bench.now)
             elif bench.now == done:
                 done = float("inf")

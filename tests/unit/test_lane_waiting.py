@@ -180,7 +180,7 @@ def test_a_request_that_is_late_is_told_what_it_waited_for(
     tmp_path: Path, heard: Heard, ready: bool, staffed: bool, why: str
 ) -> None:
     bench = bench_of(tmp_path)
-    bench.staffed = staffed
+    bench.owner.staffed["cpu"] = staffed
     add(bench, heard, timeout_s=0.2)
     if not ready:
         bench.lane.update_instances(0, Profile({1: RUN_S}), 1, same_host=True, failed=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.gateway.placement.demands import ColdLane, ColdRequest
 from millstream.gateway.placement.refusals import PassedOn
-from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.quarantine import DIED
 from millstream.gateway.scheduling.recovery import SUSPECT
 from millstream.gateway.scheduling.request import Request
@@ -156,12 +156,12 @@ def test_a_request_that_may_have_killed_a_worker_runs_alone_in_the_next_pool_too
         pools.add(responder=told)
     pools.turn()
     [batch] = pools.bench.pending.values()
-    batch.lane.recovery.give_up(batch)
+    pools.bench.lanes.of(batch.lane).recovery.give_up(batch)
     pools.has("fast", 0)
     assert pools.in_flight("slow") == [1, 1]
     assert {batch.attempt for batch in pools.bench.pending.values()} == {SUSPECT}
     batch = next(iter(pools.bench.pending.values()))
-    batch.lane.recovery.give_up(batch)
+    pools.bench.lanes.of(batch.lane).recovery.give_up(batch)
     assert [failure.code for failure in told.failed] == [Code.MODEL]
     pools.answer("slow", 1)
     assert told.answered == 1
@@ -205,7 +205,7 @@ def both_cold(pools: PoolLanes, slow: Failure | None) -> list[str]:
     """Have the preferred pool pass requests on once, and the other one refuse them; return who is asked, as it is."""
     asked: list[str] = []
 
-    def load_for(lane: Lane, _request: Request) -> None:
+    def load_for(lane: ColdLane, _request: ColdRequest) -> None:
         asked.append(lane.pool)
         if asked == ["fast"]:
             raise PassedOn("fast", "slow")
@@ -214,7 +214,7 @@ def both_cold(pools: PoolLanes, slow: Failure | None) -> list[str]:
 
     pools.has("fast", 0)
     pools.has("slow", 0)
-    pools.load_for = load_for
+    pools.owner.load = load_for
     return asked
 
 

@@ -27,11 +27,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def quarantine(clock: Clock) -> Quarantine:
+def published() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def quarantine(published: list[str], clock: Clock) -> Quarantine:
+    return gateway_with(published, clock)
+
+
+def gateway_with(published: list[str], clock: Clock) -> Quarantine:
+    """Return the quarantine of a gateway that appends what it publishes to a list."""
     tally = MetricsRegistry(None, "gateway")
-    return Quarantine(
-        tally.gauge(catalogue.REQUESTS_QUARANTINED), tally.counter(catalogue.REQUESTS_REFUSED, "quarantined"), clock
-    )
+    refusals = tally.counter(catalogue.REQUESTS_REFUSED, "quarantined")
+    return Quarantine(tally.gauge(catalogue.REQUESTS_QUARANTINED), refusals, published.append, clock)
 
 
 def request(data: object, shape: tuple[int, ...] = (2, 2)) -> Request:
@@ -71,20 +80,18 @@ def test_it_ends_after_a_while(quarantine, clock):
     assert len(quarantine) == 0
 
 
-def test_gateways_learn_from_each_other(quarantine):
-    tally = MetricsRegistry(None, "another gateway")
-    other = Quarantine(
-        tally.gauge(catalogue.REQUESTS_QUARANTINED), tally.counter(catalogue.REQUESTS_REFUSED, "quarantined")
-    )
-    quarantine.publish = other.learn
-    other.publish = quarantine.learn
+def test_gateways_learn_from_each_other(quarantine, published, clock):
+    other = gateway_with(published, clock)
     quarantine.add("m:1", request(b"1234"), DIED)
+    [news] = published
+    other.learn(news)
+    quarantine.learn(news)
     assert refused(other, "m:1", request(b"1234"))
     assert not refused(other, "m:1", request(b"5678"))
     for nonsense in ("", "zz", "00", "00" * 17):
         with pytest.raises(ValueError, match=r"digest|hexadecimal"):
             other.learn(nonsense)
-    assert len(other) == 1
+    assert (len(other), published) == (1, [news])
 
 
 def test_it_is_bounded(quarantine):

@@ -22,12 +22,11 @@ class IdleLane:
 
     content_id: str
     answers: bool = True
-    replied_at: float = 0.0
-    loaded_at: float = 0.0
-    run_s: float = 0.001
+    state: Any = field(
+        default_factory=lambda: SimpleNamespace(replied_at=0.0, loaded_at=0.0, standby=False, failed=None)
+    )
+    policy: Any = field(default_factory=lambda: SimpleNamespace(run_s=lambda _rows: 0.001))
     ready: bool = True
-    standby: bool = False
-    failed: None = None
     circuit: Any = field(default_factory=lambda: SimpleNamespace(open_until=0.0))
     manifest: Any = field(
         default_factory=lambda: SimpleNamespace(signature=Signature(inputs=(), outputs=(), batching=True))
@@ -53,7 +52,7 @@ class Rounds:
         due = cast("list[IdleLane]", self.probe._due(cast("list[Lane]", self.lanes)))
         for lane in due:
             if lane.answers:
-                lane.replied_at = self.now
+                lane.state.replied_at = self.now
         self.now += EVERY_S
         return due
 
@@ -91,7 +90,8 @@ def test_after_a_start_more_lanes_are_probed_in_a_round():
 
 
 def test_a_lane_with_long_runs_is_probed_seldom_and_delays_no_other():
-    slow = IdleLane("slow", run_s=10.0, replied_at=999.0)
+    slow = IdleLane("slow", policy=SimpleNamespace(run_s=lambda _rows: 10.0))
+    slow.state.replied_at = 999.0
     rounds = Rounds([slow, *lanes(10)])
     for _ in range(20):
         assert slow not in rounds.run()
@@ -101,10 +101,11 @@ def test_a_lane_with_long_runs_is_probed_seldom_and_delays_no_other():
 @pytest.mark.parametrize("replied_at", [0.0, 10.0], ids=["for the first time", "again"])
 def test_what_was_just_loaded_and_warmed_up_needs_no_probe_to_be_ready(replied_at: float) -> None:
     """The only version became another one, or was on standby: a load that was answered is to be seen at once."""
-    lane = IdleLane("new", answers=False, replied_at=replied_at)
+    lane = IdleLane("new", answers=False)
+    lane.state.replied_at = replied_at
     rounds = Rounds([lane])
     assert not rounds.probe.ready()
-    lane.loaded_at = rounds.now
+    lane.state.loaded_at = rounds.now
     assert rounds.probe.ready()
     assert rounds.probe.answering("new")
     rounds.now += FRESH_S + EVERY_S

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.scheduling.batching.batch_split import parts_within
+from millstream.gateway.scheduling.dispatcher import parts_within
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import encode_elements

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.gateway.scheduling.batching.dispatch import DEPTH
-from millstream.gateway.scheduling.in_flight import InFlightBatch
+from millstream.gateway.scheduling.lane_state import InFlightBatch
 from millstream.gateway.scheduling.recovery import ABANDON_S
-from millstream.gateway.scheduling.request import Request
-from millstream.gateway.scheduling.split_requests import Part
+from millstream.gateway.scheduling.request import Part, Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor, own_copies
 from millstream.services.access.document import Limits
@@ -214,7 +213,7 @@ def test_the_deadline_counts_behind_requests_with_earlier_turns(tmp_path):
     parts.lane.tick(2.0)
     assert parts.heard.failures[id(request)].code is Code.EXPIRED
     parts.bench.link.up = True
-    parts.lane.dispatch()
+    parts.lane.dispatcher.dispatch()
     parts.run_all()
     assert all(parts.answered(*one) for one in others)
 
@@ -408,10 +407,10 @@ def test_it_counts_once(tmp_path):
     assert parts.lane.rows_waiting == 100 - DEPTH * ROWS_MAX
     assert parts.lane.splits.requests_waiting() == (1, 0)
     parts.run_all()
-    assert parts.lane.answered == 1
-    assert parts.lane.rows_done == 100
+    assert parts.lane.metrics.answered_requests == 1
+    assert parts.lane.state.rows_done == 100
     failed, _ = parts.ask(100)
     parts.run()
     parts.lane.cancel(failed)
     parts.run_all()
-    assert parts.lane.rows_done == 200
+    assert parts.lane.state.rows_done == 200

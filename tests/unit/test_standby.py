@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from millstream.gateway.catalog.catalog import Catalog
-from millstream.gateway.catalog.interfaces import UploadKey
-from millstream.gateway.catalog.snapshot import Snapshot, VersionView
+from millstream.gateway.catalog.interfaces import ScaleView, UploadKey
+from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell, VersionView
 from millstream.gateway.catalog.standby import Standby
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.placement.views import RefusalKind
@@ -61,7 +61,9 @@ class Bench:
         self.repository = FolderRepository(home)
         self.cluster = Cluster()
         self.changed: list[frozenset[str]] = []
-        self.catalog = Catalog("g", self.repository, cast("ClusterState", self.cluster), self._apply, {})
+        self.catalog = Catalog(
+            "g", self.repository, cast("ClusterState", self.cluster), SnapshotCell(), ScaleView(), self._apply, {}
+        )
 
     async def _apply(self, _snapshot: Snapshot, changed: Collection[str]) -> None:
         self.changed.append(frozenset(changed))

@@ -1,12 +1,15 @@
-"""Decides when a batch leaves a lane, and how many batches may be in flight. Pure; batch_size.py decides its rows.
+"""Decides when a batch leaves a lane, how many rows it takes, and how many batches may be in flight. Pure.
 
 workers' report, other lanes in use ─> credits, batch_rows
 waiting requests, batches in flight, time ─> rows_to_take ─> rows of the next batch, HOLD or EXPIRE
+rows of an efficient run ─(other lanes of the pool in use)─> shared_rows ─(a deadline is near)─>
+LatencyEstimator.rows_within ─(the version has preferred sizes)─> preferred_rows, or a wait for more requests
 """
 
 from __future__ import annotations
 
-from millstream.gateway.scheduling.batching.batch_size import preferred_rows, shared_rows
+from collections.abc import Sequence
+
 from millstream.gateway.scheduling.batching.batcher import Batcher
 from millstream.gateway.scheduling.batching.estimator import LatencyEstimator
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
@@ -20,8 +23,36 @@ SHORT_RUN_S = 0.001  # shorter runs end before a batch sent ahead could arrive
 #: that frees a slot: the slot is refilled one run plus one round trip later. One extra batch fills the gap.
 LONG_RUN_S = 0.02
 
+#: Bounds a run while other lanes of the pool are in use, because they wait for it. If TURN_RUNS times the run of one
+#: row is longer, that is the bound: splitting a batch into runs that are hardly shorter gains nothing.
+TURN_S = 0.01
+TURN_RUNS = 1.5
+IN_USE_S = 1.0  # a lane counts as in use for this long after its last batch
+
 HOLD = 0  # returned by `rows_to_take`: no batch leaves now
 EXPIRE = -1  # returned by `rows_to_take`: the request with the earliest deadline cannot be answered in time
+
+
+class Contention:
+    """Which lanes of one pool are in use. Instants are seconds on one clock."""
+
+    __slots__ = ("_last", "_last_at", "_other_at")
+
+    def __init__(self) -> None:
+        self._last: object = None  # the lane that put last
+        self._last_at = float("-inf")
+        self._other_at = float("-inf")  # when another lane put its last batch
+
+    def put(self, lane: object, now: float) -> None:
+        """Record that a lane put a batch."""
+        if lane is not self._last:
+            self._last, self._other_at = lane, self._last_at
+        self._last_at = now
+
+    def others_active(self, lane: object, now: float) -> bool:
+        """Whether a lane other than `lane` is in use."""
+        at = self._other_at if lane is self._last else self._last_at
+        return now - at < IN_USE_S
 
 
 class DispatchPolicy:
@@ -99,6 +130,16 @@ class DispatchPolicy:
         """Return the measured seconds of a run of `rows`; 0 while nothing was measured."""
         return self._profile.predict(rows)
 
+    @property
+    def full_batch_s(self) -> float:
+        """Measured seconds of a full batch; 0 while nothing was measured."""
+        return self.run_s(self.batch_rows)
+
+    @property
+    def row_s(self) -> float:
+        """Measured seconds of a row in a full batch; 0 while nothing was measured."""
+        return self.full_batch_s / self.batch_rows
+
     def record_put(self, rows: int, run_s: float, now: float) -> None:
         """Record that a batch left. By the profile, its run takes `run_s`."""
         # A batch sent ahead hides the queue's round trip behind the run before it. Shorter runs than the round trip
@@ -155,3 +196,38 @@ class DispatchPolicy:
         if rows_waiting - first.rows >= self.batch_rows:
             return self.estimator.planned_s(first)
         return self.estimator.run_s(first.rows)
+
+
+def shared_rows(profile: Profile, rows_efficient: int) -> int:
+    """Return the rows that run together while other lanes of the pool are in use: at most `rows_efficient`.
+
+    Args:
+        profile: measured run times.
+        rows_efficient: rows of an efficient run.
+    """
+    within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows_efficient)
+    # Workers may ask for a size that was never measured: the profile predicts no gain for it. Try small steps.
+    return min(rows_efficient, 2 * within) if within == profile.largest else within
+
+
+def preferred_rows(preferred: Sequence[int], sums: Sequence[int], rows_waiting: int) -> int | None:
+    """Return the rows of the batch to send of a version with preferred sizes; None: more requests may make one.
+
+    Requests are never split, so a batch is one of the `sums`. The largest that is a preferred size is sent. If there is
+    none, requests that cannot make one any more are sent: because they are more rows than the largest size, of which as
+    many as are within it, or because the next request cannot join them.
+
+    Args:
+        preferred: the preferred sizes.
+        sums: rows of the first waiting request, of the first two, … as far as they fit into one batch.
+        rows_waiting: rows of all waiting requests.
+
+    Source: Triton, dynamic_batch_scheduler.cc, GetDynamicBatch.
+    """
+    fitting = [rows for rows in sums if rows in preferred]
+    if fitting:
+        return fitting[-1]
+    largest, together = max(preferred), sums[-1]
+    if together >= largest:
+        return max((rows for rows in sums if rows <= largest), default=sums[0])
+    return together if rows_waiting > together else None

@@ -27,7 +27,7 @@ from millstream.services.model.signature import TensorSpec
 from millstream.services.wire.batch import ReplyHeader
 
 if TYPE_CHECKING:
-    from millstream.gateway.scheduling.in_flight import InFlightBatch
+    from millstream.gateway.scheduling.lane_state import InFlightBatch
 
 ELEMENTS_MAX = 16_384  # elements of a tensor in a trace; of a larger tensor only the shape is written
 ELEMENTS_BYTES_MAX = 256 << 10  # bytes of a BYTES tensor in a trace; of a larger one only the shape is written

@@ -58,10 +58,10 @@ class LoadBook:
         self._inside = set()
         for lane in lanes:
             seen = self._seen.setdefault(lane, _Seen())
-            inside, done = lane.rows_waiting + running.get(lane, 0), lane.rows_done
+            inside, done = lane.rows_waiting + running.get(lane, 0), lane.state.rows_done
             arrived = max(0, done - seen.done + inside - seen.inside)
             seen.done, seen.inside = done, inside
-            seen.row_s = min(lane.row_s or seen.row_s, RUN_S_MAX)
+            seen.row_s = min(lane.policy.row_s or seen.row_s, RUN_S_MAX)
             sums = self._sums.setdefault(lane.pool, _Sums())
             sums.rows += arrived
             sums.work_s += arrived * seen.row_s
@@ -94,5 +94,5 @@ def _with_lane(load: PoolLoad, lane: Lane, inside: int, row_s: float, now: float
         queue_rows=load.queue_rows + inside,
         queue_work_s=load.queue_work_s + inside * row_s,
         oldest_wait_s=max(load.oldest_wait_s, now - lane.oldest_arrival),
-        run_s=max(load.run_s, min(lane.full_batch_s, RUN_S_MAX)),
+        run_s=max(load.run_s, min(lane.policy.full_batch_s, RUN_S_MAX)),
     )

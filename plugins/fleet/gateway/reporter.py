@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
-from millstream.gateway.scheduling.in_flight import InFlightBatch
+from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.plugins.fleet.gateway.load_book import LoadBook
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
@@ -23,7 +24,7 @@ log = logging.getLogger("millstream.scaling")
 EVERY_S = 0.5  # between two reports: a request wakes a pool without workers within this time and a decision
 
 
-class LoadReporter:
+class LoadReporter(ScaleView):
     """Reports for one gateway. Await `run` in the gateway's event loop.
 
     `decisions`: the last ones that count still, by pool.
@@ -31,38 +32,21 @@ class LoadReporter:
     Args:
         gateway: its name.
         scale_state: publishes and reads.
-        called: lanes that got a batch or refused a request; emptied here.
-        ticking: lanes in which requests wait.
-        pending: batches in flight.
+        lanes: the gateway's.
     """
 
-    def __init__(
-        self,
-        gateway: str,
-        scale_state: ScaleState,
-        called: set[Lane],
-        ticking: Iterable[Lane],
-        pending: Mapping[str, InFlightBatch],
-    ) -> None:
+    def __init__(self, gateway: str, scale_state: ScaleState, lanes: LaneTable) -> None:
         self.decisions: Mapping[str, ScaleDecision] = {}
         self._gateway = gateway
         self._scale_state = scale_state
-        self._called = called
-        self._ticking = ticking
-        self._pending = pending
+        self._lanes = lanes
         self._book = LoadBook()
 
     def asleep(self, staffed: Collection[str]) -> frozenset[str]:
-        """Return the pools that have no worker because they need none: their first request brings one.
-
-        Args:
-            staffed: the pools with a live worker.
-        """
         elastic = (pool for pool, one in self.decisions.items() if one.workers_min == 0 < one.workers_max)
         return frozenset(pool for pool in elastic if pool not in staffed)
 
     def start_s(self, pool: str) -> float:
-        """Return the seconds until a pool without workers has one; 0: none is started for a request, or not known."""
         decision = self.decisions.get(pool)
         return 0.0 if decision is None or not decision.workers_max else decision.start_s
 
@@ -80,13 +64,13 @@ class LoadReporter:
 
     async def report(self) -> None:
         """Publish the counters once, and read the decisions. Raises Failure."""
-        used = {*self._called, *self._ticking}
-        self._called.clear()
+        used = self._lanes.take_used()
         running: dict[Lane, int] = {}
-        for batch in self._pending.values():
+        for batch in self._lanes.pending.values():
             rows = sum([request.rows for request in batch.requests if request.counted and not request.done])
             if rows:
-                running[batch.lane] = running.get(batch.lane, 0) + rows
+                lane = self._lanes.of(batch.lane)
+                running[lane] = running.get(lane, 0) + rows
         loads = self._book.count(used, running, time.monotonic())
         decisions, now = await self._scale_state.exchange(self._gateway, loads)
         self.decisions = {pool: one for pool, one in decisions.items() if is_fresh(one, now)}

@@ -1,0 +1,77 @@
+"""The lanes of one gateway, and what its loops and other parts look up: lanes by state, versions by content id.
+
+Made before all that use it. The router puts routes and lanes in; the producer, the expirer and others find them here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
+from millstream.gateway.scheduling.model_route import ModelRoute
+
+
+class LaneTable:
+    """The lanes of all versions, and of removed versions with batches in flight. Call it only in the event loop.
+
+    `routes`: by content id. `pending`: batches in flight, by name. `timed`: lanes that wait for an instant; others cost
+    the expirer nothing. `used`: lanes that got a batch or refused a request since `take_used`.
+    """
+
+    def __init__(self) -> None:
+        self.routes: Mapping[str, ModelRoute] = {}
+        self.pending: dict[str, InFlightBatch] = {}
+        self.timed: set[LaneState] = set()
+        self.used: set[LaneState] = set()
+        self._lanes: dict[LaneState, Lane] = {}
+        self._closed: list[Lane] = []
+        self._answered: dict[str, float] = {}  # requests by content id that other pools than the preferred one answered
+
+    def add(self, lane: Lane) -> None:
+        self._lanes[lane.state] = lane
+
+    def close(self, lane: Lane) -> None:
+        """Forget a lane as soon as nothing of it is in flight."""
+        self._closed.append(lane)
+
+    def of(self, state: LaneState) -> Lane:
+        """Return the lane of a state: of a batch in flight, or of one that waits for an instant."""
+        return self._lanes[state]
+
+    def all(self) -> list[Lane]:
+        """Return the lanes of all versions, and of removed versions with batches in flight."""
+        for lane in self._closed:
+            if lane.idle and lane.state not in self.timed:
+                self.used.discard(lane.state)
+                del self._lanes[lane.state]
+        self._closed = [lane for lane in self._closed if lane.state in self._lanes]
+        return list(self._lanes.values())
+
+    def take_used(self) -> set[Lane]:
+        """Return the lanes that got a batch or refused a request since the last call, or in which requests wait."""
+        used = {self._lanes[state] for state in self.used | self.timed}
+        self.used.clear()
+        return used
+
+    def loadable(self, content_id: str) -> Lane | None:
+        """Return the lane of a version in the first of its pools that can load it."""
+        route = self.routes.get(content_id)
+        return None if route is None else next((lane for lane in route.lanes if lane.loadable), route.lane)
+
+    def answered_elsewhere(self) -> list[Lane]:
+        """Return the lanes of preferred pools that could load a version which another pool answered since last time."""
+        found: list[Lane] = []
+        answered: dict[str, float] = {}
+        for content_id, route in self.routes.items():
+            if len(route.lanes) == 1:
+                continue
+            preferred = next((lane for lane in route.lanes if lane.loadable), None)
+            if preferred is None or preferred is route.lane or preferred.ready:
+                continue
+            answered[content_id] = route.lane.metrics.answered_requests
+            if self._answered.get(content_id, math.inf) < answered[content_id]:
+                found.append(preferred)
+        self._answered = answered
+        return found
