@@ -316,7 +316,7 @@ def test_changes_need_a_key_or_the_token(tmp_path: Path, settings: dict[str, obj
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     async def run() -> None:
-        async with serving(tmp_path, {}) as target:
+        async with serving(tmp_path, extensions()) as target:
             port = int(target.rpartition(":")[2])
             application = Application(tmp_path / "other", grpc_port=port)
             server = GrpcServer(application.app.state.deps, Drain(), shared=False)
