@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Collection
+from types import FunctionType
 
 from millstream.gateway.access.access_control import AccessControl
 from millstream.gateway.catalog.catalog import Catalog
@@ -21,9 +22,9 @@ from millstream.gateway.connection.fd_limit import HTTP_SHARE
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handshakes
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.live_settings import LiveSettings
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
+from millstream.gateway.observing.recorder import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
@@ -36,33 +37,34 @@ from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
+from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.codec import V2CodecFactory
 from millstream.gateway.v2.service import InferService
-from millstream.plugins.compat.triton.metrics import TritonMetricsPage
-from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.convert.conversion import end_warm_importers
 from millstream.plugins.fleet.gateway.reporter import LoadReporter
 from millstream.plugins.fleet.scale_state import ScaleState
-from millstream.plugins.tracing.gateway.setup import Observing
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
-from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.installation import installation_name
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.log_level import LogLevel
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.log_levels import InstallationLevel, StoredLogLevels
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.sandbox.confine import Layers, available
 from millstream.services.segments.segment import host_token
-from millstream.services.settings import Settings
+from millstream.services.settings import LOG_LEVELS, Settings
 from millstream.services.tls.files import TlsFiles
 from millstream.services.version import VERSION
 from millstream.services.wire.records import WorkerRecord
@@ -85,7 +87,7 @@ class Gateway:
         # Fewer where few descriptors are left for connections.
         self.handshakes = Handshakes(min(HANDSHAKES_MAX, HTTP_SHARE * settings.client_connections_max))
         self._process_metrics = ProcessMetrics(self.registry)
-        self.observing = Observing(settings, self.registry, role)
+        self.recorder = Recorder(settings, self.registry, role)
         self.drain = Drain()
         self.http_counts = HttpCounts(self.registry)
         self.budgets = MemoryBudgets(self.name, settings, self.registry)
@@ -94,6 +96,10 @@ class Gateway:
         self._redis_probe = RedisProbe(self.cluster_state, self.registry)
         self.access = AccessControl(self.name, settings, self.registry, self.cluster_state)
         self.client_memory = self._client_memory()
+        self._log_level = LogLevel(
+            "gateway", settings.home / "run" / LOG_LEVELS, InstallationLevel(address, keys, "gateway").read
+        )
+        self.log_levels = StoredLogLevels(address, keys)
         self._scale_state = ScaleState(address, keys)
         self.snapshots, self.lanes = SnapshotCell(), LaneTable()
         self.producer = self._producer(address, keys)
@@ -114,16 +120,11 @@ class Gateway:
         self.load = LoadWait(self.catalog, self.demands).load
         self.caller = caller_of(self.router.find, settings.request_timeout_s_max, self.access.gate.check_model)
         self.parts = build_parts(self._gateway_parts(role))
-        self.live_settings = LiveSettings(
-            settings, address, keys, self.router.traces, lambda: self.snapshots.current.models
-        )
         self._loops: list[asyncio.Task[None]] = []
 
-    def _client_memory(self) -> ClientMemory:
-        settings, gate = self.settings, self.access.gate
-        return ClientMemory(
-            settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients, enforced=lambda: gate.enforced
-        )
+    def _client_memory(self) -> ClientRegions | None:
+        made = contributions("client_memory", FunctionType)
+        return made[0](self.settings, lambda: self.access.gate.enforced) if made else None
 
     def _producer(self, address: RedisAddress, keys: InstallationKeys) -> Producer:
         settings = self.settings
@@ -136,7 +137,7 @@ class Gateway:
             settings,
             self.producer,
             self.demands,
-            SharedParts(budgets.admission, budgets.segments, self.quarantine, self.access.gate),
+            SharedParts(budgets.admission, budgets.segments, self.quarantine, self.access.gate, self.recorder),
             self.registry,
             host_token(settings.shm_dir),
             V2CodecFactory(self._labels, self.client_memory, budgets.replies, settings.request_bytes_max),
@@ -175,6 +176,9 @@ class Gateway:
             caller=self.caller,
             texts=self.texts,
             gate=self.access.gate,
+            client_memory=self.client_memory,
+            recorded=self.recorder.parts,
+            set_verbose=self._log_level.set_verbose,
             answering=self.readiness_probe.answering,
             load=self.load,
             uploading=Quotas(self.access.gate, self.catalog, self.repository).upload,
@@ -220,8 +224,8 @@ class Gateway:
 
     async def start(self) -> None:
         self._process_metrics.start()
-        self.observing.start()
-        self.live_settings.start()
+        self.recorder.start()
+        self._log_level.start()
         await self.access.keys.start()
         self.producer.start()  # before the first batch: a worker that finds no reply socket looks again seconds later
         await self.catalog.start()
@@ -229,7 +233,6 @@ class Gateway:
         self.readiness_probe.start()
         await start_parts(self.parts)
         loops = [
-            self.live_settings.run(),
             *self.access.loops(),
             self.budgets.trim.run(),
             self._redis_probe.run(),
@@ -251,8 +254,9 @@ class Gateway:
         await self.catalog.stop()
         await self.producer.stop()
         await stop_parts(self.parts)
-        await self.live_settings.close()
-        await asyncio.to_thread(self.observing.close)
+        self._log_level.stop()
+        await self.log_levels.close()
+        await asyncio.to_thread(self.recorder.close)
         await end_fork_server()
         await end_warm_importers()
         self.budgets.close()
@@ -277,7 +281,7 @@ class Gateway:
         """Return what routes and the gRPC server need."""
         metrics_page = GatewayMetricsPage(
             self.registry,
-            TritonMetricsPage(self.snapshots.get),
+            self.snapshots.get,
             self.cluster_state,
             self.lanes,
             self.settings.repository_dir,
@@ -293,15 +297,12 @@ class Gateway:
             infer=self.infer,
             caller=self.caller,
             texts=self.texts,
-            client_memory=self.client_memory,
             receive_budget=self.budgets.receiving,
             shared_buffers=self.budgets.shared_buffers,
             http_counts=self.http_counts,
             reply_budget=self.budgets.replies,
             load=self.load,
-            traces=self.live_settings.traces,
-            logs=self.live_settings.logs,
-            log_levels=self.live_settings.log_levels,
+            log_levels=self.log_levels,
             ready=self.readiness_probe.ready,
             preloading=self.readiness_probe.preloads.loading,
             answering=self.readiness_probe.answering,
@@ -317,7 +318,7 @@ class Gateway:
             keys=self.access.keys,
             audit=self.access.audit,
             load_s=self.demands.load_s,
-            observer=self.observing.observer,
+            observer=self.recorder.observer,
             parts=self.parts,
         )
 

@@ -93,4 +93,4 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
     protocol.http_counts = gateway.http_counts
     protocol.gate = gateway.access.gate
     protocol.browser_guard = gateway.access.browser_guard
-    return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.observing.observer)
+    return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.recorder.observer)

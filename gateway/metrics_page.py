@@ -1,25 +1,32 @@
-"""Renders the metrics page: all series, the same under Triton's names, and the depths of the streams in Redis."""
+"""Renders the metrics page: all series, the lines of plug-ins, and the depths of the streams in Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 
+from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_table import LaneTable
-from millstream.plugins.compat.triton.metrics import TritonMetricsPage
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.label_limit import Exists
+from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.page import GaugeSample, MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.plugin.registry import contributions
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.disk import disk_space
 
 STREAMS_AT_ONCE = 100  # streams whose depths one call reads: between calls the event loop serves requests
 DEPTHS_S_MAX = 1.0  # time for reading all depths; then the page shows the depths that were read
+
+#: further lines of the page, each with its end; the second argument says whether the format is OpenMetrics
+AddedLines = Callable[[Totals, bool], str]
 
 
 class GatewayMetricsPage:
@@ -27,7 +34,7 @@ class GatewayMetricsPage:
 
     Args:
         registry: the series of all processes on this machine.
-        triton_page: the same figures under Triton's names.
+        snapshot: returns the current snapshot, for the lines of plug-ins.
         cluster_state: reads the depths of streams.
         lanes: of the gateway.
         repository: the folder that holds the models.
@@ -37,7 +44,7 @@ class GatewayMetricsPage:
     def __init__(
         self,
         registry: MetricsRegistry,
-        triton_page: TritonMetricsPage,
+        snapshot: Callable[[], Snapshot],
         cluster_state: ClusterState,
         lanes: LaneTable,
         repository: Path,
@@ -47,7 +54,7 @@ class GatewayMetricsPage:
         self._registry = registry
         self._exists = exists
         self._page = MetricsPage(registry)
-        self._triton_page = triton_page
+        self._added: list[AddedLines] = [build(snapshot) for build in contributions("metrics_page", FunctionType)]
         self._cluster_state = cluster_state
         self._lanes = lanes
         self._records_unreadable = registry.gauge(catalogue.WORKER_RECORDS_UNREADABLE)
@@ -69,7 +76,10 @@ class GatewayMetricsPage:
             self._registry.gauge(catalogue.REPOSITORY_DISK_BYTES).set(size_bytes)
             self._registry.gauge(catalogue.REPOSITORY_FREE_BYTES).set(free_bytes)
         self._registry.end_series(self._exists, time.monotonic())
-        return self._page.render(accept, self._triton_page.lines, depths, self._exists)
+        return self._page.render(accept, self._added_lines, depths, self._exists)
+
+    def _added_lines(self, totals: Totals, openmetrics: bool) -> str:
+        return "".join([lines(totals, openmetrics) for lines in self._added])
 
     async def _read_depths(self, depths: list[GaugeSample]) -> None:
         """Append the depth of each lane's stream to `depths`."""

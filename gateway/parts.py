@@ -13,6 +13,7 @@ from types import FunctionType
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.texts import Texts
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -35,6 +36,9 @@ class GatewayParts:
     caller: Callable[[str], Caller]  # runs requests of a protocol, by its label of the metrics
     texts: Texts  # tokenizes requests with texts
     gate: Gate  # says whether calls need a key
+    client_memory: ClientRegions | None  # that clients pass tensors in
+    recorded: tuple[object, ...]  # what records requests
+    set_verbose: Callable[[bool], None]  # has debug messages logged, unless an operator chose a level
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
     uploading: Callable[[str, int], AbstractAsyncContextManager[object]]  # counts an upload: model, bytes

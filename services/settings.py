@@ -24,8 +24,7 @@ from millstream.services.secret_files import SecretFiles, file_variable
 
 MIB = 1 << 20
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
-TRACE_SETTINGS = "trace-settings.json"
-LOG_SETTINGS = "log-settings.json"
+CLIENT_SETTINGS = "*-settings.json"
 LOG_LEVELS = "log-levels.json"
 
 LogFormat = Literal["text", "json"]

@@ -27,10 +27,7 @@ from millstream.gateway.grpc.methods.stream import Stream
 from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.tfserving.grpc import schema
 from millstream.plugins.compat.tfserving.grpc.calls import ModelCalls, PredictionCalls
-from millstream.plugins.compat.triton.grpc.repository import RepositoryCalls
-from millstream.plugins.compat.triton.grpc.shared_memory import SharedMemoryCalls
-from millstream.plugins.compat.triton.grpc.statistics import StatisticsCalls
-from millstream.plugins.compat.triton.grpc.trace_and_log import TraceAndLogCalls
+from millstream.plugins.compat.triton.gateway_grpc import TritonCalls
 from millstream.services.access.table import GRPC
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -106,29 +103,26 @@ def _unobserved(_service: str, _name: str, handler: Any) -> Any:
 
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
     metadata = MetadataCalls(deps, drain)
-    statistics = StatisticsCalls(deps)
-    repository = RepositoryCalls(deps)
-    memory = SharedMemoryCalls(deps.client_memory)
-    trace_and_log = TraceAndLogCalls(deps.traces, deps.logs)
+    extensions = TritonCalls(deps)
     return {
         "ServerLive": metadata.server_live,
         "ServerReady": metadata.server_ready,
         "ServerMetadata": metadata.server_metadata,
         "ModelReady": metadata.model_ready,
         "ModelMetadata": metadata.model_metadata,
-        "ModelConfig": statistics.model_config,
-        "ModelStatistics": statistics.model_statistics,
-        "RepositoryIndex": repository.index,
-        "RepositoryModelLoad": repository.load,
-        "RepositoryModelUnload": repository.unload,
-        "SystemSharedMemoryStatus": memory.system_status,
-        "SystemSharedMemoryRegister": memory.system_register,
-        "SystemSharedMemoryUnregister": memory.system_unregister,
-        "CudaSharedMemoryStatus": memory.cuda_status,
-        "CudaSharedMemoryRegister": memory.cuda_register,
-        "CudaSharedMemoryUnregister": memory.cuda_unregister,
-        "TraceSetting": trace_and_log.trace_setting,
-        "LogSettings": trace_and_log.log_settings,
+        "ModelConfig": extensions.model_config,
+        "ModelStatistics": extensions.model_statistics,
+        "RepositoryIndex": extensions.repository_index,
+        "RepositoryModelLoad": extensions.repository_load,
+        "RepositoryModelUnload": extensions.repository_unload,
+        "SystemSharedMemoryStatus": extensions.system_status,
+        "SystemSharedMemoryRegister": extensions.system_register,
+        "SystemSharedMemoryUnregister": extensions.system_unregister,
+        "CudaSharedMemoryStatus": extensions.cuda_status,
+        "CudaSharedMemoryRegister": extensions.cuda_register,
+        "CudaSharedMemoryUnregister": extensions.cuda_unregister,
+        "TraceSetting": extensions.trace_setting,
+        "LogSettings": extensions.log_settings,
     }
 
 

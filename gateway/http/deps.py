@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +19,6 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.texts.texts import Texts
-from millstream.plugins.compat.triton import interfaces
 from millstream.plugins.fleet.scaling import ScaleDecision
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.metrics.registry import MetricsRegistry
@@ -40,6 +39,14 @@ async def no_decisions() -> tuple[Mapping[str, ScaleDecision], float]:
     return {}, 0.0
 
 
+def part_of(parts: Iterable[object], of: type[T]) -> T:
+    """Return the part of a type. Raises LookupError: no plug-in added one."""
+    for part in parts:
+        if isinstance(part, of):
+            return part
+    raise LookupError(f"no plug-in added a part of type {of.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class Deps:
     """The parts of one gateway process."""
@@ -53,11 +60,8 @@ class Deps:
     infer: InferHandler  # v2 over HTTP
     caller: Callable[[str], Caller]  # the other protocols, by their label of the metrics
     texts: Texts  # tokenizes requests with texts
-    traces: interfaces.TraceSettings
-    logs: interfaces.LogSettings
     log_levels: StoredLogLevels
     load: Callable[[Manifest, float], Awaitable[None]]  # has a version loaded, and waits for it so many seconds
-    client_memory: interfaces.MemoryRegistry
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
     http_counts: HttpCounts  # replies over HTTP, of the fast path, too
     shared_buffers: SharedBuffers | None  # for large messages; None: without shared memory
@@ -83,7 +87,4 @@ class Deps:
 
     def part(self, of: type[T]) -> T:
         """Return the part of a type that a plug-in added. Raises LookupError: none did."""
-        for part in self.parts:
-            if isinstance(part, of):
-                return part
-        raise LookupError(f"no plug-in added a part of type {of.__name__}")
+        return part_of(self.parts, of)

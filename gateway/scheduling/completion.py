@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from millstream.gateway.observing.observer import guarded
 from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.dispatcher import Dispatcher
 from millstream.gateway.scheduling.in_flight import InFlight
@@ -33,9 +34,9 @@ class Completion:
         "_in_flight",
         "_metrics",
         "_packer",
+        "_recorders",
         "_recovery",
         "_timing",
-        "_traces",
     )
 
     def __init__(
@@ -53,7 +54,7 @@ class Completion:
         self._recovery = recovery
         self._packer = packer
         self._metrics = metrics
-        self._traces = context.traces
+        self._recorders = context.recorders
         self._timing = context.timing
         self._gate = context.gate
         self._dispatcher = dispatcher
@@ -76,8 +77,9 @@ class Completion:
             self._answers.answer(live, outputs, header, batch.put_at, now)
         for i, (code, message) in failures.items():
             self._recovery.recover_request(requests[i], batch, code, message)
-        if self._traces.on:
-            self._traces.batch(batch.lane.manifest, batch, header, live, outputs, now)
+        for recorder in self._recorders:
+            if recorder.on:
+                guarded(recorder.batch, batch, header, live, outputs, now)
         if batch.slices:
             self._in_flight.free_slices(batch, max(batch.attempt, header.attempt))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from millstream.gateway.access.gate import Gate
+from millstream.gateway.observing.recorder import BatchSink, Recorder
 from millstream.gateway.observing.timing import BatchTiming
 from millstream.gateway.placement.demands import ColdLane, ColdRequest
 from millstream.gateway.scheduling.admission import Admission
@@ -16,7 +17,6 @@ from millstream.gateway.scheduling.batching.coalescing import CpuPressure
 from millstream.gateway.scheduling.batching.dispatch import Contention
 from millstream.gateway.scheduling.lane_state import InFlightBatch, LaneState
 from millstream.gateway.scheduling.quarantine import Quarantine
-from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import ReplyHeader
@@ -33,6 +33,7 @@ class SharedParts(NamedTuple):
     segments: SegmentPool | None
     quarantine: Quarantine
     gate: Gate
+    recorder: Recorder
 
 
 class LaneOwner(Protocol):
@@ -73,7 +74,7 @@ class PoolContext:
     clock: Callable[[], float] = time.monotonic
     pressure: CpuPressure = field(default_factory=CpuPressure)
     contention: Contention = field(default_factory=Contention)
-    traces: Traces = field(default_factory=Traces)
+    recorders: tuple[BatchSink, ...] = ()  # record batches that have their replies
     batch_bytes_max: int = 64 << 20  # limit on the requests of a batch; a larger one is sent alone
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
     #: makes the timing of a batch, which its requests get; None: they get none

@@ -27,7 +27,6 @@ from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.tensors.named_columns import NamedColumns
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.gateway.texts.text_plans import text_plans
-from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -85,7 +84,6 @@ class Router:
         codec_of: Callable[[Manifest, InputPlans], Codec],
     ) -> None:
         self.routes: Mapping[Path, ModelRoute] = {}
-        self.traces = Traces()
         self._settings = settings
         self._lanes = producer.lanes
         self._demands = demands
@@ -94,7 +92,7 @@ class Router:
         self._registry = registry
         self._host = host
         self._codec_of = codec_of
-        self._timed = settings.server_timing or settings.observed
+        self._timed = settings.server_timing or shared.recorder.observer is not None
         self._contexts: dict[str, PoolContext] = {}  # by pool
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
@@ -262,7 +260,7 @@ class Router:
                 # The limit of a single request: a batch costs no more memory than one request may.
                 batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
-                traces=self.traces,
+                recorders=self._shared.recorder.batches,
                 timing=partial(BatchTiming, shown=self._settings.server_timing) if self._timed else None,
                 direct=None if direct is None else direct.workers,
                 timed=self._lanes.timed,

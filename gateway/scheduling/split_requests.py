@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.observing.observer import guarded
 from millstream.gateway.scheduling.admission import LaneAdmission
 from millstream.gateway.scheduling.batching.dispatch import DEPTH, DispatchPolicy
 from millstream.gateway.scheduling.dispatcher import Dispatcher
@@ -268,6 +269,6 @@ class Splits:
 
     def trace(self, request: Request, reply: Reply, header: ReplyHeader, put_at: float, now: float) -> None:
         """Trace a request that has all outputs, with the times of its last part."""
-        traces = self._context.traces
-        if traces.on:
-            traces.request(self.state.manifest, request, reply, put_at, header, now)
+        for recorder in self._context.recorders:
+            if recorder.on:
+                guarded(recorder.split, self.state.manifest, request, reply, header, put_at, now)

@@ -6,7 +6,7 @@ input in shared memory ─> its bytes          output ─> OutputOption ─> cla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from millstream.gateway.tensors.classification import LabelledOutputs, check_classifiable, classify
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
@@ -25,8 +25,9 @@ class OutputTarget(Protocol):
         """Write the output's bytes. Raises Failure(INVALID) when the part is too small for them."""
 
 
+@runtime_checkable
 class ClientRegions(Protocol):
-    """The shared memory that clients registered (millstream.plugins.compat.triton.shared_memory)."""
+    """The shared memory that clients registered. A plug-in adds it."""
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Return a copy of these bytes of a region. Raises Failure."""

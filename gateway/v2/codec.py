@@ -25,7 +25,7 @@ class V2CodecFactory:
 
     Args:
         labels: reads the class names of a version; raises Failure for label files that cannot be read.
-        memory: the registered shared memory of clients.
+        memory: the registered shared memory of clients; None: they can register none.
         reply_budget: bounds replies that are being written.
         request_bytes_max: limit on a request's body, and on an input in shared memory.
     """
@@ -33,7 +33,7 @@ class V2CodecFactory:
     def __init__(
         self,
         labels: Callable[[Manifest], Labels],
-        memory: ClientRegions,
+        memory: ClientRegions | None,
         reply_budget: ReplyBudget,
         request_bytes_max: int,
     ) -> None:

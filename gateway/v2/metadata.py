@@ -9,26 +9,20 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
 from millstream.services.model.usage import TEXT, takes_texts, usage_of
+from millstream.services.plugin.registry import plugins
 
-#: supported extensions of the protocol, under the reference's names
-EXTENSIONS = (
-    "classification",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-)
+#: the core's extensions of the protocol, under the reference's names; plug-ins add further ones
+EXTENSIONS = ("classification", "schedule_policy", "binary_tensor_data", "parameters")
 
 
-def server_metadata(name: str, version: str) -> dict[str, Any]:
+def extensions() -> tuple[str, ...]:
+    """Return the extensions of the protocol that this server has, under the reference's names."""
+    return (*EXTENSIONS, *(name for plugin in plugins() for name in plugin.v2_extensions))
+
+
+def server_metadata(name: str, version: str, extensions: Sequence[str]) -> dict[str, Any]:
     """Return the reply to GET /v2. `version`: Millstream's version."""
-    return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
+    return {"name": name, "version": version, "extensions": list(extensions)}
 
 
 def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any]:

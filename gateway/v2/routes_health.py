@@ -18,11 +18,13 @@ router = APIRouter()
 @router.get(
     "/v2",
     summary="Name, version and protocol extensions of the server",
-    responses=reply(ref(ServerMetadata), "The server.", example=metadata.server_metadata("triton", VERSION)),
+    responses=reply(
+        ref(ServerMetadata), "The server.", example=metadata.server_metadata("triton", VERSION, metadata.EXTENSIONS)
+    ),
 )
 @router.get("/v2/", include_in_schema=False)
 async def server_metadata(deps: DepsOf) -> dict[str, Any]:
-    return metadata.server_metadata(deps.settings.server_name, deps.version)
+    return metadata.server_metadata(deps.settings.server_name, deps.version, metadata.extensions())
 
 
 @router.get(

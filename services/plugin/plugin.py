@@ -60,6 +60,10 @@ class Plugin:
         commands: of the command line.
         http: routes of a protocol (gateway/http/adapter.Adapter).
         gateway: builders of a part of each gateway (gateway/parts.py).
+        recorder: builders of what records requests (gateway/observing/recorder.py).
+        client_memory: builder of the memory that clients pass tensors in (gateway/tensors/output_options.py).
+        metrics_page: builders of functions that return further lines of the metrics page (gateway/metrics_page.py).
+        v2_extensions: names of extensions that the metadata of the v2 protocol lists.
     """
 
     name: str
@@ -70,3 +74,7 @@ class Plugin:
     commands: tuple[Command, ...] = ()
     http: tuple[str, ...] = ()
     gateway: tuple[str, ...] = ()
+    recorder: tuple[str, ...] = ()
+    client_memory: tuple[str, ...] = ()
+    metrics_page: tuple[str, ...] = ()
+    v2_extensions: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ from millstream.services.queue.server import (
     wait_until_answers,
 )
 from millstream.services.queue.url import RedisAddress
-from millstream.services.settings import LOG_LEVELS, LOG_SETTINGS, TRACE_SETTINGS, Settings
+from millstream.services.settings import CLIENT_SETTINGS, LOG_LEVELS, Settings
 from millstream.services.start_log import log_start
 from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
@@ -490,9 +490,9 @@ class Supervisor:
         for path in (self._control_path, self._socket):
             if path is not None:
                 remove_socket(path, self._run_dir)
-        for name in (TRACE_SETTINGS, LOG_SETTINGS, LOG_LEVELS):
+        for path in (self._run_dir / LOG_LEVELS, *self._run_dir.glob(CLIENT_SETTINGS)):
             with contextlib.suppress(OSError):
-                (self._run_dir / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -21,7 +21,9 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.triton.gateway import Triton
-from millstream.plugins.compat.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
+from millstream.plugins.compat.triton.index import IndexEntry
+from millstream.plugins.compat.triton.shared_memory import Region
+from millstream.plugins.compat.triton.statistics import BatchStatistics, Duration, ModelStatistics
 from millstream.services.errors import Code, Failure, invalid, not_found
 from tests.kit.application import OPERATOR, Application
 
@@ -138,10 +140,8 @@ class Log:
 async def serving(tmp_path: Path, parts: Mapping[str, Any], **settings: object) -> AsyncIterator[str]:
     application = Application(tmp_path, grpc_port=0, **settings)
     deps: Deps = application.app.state.deps
-    loader, statistics, *_ = parts.values()
-    made = Extensions(deps.catalog, loader, statistics)
-    others = {name: part for name, part in parts.items() if name not in {"loader", "statistics"}}
-    deps = replace(deps, parts=(made,), **others)
+    made = Extensions(deps.catalog, *parts.values())
+    deps = replace(deps, parts=(made,))
     server = GrpcServer(deps, Drain(), shared=False)
     await server.start()
     try:
@@ -154,7 +154,7 @@ def extensions() -> dict[str, Any]:
     return {
         "loader": Repository(),
         "statistics": Numbers(),
-        "client_memory": Regions(),
+        "memory": Regions(),
         "traces": Trace(),
         "logs": Log(),
     }
@@ -242,14 +242,14 @@ def test_repository(tmp_path: Path) -> None:
 def test_shared_memory(tmp_path: Path) -> None:
     async def use(client: Any, parts: dict[str, Any]) -> None:
         await client.register_system_shared_memory("r", "/key", 64, offset=8)
-        assert parts["client_memory"].known == {"r": Region("r", "/key", 8, 64)}
+        assert parts["memory"].known == {"r": Region("r", "/key", 8, 64)}
         status = (await client.get_system_shared_memory_status()).regions["r"]
         assert (status.name, status.key, status.offset, status.byte_size) == ("r", "/key", 8, 64)
         await refused(client.register_system_shared_memory("r", "/key", 64), "ALREADY_EXISTS", "already in manager")
         await refused(client.get_system_shared_memory_status("q"), "NOT_FOUND", "Unable to find system shared")
         await client.unregister_system_shared_memory("r")
         await client.unregister_system_shared_memory()
-        assert parts["client_memory"].known == {}
+        assert parts["memory"].known == {}
         assert not (await client.get_cuda_shared_memory_status()).regions
         await refused(client.get_cuda_shared_memory_status("q"), "NOT_FOUND", "Unable to find cuda shared memory")
         await refused(

@@ -15,11 +15,13 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog import shared_settings
+from millstream.services.installation import shm_prefix
+from millstream.services.settings import Settings
 from tests.kit.application import Application
 
 pytestmark = pytest.mark.anyio
 
-TRACE, LOG, REGIONS = "trace.lock", "log.lock", "test.clients/regions.lock"
+TRACE, LOG, REGIONS = "run/trace-settings.lock", "run/log-settings.lock", "*.clients/regions.lock"
 REGION = "/v2/systemsharedmemory/region/r"
 #: lock, method, path and body of each call that changes a shared document
 HTTP = [
@@ -44,8 +46,10 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, as another process would."""
+def locked(home: Path, lock: str) -> Iterator[None]:
+    """Hold a lock, as another process would. `lock`: its path below `home`; a star is the name of the installation."""
+    name = shm_prefix(Settings(home=home, installation_name="test"))
+    path = home / lock.replace("*", name)
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -55,9 +59,11 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-async def waits_for(lock: Path, call: Callable[[], Awaitable[Any]], other: Callable[[], Awaitable[Any]]) -> Any:
+async def waits_for(
+    home: Path, lock: str, call: Callable[[], Awaitable[Any]], other: Callable[[], Awaitable[Any]]
+) -> Any:
     """Make a call while its document is locked, and `other` calls meanwhile; return its answer."""
-    with locked(lock):
+    with locked(home, lock):
         answer = asyncio.ensure_future(call())
         for _ in range(10):
             await asyncio.sleep(0.05)
@@ -79,7 +85,7 @@ async def test_a_lock_that_stays_held_is_a_documented_503(
     application = application_of(tmp_path)
     routes = {re.sub(r"{\w+}", "r", route): calls for route, calls in application.app.openapi()["paths"].items()}
     async with application.client() as client:
-        with locked(tmp_path / lock):
+        with locked(tmp_path, lock):
             reply = await client.request(method, path, json=body)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert "503" in routes[path][method.lower()]["responses"]
@@ -89,7 +95,7 @@ async def test_a_lock_that_stays_held_is_a_documented_503(
 async def test_http(tmp_path: Path, lock: str, method: str, path: str, body: object) -> None:
     async with application_of(tmp_path).client() as client:
         call = lambda: client.request(method, path, json=body)  # noqa: E731
-        reply = await waits_for(tmp_path / lock, call, lambda: client.get("/v2/health/live"))
+        reply = await waits_for(tmp_path, lock, call, lambda: client.get("/v2/health/live"))
         assert reply.status_code == 200, reply.text
 
 
@@ -103,4 +109,4 @@ async def test_grpc(tmp_path: Path, lock: str, method: str, request_: Any) -> No
             return await channel.unary_unary(path, type(request).SerializeToString, answer)(request)
 
         other = lambda: call("ServerLive", pb.ServerLiveRequest())  # noqa: E731
-        await waits_for(tmp_path / lock, lambda: call(method, request_), other)
+        await waits_for(tmp_path, lock, lambda: call(method, request_), other)

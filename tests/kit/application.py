@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from types import FunctionType
 
 import grpc
 import httpx2
@@ -18,7 +19,6 @@ from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
-from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.drain import Drain
@@ -28,21 +28,19 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.observing.recorder import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.plugins.compat.triton.gateway import Triton
-from millstream.plugins.compat.triton.log import SharedLogSettings
-from millstream.plugins.compat.triton.shared_memory import ClientMemory
-from millstream.plugins.compat.triton.trace import SharedTraceSettings
-from millstream.plugins.compat.triton.traces import Traces
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
+from millstream.services.plugin.registry import contributions
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import StoredLogLevels
@@ -149,7 +147,9 @@ class Application:
     """
 
     def __init__(self, home: Path, gate: Gate | None = None, /, **settings: object) -> None:
-        self.settings = Settings.model_validate({"home": home, **settings})
+        self.settings = Settings.model_validate(
+            {"home": home, "shm_dir": home, "installation_name": "test", **settings}
+        )
         self.repository = FolderRepository(self.settings.repository_dir)
         self.catalog = RepositoryCatalog(self.repository)
         self.inbox = Inbox()
@@ -177,6 +177,7 @@ class Application:
             stored._redis = async_client(no_redis, retries=0)
         texts = Texts(Tokenizers(self.repository))
         caller = caller_of(self._find, 600, self.gate.check_model)
+        made = contributions("client_memory", FunctionType)
         parts = build_parts(
             GatewayParts(
                 settings=self.settings,
@@ -188,6 +189,9 @@ class Application:
                 caller=caller,
                 texts=texts,
                 gate=self.gate,
+                client_memory=made[0](self.settings, lambda: self.gate.enforced) if made else None,
+                recorded=Recorder(self.settings, self.registry, "gateway-0").parts,
+                set_verbose=lambda _: None,
                 answering=lambda _: True,
                 load=self._load,
                 uploading=lambda *_: nullcontext(),
@@ -210,15 +214,6 @@ class Application:
                 shared_buffers=None,
                 http_counts=HttpCounts(self.registry),
                 reply_budget=self.reply_budget,
-                client_memory=ClientMemory(home, "test", allowed=self.settings.shm_allow_clients),
-                traces=SharedTraceSettings(
-                    SharedDocument(home / "trace.json"),
-                    Traces(),
-                    home / "traces",
-                    lambda: self.catalog.snapshot.models,
-                    {},
-                ),
-                logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
                 log_levels=log_levels,
                 ready=self._ready,
                 preloading=lambda: False,

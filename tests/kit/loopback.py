@@ -16,6 +16,7 @@ from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.observing.recorder import Recorder
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane_table import LaneTable
@@ -135,7 +136,7 @@ class Loopback:
             tally.counter(catalogue.REQUESTS_REFUSED, "quarantined"),
             lambda _: None,
         )
-        shared = SharedParts(self.admission, None, quarantine, Gate())
+        shared = SharedParts(self.admission, None, quarantine, Gate(), Recorder(self.settings, tally, "loopback"))
         self.lanes = Router(self.settings, self.producer, demands, shared, tally, "here", codec_of)
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream.gateway.access.principal import CALLER, KeyCounters, Principal
-from millstream.plugins.compat.triton.interfaces import Region
-from millstream.plugins.compat.triton.shared_memory import REGIONS_MAX, ClientMemory
+from millstream.plugins.compat.triton.shared_memory import REGIONS_MAX, ClientMemory, Region
 from millstream.services.access.scopes import grants_of
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter

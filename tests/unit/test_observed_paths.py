@@ -7,6 +7,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply
@@ -14,20 +16,27 @@ from millstream.gateway.observing import observed_protocol
 from millstream.gateway.observing.finished import PATH_MAX, Finished
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.observing.observed_protocol import with_observer
-from millstream.gateway.observing.observer import Observer
+from millstream.gateway.observing.observer import Observer, Wants
 from millstream.plugins.tracing.sampler import HeadSampler, Sampler
 
 LONG = "x" * 60_000
 
 
 class Kept:
-    """Keeps all requests."""
+    """Keeps the calls that its sampler selects; all without one."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: Sampler | None = None) -> None:
         self.requests: list[Finished] = []
+        self.wants: Wants | None = None if sampler is None else sampler.selected
+
+    def start(self) -> None:
+        return
 
     def add(self, request: Finished) -> None:
         self.requests.append(request)
+
+    def close(self) -> None:
+        return
 
 
 def test_the_path_of_a_route() -> None:
@@ -37,9 +46,9 @@ def test_the_path_of_a_route() -> None:
     async def nothing(*_: Any) -> None:
         return
 
-    kept = Kept()
+    kept = Kept(Sampler(HeadSampler(), 0.0, lambda: None))
     scope = {"type": "http", "headers": [], "method": "POST", "path": f"/{LONG}"}
-    asyncio.run(ObservedApp(app, Observer(Sampler(HeadSampler(), 0.0, lambda: None), (kept,)))(scope, nothing, nothing))
+    asyncio.run(ObservedApp(app, Observer((kept,)))(scope, nothing, nothing))
     (request,) = kept.requests
     assert (request.status, len(request.path)) == (404, PATH_MAX)
 
@@ -71,15 +80,15 @@ def cycle_of(model: str, traceparent: bytes | None = None) -> Any:
 
 def test_the_path_of_the_fast_path() -> None:
     kept = Kept()
-    connection: Any = with_observer(Protocol, Observer(None, (kept,)))()
+    connection: Any = with_observer(Protocol, Observer((kept,)))()
     connection._answer(cycle_of(LONG), HttpReply(404, JSON_HEADERS, b""))
     (request,) = kept.requests
     assert (request.status, len(request.path)) == (404, PATH_MAX)
 
 
 def test_an_unsampled_request_of_the_fast_path_is_kept_if_it_was_slow_or_failed() -> None:
-    kept = Kept()
-    connection: Any = with_observer(Protocol, Observer(Sampler(HeadSampler(0.0), 100.0, lambda: None), (kept,)))()
+    kept = Kept(Sampler(HeadSampler(0.0), 100.0, lambda: None))
+    connection: Any = with_observer(Protocol, Observer((kept,)))()
     begun = time.monotonic()
     cycles = {model: cycle_of(model) for model in ("quick", "slow", "failed")}
     for cycle in cycles.values():
@@ -96,9 +105,18 @@ def test_an_unsampled_request_of_the_fast_path_is_kept_if_it_was_slow_or_failed(
 
 
 def test_a_request_whose_head_was_refused_belongs_to_the_trace_of_its_caller() -> None:
-    kept = Kept()
-    connection: Any = with_observer(Protocol, Observer(Sampler(HeadSampler(0.0), 0.0, lambda: None), (kept,)))()
+    kept = Kept(Sampler(HeadSampler(0.0), 0.0, lambda: None))
+    connection: Any = with_observer(Protocol, Observer((kept,)))()
     sent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     connection._answer(cycle_of("m", sent), HttpReply(413, JSON_HEADERS, b""))
     (request,) = kept.requests
     assert request.trace == sent
+
+
+def test_a_defect_of_what_records_calls_costs_no_other_its_record(caplog: pytest.LogCaptureFixture) -> None:
+    kept, defective = Kept(), Kept()
+    defective.add = None  # type: ignore[assignment]
+    connection: Any = with_observer(Protocol, Observer((defective, kept)))()
+    assert connection._answer(cycle_of("m"), HttpReply(200, JSON_HEADERS, b"")) == 200
+    assert len(kept.requests) == 1
+    assert "a request could not be recorded" in caplog.text

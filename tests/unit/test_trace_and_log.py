@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +170,16 @@ def requests(number: int, *, counted: bool = True) -> list[Request]:
     return made
 
 
+def due(sampler: Sampler, given: list[Request]) -> list[int]:
+    return [given.index(request) for request in sampler.due(given)]
+
+
 def test_every_so_many_th_request_is_due_and_canaries_are_not_counted() -> None:
     sampler = Sampler(3, False, lambda wanted: wanted)
-    assert [sampler.due(requests(number)) for number in (2, 1, 7)] == [[], [0], [2, 5]]
-    assert sampler.due(requests(5, counted=False)) == []
-    assert sampler.due(requests(2)) == [1]
-    assert Sampler(1, False, lambda _: 2).due(requests(5)) == [0, 1]
+    assert [due(sampler, requests(number)) for number in (2, 1, 7)] == [[], [0], [2, 5]]
+    assert due(sampler, requests(5, counted=False)) == []
+    assert due(sampler, requests(2)) == [1]
+    assert due(Sampler(1, False, lambda _: 2), requests(5)) == [0, 1]
 
 
 def header(runs: int) -> ReplyHeader:
@@ -185,7 +190,7 @@ def test_a_trace_says_when_what_began(tmp_path: Path) -> None:
     manifest = publish(FolderRepository(tmp_path), "m", 1)
     traces = Traces()
     traces.sampler = lambda _: Sampler(1, True, lambda wanted: wanted)
-    traces.record(manifest, requests(1), [None], 2.0, header(1), 3.0)
+    traces.record(manifest, requests(1), {}, header(1), 2.0, 3.0)
     [(model, entries)] = traces.kept
     assert (model, entries[0]["model_name"], entries[0]["model_version"]) == ("m", "m", 1)
     at = {point["name"]: round(point["ns"] / 1e9, 6) for point in entries[1]["timestamps"]}
@@ -207,7 +212,7 @@ def test_traces_that_nobody_writes_have_a_limit(tmp_path: Path) -> None:
     sampler = Sampler(1, False, lambda wanted: wanted)
     traces.sampler = lambda _: sampler
     for _ in range(KEPT_MAX + 5):
-        traces.record(manifest, requests(1), [None], 0.0, header(1), 1.0)
+        traces.record(manifest, requests(1), {}, header(1), 0.0, 1.0)
     assert (len(traces.kept), traces.lost) == (KEPT_MAX, 5)
 
 
@@ -226,7 +231,7 @@ def traced(manifest: Manifest, inputs: list[InputTensor], request_id: str = "") 
     request = Named(inputs, 1, 0, 0.0, 1.0, DISCARD)
     request.name = request_id
     while not traces.lost:
-        traces.record(manifest, [request], [None], 0.0, header(1), 1.0)
+        traces.record(manifest, [request], {}, header(1), 0.0, 1.0)
     return traces
 
 
@@ -260,7 +265,7 @@ def test_traces_that_wait_are_bounded_in_bytes(tmp_path: Path, datatype: str) ->
     assert (tmp_path / "t.json").stat().st_size <= KEPT_BYTES_MAX
     assert all(len(entries[2]["tensor"]["data"]) for entries in _entries(tmp_path / "t.json"))
     assert traces.take()
-    traces.record(manifest, requests(1), [None], 0.0, header(1), 1.0)
+    traces.record(manifest, requests(1), {}, header(1), 0.0, 1.0)
     assert len(traces.kept) == 1  # there is room again
 
 
@@ -301,13 +306,13 @@ async def test_traces_that_wait_for_others_are_written_before_they_are_too_many(
         terms = {"trace_level": "TIMESTAMPS", "trace_rate": 1, "log_frequency": 1000 + number}
         settings.update(model, terms)
         manifest = publish(FolderRepository(tmp_path / "repository"), model, 1)
-        traces.record(manifest, requests(2), [None, None], 0.0, header(1), 1.0)
+        traces.record(manifest, requests(2), {}, header(1), 0.0, 1.0)
         await written(settings)
         # written when the settings changed, or because they were too many
         kept = [json.loads(file.read_text()) for file in tmp_path.glob("t.json.*")]
         assert sum(map(len, kept)) // 2 + 10 >= 2 * (number + 1)
     for _ in range(8):
-        traces.record(manifest, requests(2), [None, None], 0.0, header(1), 1.0)
+        traces.record(manifest, requests(2), {}, header(1), 0.0, 1.0)
         await written(settings)
     number = sum(len(json.loads(file.read_text())) for file in tmp_path.glob("t.json.*")) // 2
     assert number >= 2 * 14 - 10
@@ -327,7 +332,7 @@ def test_a_count_is_that_of_all_gateways_together(tmp_path: Path) -> None:
     assert there.on
     manifest = publish(FolderRepository(tmp_path), "m", 1)
     for traces in (here, there, here, there):
-        traces.record(manifest, requests(1), [None], 0.0, header(1), 1.0)
+        traces.record(manifest, requests(1), {}, header(1), 0.0, 1.0)
     assert len(here.kept) + len(there.kept) == 3
     assert other.get("m")["trace_count"] == "0"
     assert there.sampler("m") is None
@@ -342,7 +347,7 @@ def test_settings_from_the_start_hold_until_they_are_changed_and_again_when_they
     assert settings.get(None)["trace_level"] == ["TIMESTAMPS", "TENSORS"]
     manifest = publish(FolderRepository(tmp_path), "m", 1)
     for _ in range(3):
-        traces.record(manifest, requests(1), [None], 0.0, header(1), 1.0)
+        traces.record(manifest, requests(1), {}, header(1), 0.0, 1.0)
     assert len(traces.kept) == 2, "the count of the start counts"
     assert settings.update(None, {"trace_level": "OFF"})["trace_level"] == ["OFF"]
     assert traces.on is False
@@ -358,7 +363,9 @@ def test_a_start_setting_that_is_none_is_refused_with_what_there_is(text: str) -
 
 def test_a_lane_traces_only_while_something_is_traced(tmp_path: Path) -> None:
     bench = LaneBench(tmp_path, {1: 0.01})
-    traces = bench.shared.traces
+    traces = Traces()
+    bench.shared = replace(bench.shared, recorders=(traces,))
+    bench.lane = bench.another("n", {1: 0.01})
     traces.sampler = lambda _: Sampler(1, True, lambda wanted: wanted)
     for traced in (False, True):
         traces.on = traced
@@ -376,7 +383,8 @@ def test_a_lane_traces_only_while_something_is_traced(tmp_path: Path) -> None:
 def test_levels_are_shown_as_set(tmp_path: Path) -> None:
     handler = logging.Handler()
     level = LogLevel("gateway", tmp_path / "levels.json", lambda: None)
-    settings = SharedLogSettings(SharedDocument(tmp_path / "l.json"), [handler], level.set_verbose)
+    settings = SharedLogSettings(SharedDocument(tmp_path / "l.json"), level.set_verbose)
+    settings.start([handler])
 
     def shown() -> list[str]:
         levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -391,5 +399,5 @@ def test_levels_are_shown_as_set(tmp_path: Path) -> None:
         assert logging.getLogger("millstream").level == logging.DEBUG
     finally:
         settings.update({"log_verbose_level": 0})
-        settings.close()
+        settings.stop()
     assert logging.getLogger("millstream").level == logging.NOTSET

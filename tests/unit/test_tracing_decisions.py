@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from millstream.gateway.observing.finished import Finished
-from millstream.gateway.observing.observer import Observer
+from millstream.gateway.observing.observer import Observer, Wants
 from millstream.plugins.tracing.otel_variables import GRPC, read_variables
 from millstream.plugins.tracing.sampler import TAIL_RATE_MAX, HeadSampler, Sampler
 from millstream.services.errors import Failure
@@ -19,13 +19,20 @@ PARENT = TraceContext(bytes.fromhex(TRACE), bytes.fromhex(SPAN))
 
 
 class Kept:
-    """Keeps the requests that it gets."""
+    """Keeps the calls that its sampler selects; all without one."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampler: Sampler | None = None) -> None:
         self.requests: list[Finished] = []
+        self.wants: Wants | None = None if sampler is None else sampler.selected
+
+    def start(self) -> None:
+        return
 
     def add(self, request: Finished) -> None:
         self.requests.append(request)
+
+    def close(self) -> None:
+        return
 
 
 def test_traceparent_of_a_caller_is_read() -> None:
@@ -96,7 +103,7 @@ def test_a_trace_is_sampled_alike_here_and_by_a_later_sampler_of_the_same_ratio(
 
 def test_share_of_the_new_traces_that_is_sampled() -> None:
     """10,000 of a million are expected: fewer than 9,000 or more than 11,000 come about in none of 1e22 runs."""
-    observer = Observer(made(HeadSampler(0.01)), (Kept(),))
+    observer = Observer((Kept(made(HeadSampler(0.01))),))
     selected = sum(bool(observer.takers(observer.trace(None), 1.0, 1.0, failed=False)) for _ in range(1_000_000))
     assert 9_000 < selected < 11_000
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import orjson
+import pytest
 
 from millstream.gateway.connection.error_reply import error_body
 from millstream.gateway.v2.metadata import EXTENSIONS, model_metadata, server_metadata
+from millstream.services.environment import child_environment
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 
 
 def test_server_metadata() -> None:
-    assert server_metadata("triton", "1.2.3") == {
+    assert server_metadata("triton", "1.2.3", EXTENSIONS) == {
         "name": "triton",
         "version": "1.2.3",
         "extensions": list(EXTENSIONS),
@@ -48,3 +53,13 @@ def test_model_metadata() -> None:
 def test_error_body() -> None:
     assert error_body('no "x"') == b'{"error":"no \\"x\\""}'
     assert orjson.loads(error_body("é \ud800")) == {"error": "é \\ud800"}
+
+
+@pytest.mark.parametrize(("chosen", "listed"), [("all", True), ("-triton", False)])
+def test_the_extensions_of_a_plug_in_are_listed_while_it_is_on(chosen: str, listed: bool) -> None:
+    code = "from millstream.gateway.v2.metadata import extensions; print(*extensions())"
+    environment = child_environment({"MILLSTREAM_PLUGINS": chosen})
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    found = done.stdout.split()
+    assert set(EXTENSIONS) <= set(found)
+    assert ("system_shared_memory" in found) is ("statistics" in found) is listed

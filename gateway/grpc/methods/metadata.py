@@ -10,7 +10,7 @@ from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.methods.infer import check_version
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.v2.metadata import model_metadata, server_metadata
+from millstream.gateway.v2.metadata import extensions, model_metadata, server_metadata
 from millstream.services.errors import Code, Failure
 
 
@@ -37,7 +37,8 @@ class MetadataCalls:
         return pb.ServerReadyResponse(ready=self.ready())
 
     async def server_metadata(self, _: Any, __: Any) -> Any:
-        return pb.ServerMetadataResponse(**server_metadata(self._deps.settings.server_name, self._deps.version))
+        deps = self._deps
+        return pb.ServerMetadataResponse(**server_metadata(deps.settings.server_name, deps.version, extensions()))
 
     async def model_ready(self, request: Any, _: Any) -> Any:
         """Answer whether a model is ready. An unknown model is not ready, which is not an error."""

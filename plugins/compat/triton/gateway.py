@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.snapshot import version_number
+from millstream.gateway.http.deps import part_of
 from millstream.gateway.parts import GatewayParts
 from millstream.plugins.compat.triton.config.effective_config import effective_config
 from millstream.plugins.compat.triton.loader import RepositoryLoader
+from millstream.plugins.compat.triton.log import SharedLogSettings
+from millstream.plugins.compat.triton.shared_memory import ClientMemory
 from millstream.plugins.compat.triton.statistics import MachineStatistics
+from millstream.plugins.compat.triton.trace import SharedTraceSettings
+from millstream.plugins.compat.triton.trace_settings import at_start
+from millstream.plugins.compat.triton.traces import Traces
+from millstream.services.process.cancel import cancel_all
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Triton:
     """What Triton's clients ask of a gateway beyond inference."""
 
     catalog: ModelCatalog
     loader: RepositoryLoader
     statistics: MachineStatistics
+    memory: ClientMemory
+    traces: SharedTraceSettings
+    logs: SharedLogSettings
+    _loops: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
+        """Abort the staged loads of gateways that died, and follow the settings that other gateways change."""
         await self.loader.start()
+        self.logs.start(logging.getLogger().handlers)
+        documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
+        self._loops = [asyncio.create_task(watch(documents, self.traces.flush))]
+
+    async def stop(self) -> None:
+        """Write the traces that wait. Call it when no batch is in flight."""
+        await cancel_all(self._loops)
+        await self.traces.close()
+        self.logs.stop()
 
     def config_of(self, model: str, version: str | None) -> dict[str, Any]:
         """Return the ModelConfig of a version in JSON form, defaults written out. Raises Failure(NOT_FOUND)."""
@@ -32,15 +56,26 @@ class Triton:
 
 def build(parts: GatewayParts) -> Triton:
     """Return Triton's part of a gateway."""
+    settings, catalog = parts.settings, parts.catalog
+    run = settings.home / "run"  # the supervisor deletes these documents at its next start
     return Triton(
-        parts.catalog,
+        catalog,
         RepositoryLoader(
             parts.repository,
-            parts.catalog,
-            parts.settings,
+            catalog,
+            settings,
             answering=parts.answering,
             have_loaded=parts.load,
             uploading=parts.uploading,
         ),
-        MachineStatistics(parts.registry, lambda: parts.catalog.snapshot),
+        MachineStatistics(parts.registry, lambda: catalog.snapshot),
+        part_of((parts.client_memory,), ClientMemory),
+        SharedTraceSettings(
+            SharedDocument(run / "trace-settings.json"),
+            part_of(parts.recorded, Traces),
+            settings.trace_file or settings.home / "logs" / "trace.json",
+            lambda: catalog.snapshot.models,
+            at_start(settings.trace_config),
+        ),
+        SharedLogSettings(SharedDocument(run / "log-settings.json"), parts.set_verbose),
     )

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from millstream.plugins.compat.triton.interfaces import IndexEntry
 from millstream.services.wire.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 _STANDBY = "on standby: its first call loads it"
 _BEING_LOADED = {State.LOADING, State.WARMING}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A version in the index of the model repository, or a model without versions."""
+
+    name: str
+    version: str = ""  # "" for a model that was never loaded
+    state: str = ""  # READY, UNAVAILABLE, LOADING, UNLOADING; "" for a model that was never loaded
+    reason: str = ""
 
 
 def entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]) -> list[IndexEntry]:

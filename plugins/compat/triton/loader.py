@@ -22,7 +22,7 @@ from millstream.plugins.compat.triton.await_ready import READY_S_MAX, ReadyWaite
 from millstream.plugins.compat.triton.candidates import Candidate, manifest_of
 from millstream.plugins.compat.triton.config.config import ParsedConfig, from_json
 from millstream.plugins.compat.triton.config.repositories import ModelRepositories
-from millstream.plugins.compat.triton.interfaces import IndexEntry
+from millstream.plugins.compat.triton.index import IndexEntry
 from millstream.plugins.compat.triton.load_changes import LoadChanges
 from millstream.plugins.compat.triton.version_sources import VersionSources
 from millstream.services.errors import Code, Failure, Subject
@@ -61,7 +61,7 @@ async def _serves(_manifest: Manifest, _seconds_max: float) -> None:
 
 
 class RepositoryLoader:
-    """Implements interfaces.ModelLoader with the repository.
+    """Loads, unloads and lists models.
 
     Args:
         repository: Holds the models.

@@ -12,10 +12,11 @@ from typing import Any
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
-from millstream.plugins.compat.triton.interfaces import LogValues
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import JsonFormatter, TextFormatter
+
+LogValues = dict[str, str | int | bool]
 
 FORMATS = ("default", "ISO8601")
 VERBOSE_MAX = (1 << 32) - 1
@@ -31,18 +32,24 @@ _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.E
 
 
 class SharedLogSettings:
-    """Applies the log settings to `handlers`. From verbose level 1 on, Millstream's debug messages are logged, too."""
+    """The log settings of one gateway.
 
-    def __init__(
-        self,
-        document: SharedDocument,
-        handlers: Sequence[logging.Handler],
-        set_verbose: Callable[[bool], None] = lambda _: None,
-    ) -> None:
+    From verbose level 1 on, Millstream's debug messages are logged, too.
+
+    Args:
+        document: the settings that clients changed.
+        set_verbose: has debug messages logged.
+    """
+
+    def __init__(self, document: SharedDocument, set_verbose: Callable[[bool], None]) -> None:
         self.document = document
-        self._handlers = handlers
+        self._handlers: Sequence[logging.Handler] = ()
         self._set_verbose = set_verbose
         self._level_filter = _LevelFilter()
+
+    def start(self, handlers: Sequence[logging.Handler]) -> None:
+        """Apply the settings to `handlers`."""
+        self._handlers = handlers
         for handler in handlers:
             handler.addFilter(self._level_filter)
         self.apply()
@@ -72,7 +79,7 @@ class SharedLogSettings:
             if not isinstance(handler.formatter, JsonFormatter):  # its times are in ISO 8601 anyway
                 handler.setFormatter(formatter)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Remove the filter from the handlers."""
         for handler in self._handlers:
             handler.removeFilter(self._level_filter)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.metrics_page import AddedLines
 from millstream.plugins.compat.triton.statistics import loaded
 from millstream.services.metrics.gpus import Gpu, gpus
 from millstream.services.metrics.inference import FAILED, Field, Recorded, recorded
@@ -31,6 +32,11 @@ _DURATIONS: tuple[tuple[str, str, tuple[Field, ...]], ...] = (
     ("compute_infer", "time that models ran", (Field.INFER_S,)),
     ("compute_output", "time of sharing out outputs", (Field.OUTPUT_S,)),
 )
+
+
+def build(snapshot: Callable[[], Snapshot]) -> AddedLines:
+    """Return the function that writes Triton's metrics."""
+    return TritonMetricsPage(snapshot).lines
 
 
 class TritonMetricsPage:

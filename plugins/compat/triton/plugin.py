@@ -5,4 +5,16 @@ from millstream.services.plugin.plugin import Plugin
 PLUGIN = Plugin(
     name="triton",
     gateway=("millstream.plugins.compat.triton.gateway:build",),
+    recorder=("millstream.plugins.compat.triton.traces:build",),
+    client_memory=("millstream.plugins.compat.triton.shared_memory:build",),
+    metrics_page=("millstream.plugins.compat.triton.metrics:build",),
+    v2_extensions=(
+        "model_repository",
+        "model_repository(unload_dependents)",
+        "model_configuration",
+        "system_shared_memory",
+        "statistics",
+        "trace",
+        "logging",
+    ),
 )

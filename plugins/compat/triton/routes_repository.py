@@ -27,7 +27,7 @@ from millstream.gateway.v2.schemas import (
 )
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
 from millstream.plugins.compat.triton.gateway import Triton
-from millstream.plugins.compat.triton.interfaces import IndexEntry
+from millstream.plugins.compat.triton.index import IndexEntry
 from millstream.services.errors import Code, Failure, invalid
 
 router = APIRouter(prefix="/v2/repository")

@@ -15,7 +15,8 @@ from millstream.gateway.http.body import read_document
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body
-from millstream.plugins.compat.triton.interfaces import Region
+from millstream.plugins.compat.triton.gateway import Triton
+from millstream.plugins.compat.triton.shared_memory import Region
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import ELEMENTS_MAX
 
@@ -54,12 +55,12 @@ class SystemRegistration(BaseModel):
 
 @router.get(f"{_SYSTEM}/status", summary="Registered regions of system shared memory", responses=documented(501))
 async def system_shared_memory_status(deps: DepsOf) -> list[SystemRegion]:
-    return [_system_region(region) for region in deps.client_memory.regions(None)]
+    return [_system_region(region) for region in deps.part(Triton).memory.regions(None)]
 
 
 @router.get(f"{_SYSTEM}/region/{{region:path}}/status", summary="One registered region", responses=documented(404, 501))
 async def system_shared_memory_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
-    return [_system_region(entry) for entry in deps.client_memory.regions(region)]
+    return [_system_region(entry) for entry in deps.part(Triton).memory.regions(region)]
 
 
 @router.post(
@@ -72,7 +73,7 @@ async def system_shared_memory_region_status(region: str, deps: DepsOf) -> list[
 async def system_shared_memory_register(region: str, request: Request, deps: DepsOf) -> Response:
     registration = await read_document(request, SystemRegistration)
     key, offset, size_bytes = registration.key, registration.offset, registration.byte_size
-    await when_unlocked(lambda: deps.client_memory.register(region, key, offset, size_bytes))
+    await when_unlocked(lambda: deps.part(Triton).memory.register(region, key, offset, size_bytes))
     return Response()
 
 
@@ -83,7 +84,7 @@ async def system_shared_memory_register(region: str, request: Request, deps: Dep
     responses=_DONE | documented(404, 501, 503, 507),
 )
 async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> Response:
-    await when_unlocked(lambda: deps.client_memory.unregister(region))
+    await when_unlocked(lambda: deps.part(Triton).memory.unregister(region))
     return Response()
 
 
@@ -94,7 +95,7 @@ async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> R
     responses=_DONE | documented(501, 503, 507),
 )
 async def system_shared_memory_unregister(deps: DepsOf) -> Response:
-    await when_unlocked(lambda: deps.client_memory.unregister(None))
+    await when_unlocked(lambda: deps.part(Triton).memory.unregister(None))
     return Response()
 
 

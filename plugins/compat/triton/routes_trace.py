@@ -16,6 +16,7 @@ from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.gateway.v2.schemas import LogSettings, LogSettingsChange, TraceSettings, TraceSettingsChange
+from millstream.plugins.compat.triton.gateway import Triton
 from millstream.services.errors import Code, Failure
 
 router = APIRouter()
@@ -31,7 +32,7 @@ _LOG_CHANGE = json_body(LogSettingsChange, required=False, example={"log_verbose
 
 @router.get("/v2/trace/setting", summary="Trace settings of all models", responses=_TRACE)
 async def trace_settings(deps: DepsOf) -> dict[str, Any]:
-    return dict(deps.traces.get(None))
+    return dict(deps.part(Triton).traces.get(None))
 
 
 @protected.post(
@@ -42,7 +43,7 @@ async def trace_settings(deps: DepsOf) -> dict[str, Any]:
 )
 async def update_trace_settings(request: Request, deps: DepsOf) -> dict[str, Any]:
     values = await _object(request)
-    return dict(await when_unlocked(lambda: deps.traces.update(None, values)))
+    return dict(await when_unlocked(lambda: deps.part(Triton).traces.update(None, values)))
 
 
 @router.get(
@@ -51,7 +52,7 @@ async def update_trace_settings(request: Request, deps: DepsOf) -> dict[str, Any
     responses=_TRACE | documented(400),
 )
 async def model_trace_settings(model: str, deps: DepsOf) -> dict[str, Any]:
-    return dict(deps.traces.get(model))
+    return dict(deps.part(Triton).traces.get(model))
 
 
 @protected.post(
@@ -62,12 +63,12 @@ async def model_trace_settings(model: str, deps: DepsOf) -> dict[str, Any]:
 )
 async def update_model_trace_settings(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     values = await _object(request)
-    return dict(await when_unlocked(lambda: deps.traces.update(model, values)))
+    return dict(await when_unlocked(lambda: deps.part(Triton).traces.update(model, values)))
 
 
 @router.get("/v2/logging", summary="Log settings of the gateways", responses=_LOG)
 async def log_settings(deps: DepsOf) -> dict[str, Any]:
-    return dict(deps.logs.get())
+    return dict(deps.part(Triton).logs.get())
 
 
 @protected.post(
@@ -78,7 +79,7 @@ async def log_settings(deps: DepsOf) -> dict[str, Any]:
 )
 async def update_log_settings(request: Request, deps: DepsOf) -> dict[str, Any]:
     values = await _object(request)
-    return dict(await when_unlocked(lambda: deps.logs.update(values)))
+    return dict(await when_unlocked(lambda: deps.part(Triton).logs.update(values)))
 
 
 async def _object(request: Request) -> dict[str, Any]:

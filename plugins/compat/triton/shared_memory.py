@@ -21,14 +21,16 @@ import secrets
 import stat
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.plugins.compat.triton.interfaces import Region
 from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.installation import shm_prefix
+from millstream.services.settings import Settings
 
 REGIONS_MAX = 4096  # registered regions; more are refused
 NAME_CHARACTERS_MAX = 255
@@ -37,6 +39,16 @@ _DISABLED = (
     "Client shared memory is disabled. Start the server with '--shm-allow-clients' to enable it "
     "(MILLSTREAM_SHM_ALLOW_CLIENTS=true)."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shared memory of a client, registered under a name."""
+
+    name: str
+    key: str  # the name for shm_open
+    offset: int  # start of the part that may be used
+    size_bytes: int  # size of that part
 
 
 class _Registration(NamedTuple):
@@ -252,6 +264,11 @@ class ClientMemory:
             self._open = {name: pair for name, pair in self._open.items() if self._regions.get(name) is pair[0]}
             self._content = content
         return self._regions
+
+
+def build(settings: Settings, enforced: Callable[[], bool]) -> ClientMemory:
+    """Return the shared memory of a gateway's clients. `enforced`: whether calls need a key."""
+    return ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients, enforced=enforced)
 
 
 def _is_of_caller(registration: _Registration) -> bool:

@@ -7,18 +7,59 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.gateway.catalog.snapshot import Snapshot, VersionView, name_excerpt, version_number, visible
-from millstream.plugins.compat.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.inference import Field, Recorded, recorded
 from millstream.services.metrics.registry import MetricsRegistry
 
 
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A number of events, and their total time."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Executions of one batch size (rows)."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """Counts and times of one version since it was loaded, over all gateways."""
+
+    name: str
+    version: str
+    last_inference_ms: int = 0  # since the epoch; 0: never
+    inference_count: int = 0  # rows of successful requests
+    execution_count: int = 0  # runs of the model
+    success: Duration = Duration()
+    fail: Duration = Duration()
+    queue: Duration = Duration()
+    compute_input: Duration = Duration()
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    batches: Sequence[BatchStatistics] = ()
+    memory_bytes: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (CPU | GPU, device number) -> bytes
+
+
+#: fields of ModelStatistics; the last three are also those of BatchStatistics
+DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+
 class MachineStatistics:
-    """Implements interfaces.Statistics with the metric files. `snapshot` returns the current snapshot."""
+    """Reads the statistics of versions in the metric files. `snapshot` returns the current snapshot."""
 
     def __init__(self, registry: MetricsRegistry, snapshot: Callable[[], Snapshot]) -> None:
         self._registry = registry
@@ -99,14 +140,13 @@ def stats_document(statistics: list[ModelStatistics]) -> dict[str, Any]:
 
 
 def _document(version: ModelStatistics) -> dict[str, Any]:
-    durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
     return {
         "name": version.name,
         "version": version.version,
         "last_inference": version.last_inference_ms,
         "inference_count": version.inference_count,
         "execution_count": version.execution_count,
-        "inference_stats": {name: _json_duration(getattr(version, name)) for name in durations}
+        "inference_stats": {name: _json_duration(getattr(version, name)) for name in DURATIONS}
         | {"cache_hit": _json_duration(Duration()), "cache_miss": _json_duration(Duration())},
         "response_stats": {},
         "batch_stats": [

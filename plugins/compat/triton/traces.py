@@ -1,6 +1,6 @@
 """Traces every n-th request: timestamps, and tensors if requested, as JSON entries of Triton's trace file.
 
-lane (a batch has its reply) ─> record ─> due? ─> entries in memory ─> millstream.plugins.compat.triton.trace_file
+lane (a batch has its reply) ─> record ─> due? ─> entries in memory ─> trace_file
 
 A request costs nothing before its batch has its reply: lane and reply have the timestamps anyway.
 Source: Triton's trace extension, "JSON Trace Output".
@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +54,12 @@ class Sampler:
     claim: Callable[[int], int]
     seen: int = 0
 
-    def due(self, requests: Sequence[Request]) -> list[int]:
-        """Return the indices of the requests to trace."""
+    def due(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests to trace."""
         first = self.seen + 1
-        counted = [index for index, request in enumerate(requests) if request.counted and not request.part]
+        counted = [request for request in requests if request.counted and not request.part]
         self.seen += len(counted)
-        due = [index for number, index in enumerate(counted, first) if number % self.rate == 0]
+        due = [request for number, request in enumerate(counted, first) if number % self.rate == 0]
         return due[: self.claim(len(due))] if due else []
 
 
@@ -114,51 +114,34 @@ class Traces:
         return kept
 
     def batch(
-        self,
-        manifest: Manifest,
-        batch: InFlightBatch,
-        header: ReplyHeader,
-        live: Sequence[Request],
-        outputs: Outputs | None,
-        end: float,
+        self, batch: InFlightBatch, header: ReplyHeader, live: Sequence[Request], outputs: Outputs | None, end: float
     ) -> None:
         """Trace a batch whose reply came at `end`. `live`: its requests that did not fail; `outputs`: their outputs."""
-        try:
-            shares = [] if outputs is None else outputs.replies([request.rows for request in live])
-            replies = dict(zip(map(id, live), shares, strict=False))
-            requests = batch.requests
-            outputs_of = [replies.get(id(request)) for request in requests]
-            self.record(manifest, requests, outputs_of, batch.put_at, header, end)
-        except Exception:
-            log.exception("a trace could not be made")
+        shares = [] if outputs is None else outputs.replies([request.rows for request in live])
+        replies = dict(zip(map(id, live), shares, strict=False))
+        self.record(batch.lane.manifest, batch.requests, replies, header, batch.put_at, end)
 
-    def request(
-        self, manifest: Manifest, request: Request, reply: Reply, put: float, header: ReplyHeader, end: float
+    def split(
+        self, manifest: Manifest, request: Request, reply: Reply, header: ReplyHeader, put_at: float, end: float
     ) -> None:
         """Trace a request that ran in parts, with the times of the last one."""
-        try:
-            self.record(manifest, [request], [reply], put, header, end)
-        except Exception:
-            log.exception("a trace could not be made")
+        self.record(manifest, [request], {id(request): reply}, header, put_at, end)
 
     def record(
         self,
         manifest: Manifest,
         requests: Sequence[Request],
-        replies: Sequence[Sequence[OutputTensor] | None],
-        put: float,
+        replies: Mapping[int, Sequence[OutputTensor]],
         header: ReplyHeader,
+        put_at: float,
         end: float,
     ) -> None:
-        """Trace requests of a batch, from its put to the reply at `end`. `replies`: None for failed requests."""
+        """Trace the requests that are due, from their put to the reply at `end`. `replies`: by the id of a request."""
         sampler = self.sampler(manifest.model)
-        if sampler is None:
-            return
-        for index in sampler.due(requests):
+        for request in () if sampler is None else sampler.due(requests):
             if len(self.kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX:
                 self.lost += 1
                 continue
-            request = requests[index]
             trace_id = next(self._ids)
             trace: Trace = [
                 {
@@ -167,10 +150,10 @@ class Traces:
                     "model_version": manifest.version,
                     "request_id": request.id or request.request_id.decode(),
                 },
-                {"id": trace_id, "timestamps": _timestamps(request.arrival, put, header, end)},
+                {"id": trace_id, "timestamps": _timestamps(request.arrival, put_at, header, end)},
             ]
-            if sampler.tensors:
-                trace += _tensors(trace_id, manifest, request, replies[index])
+            if sampler is not None and sampler.tensors:
+                trace += _tensors(trace_id, manifest, request, replies.get(id(request)))
             self._keep(manifest.model, trace)
 
     def _keep(self, model: str, trace: Trace) -> None:
@@ -180,6 +163,11 @@ class Traces:
             return
         self._kept_bytes += size
         self.kept.append((model, trace))
+
+
+def build(*_: object) -> Traces:
+    """Return what records the traces of a gateway; its settings are those of trace.py."""
+    return Traces()
 
 
 def _timestamps(arrival: float, put: float, header: ReplyHeader, end: float) -> list[Entry]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from millstream.gateway.observing.finished import Finished
+from millstream.gateway.observing.observer import Wants
 from millstream.plugins.tracing.export import Exporter, ExportError
 from millstream.plugins.tracing.gateway.request_spans import spans_of
 from millstream.plugins.tracing.span import Span
@@ -50,6 +51,7 @@ class Tracer:
         exporter: sends encoded spans.
         encode: encodes spans; the second argument is what Unix time is ahead of their clock, in nanoseconds.
         registry: counts exported spans and dropped requests.
+        wants: selects the requests.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Tracer:
         exporter: Exporter,
         encode: Encode,
         registry: MetricsRegistry,
+        wants: Wants | None = None,
     ) -> None:
+        self.wants = wants
         self._exporter = exporter
         self._encode = encode
         self._exemplars = registry.exemplars

@@ -1,1 +1,0 @@
-"""Triton's extensions over gRPC."""

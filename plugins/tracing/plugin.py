@@ -1,0 +1,8 @@
+"""Spans of requests, exported to a collector of OpenTelemetry."""
+
+from millstream.services.plugin.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="tracing",
+    recorder=("millstream.plugins.tracing.gateway.setup:build",),
+)
