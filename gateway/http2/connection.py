@@ -12,28 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from millstream.gateway.http2 import account, frames
-from millstream.gateway.http2.account import Account
-from millstream.gateway.http2.closed_streams import ClosedStreams
+from millstream.gateway.http2 import frames, limits
 from millstream.gateway.http2.events import (
     ConnectionEnded,
+    ConnectionFault,
     DataReceived,
+    ErrorCode,
     Event,
     RequestStarted,
+    StreamFault,
     StreamReset,
     StreamSent,
 )
-from millstream.gateway.http2.faults import ConnectionFault, ErrorCode, StreamFault
-from millstream.gateway.http2.frames import PREFACE, Frame, Setting
-from millstream.gateway.http2.header_blocks import HeaderReader, Headers
-from millstream.gateway.http2.limits import Limits
-from millstream.gateway.http2.liveness import DRAIN_PING, KEEPALIVE_PING, Liveness
-from millstream.gateway.http2.peer_settings import read_settings
-from millstream.gateway.http2.received_frames import ReceivedFrames
-from millstream.gateway.http2.request_headers import check_trailers, content_length, without_blanks
+from millstream.gateway.http2.frames import PREFACE, Frame, ReceivedFrames, Setting, read_settings
+from millstream.gateway.http2.header_blocks import HeaderReader, Headers, check_trailers, content_length, without_blanks
+from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, Account, Limits, Liveness
 from millstream.gateway.http2.sender import Sender
-from millstream.gateway.http2.stream import Piece, Stream
-from millstream.gateway.http2.windows import WINDOW_BYTES, ReceiveWindow
+from millstream.gateway.http2.stream import WINDOW_BYTES, ClosedStreams, Piece, ReceiveWindow, Stream
 
 H = TypeVar("H")
 #: seconds between the two steps of a drain, if the client does not acknowledge the PING that separates them
@@ -177,7 +172,7 @@ class Connection(Generic[H]):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._opened = True
         if kind >= len(_RECEIVERS):
-            self._account.spend(account.FRAME, "frames of unknown types", self._now)
+            self._account.spend(limits.FRAME, "frames of unknown types", self._now)
             return
         try:
             _RECEIVERS[kind](self, flags, number, payload)
@@ -213,7 +208,7 @@ class Connection(Generic[H]):
 
     def _check_empty(self, data: bytes) -> None:
         if not data:
-            self._account.spend(account.EMPTY_DATA, "empty frames", self._now)
+            self._account.spend(limits.EMPTY_DATA, "empty frames", self._now)
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if not number:
@@ -234,7 +229,7 @@ class Connection(Generic[H]):
         block = self._block
         if block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
-        self._account.spend(account.FRAME, "CONTINUATION frames", self._now)
+        self._account.spend(limits.FRAME, "CONTINUATION frames", self._now)
         block.fragments.append(payload)
         block.size += len(payload)
         self._check_block(block.size)
@@ -255,7 +250,7 @@ class Connection(Generic[H]):
         elif number <= self._closed.last:
             self._headers.fields(block)
             self._closed.check_late(number)
-            self._account.spend(account.HEADERS, "HEADERS of ended streams", self._now)
+            self._account.spend(limits.HEADERS, "HEADERS of ended streams", self._now)
         else:
             self._open(number, block, ended=ended)
 
@@ -267,12 +262,12 @@ class Connection(Generic[H]):
             if ended and announced_bytes:
                 raise ValueError("the request has no content, and a content-length")
         except ValueError:
-            self._account.spend(account.HEADERS, "malformed requests", self._now)
+            self._account.spend(limits.HEADERS, "malformed requests", self._now)
             raise StreamFault(number, ErrorCode.PROTOCOL_ERROR) from None
         if self._final is not None or len(self.streams) >= self._limits.streams_max:
-            self._account.spend(account.HEADERS, "streams at once", self._now)
+            self._account.spend(limits.HEADERS, "streams at once", self._now)
             raise StreamFault(number, ErrorCode.REFUSED_STREAM)
-        self._account.earn(account.OPENED)
+        self._account.earn(limits.OPENED)
         window = ReceiveWindow(self._limits.stream_window_bytes)
         sends = self._sender.initial_window
         self.streams[number] = Stream(number, sends, window, announced_bytes, self._now, ended=ended)
@@ -295,7 +290,7 @@ class Connection(Generic[H]):
     def _on_priority(self, _: int, number: int, payload: bytes) -> None:
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
-        self._account.spend(account.FRAME, "PRIORITY frames", self._now)
+        self._account.spend(limits.FRAME, "PRIORITY frames", self._now)
         if len(payload) != _PRIORITY_BYTES:
             raise StreamFault(number, ErrorCode.FRAME_SIZE_ERROR)
 
@@ -308,7 +303,7 @@ class Connection(Generic[H]):
         if stream is None:
             # It crossed the end of the stream. Or the stream is idle, for which RFC 9113, section 6.4 would end the
             # connection: grpc-core (C++ 1.51) resets calls of which it has sent nothing, and goes on with the others.
-            self._account.spend(account.FRAME, "resets of streams that are not open", self._now)
+            self._account.spend(limits.FRAME, "resets of streams that are not open", self._now)
             return
         self._account.spend_reset(stream.opened_at, self._now)
         self._drop(stream)
@@ -322,7 +317,7 @@ class Connection(Generic[H]):
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement has a payload")
             self._live.settings_acknowledged = True
             return
-        self._account.spend(account.SETTINGS, "SETTINGS frames", self._now)
+        self._account.spend(limits.SETTINGS, "SETTINGS frames", self._now)
         if len(payload) > SETTINGS_BYTES_MAX:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many settings in a frame")
         # Of a setting that is repeated, only the last value counts: each change of the window walks all streams.
@@ -342,7 +337,7 @@ class Connection(Generic[H]):
         if len(payload) != 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING has 8 bytes")
         if not flags & frames.ACK:
-            self._account.spend(account.PING, "PING frames", self._now)
+            self._account.spend(limits.PING, "PING frames", self._now)
             self._sender.control(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif payload == DRAIN_PING and self._drain_step_by is not None:
             self._finish_drain()
@@ -352,12 +347,12 @@ class Connection(Generic[H]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY has at least 8 bytes")
-        self._account.spend(account.FRAME, "GOAWAY frames", self._now)
+        self._account.spend(limits.FRAME, "GOAWAY frames", self._now)
 
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
-        self._account.spend(account.FRAME, "WINDOW_UPDATE frames", self._now)
+        self._account.spend(limits.FRAME, "WINDOW_UPDATE frames", self._now)
         increment = int.from_bytes(payload) & frames.STREAM_ID_MAX
         if not number:
             if not increment:
@@ -486,7 +481,7 @@ class Connection(Generic[H]):
         """End a stream for a fault of its client: it costs what a reset by the client costs, however long it lived."""
         stream = self.streams.get(number)
         if stream is not None:
-            self._account.spend(account.RESET, "faults of streams", self._now)
+            self._account.spend(limits.RESET, "faults of streams", self._now)
             self._drop(stream)
             self._events.append(StreamReset(number, code))
         if number <= self._closed.last:  # also of a request that had ended: the rest of a long frame may follow

@@ -1,5 +1,6 @@
-"""frames: cuts received bytes into frames, and writes frames.
+"""frames: cuts received bytes into frames, a few at a time, reads SETTINGS, and writes frames.
 
+A read of 256 KiB may contain 28,000 frames: cutting them takes long enough for other connections to notice.
 Source: RFC 9113, sections 3.4, 4.1 and 6.
 """
 
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections import deque
 from collections.abc import MutableSequence
 from enum import IntEnum
 
-from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.events import ConnectionFault, ErrorCode
+from millstream.gateway.http2.stream import WINDOW_BYTES_MAX
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
@@ -205,3 +208,74 @@ def without_padding(flags: int, payload: bytes) -> bytes:
     if padding >= len(payload):
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the padding is longer than its frame")
     return payload[1 : len(payload) - padding]
+
+
+CUT_MAX = 256  # frames that are cut at once
+
+
+class ReceivedFrames:
+    """A queue of frames.
+
+    Args:
+        data_bytes_max: limit on the payload of DATA.
+        bytes_max: limit on that of other frames.
+    """
+
+    __slots__ = ("_fault", "_frames", "_reader")
+
+    def __init__(self, data_bytes_max: int, bytes_max: int) -> None:
+        self._reader = FrameReader(data_bytes_max, bytes_max, joins=True)
+        self._frames: deque[Frame] = deque()
+        self._fault: ConnectionFault | None = None  # of what follows these frames
+
+    def __bool__(self) -> bool:
+        """Whether complete frames wait, or a fault behind them."""
+        return bool(self._frames or self._reader.more or self._fault)
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame is incomplete."""
+        return self._reader.partial
+
+    def add(self, data: bytes) -> None:
+        """Add received bytes."""
+        try:
+            self._reader.read(data, self._frames, CUT_MAX)
+        except ConnectionFault as fault:
+            self._fault = fault
+
+    def take(self) -> Frame | None:
+        """Return the next frame; None: it is not complete. Raises ConnectionFault behind the last frame before it."""
+        if not self._frames:
+            if self._fault is not None:
+                raise self._fault
+            if not self._reader.more:
+                return None
+            self.add(b"")
+            return self.take()
+        return self._frames.popleft()
+
+    def clear(self) -> None:
+        """Drop all frames."""
+        self._frames.clear()
+        self._reader.clear()
+        self._fault = None
+
+
+_SETTING = struct.Struct(">HI")
+_FRAME_SIZE_MAX = (1 << 24) - 1
+
+
+def read_settings(payload: bytes) -> dict[int, int]:
+    """Return the last value of each identifier, those of unknown identifiers included. Raises ConnectionFault."""
+    if len(payload) % _SETTING.size:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS end within a setting")
+    values: list[tuple[int, int]] = list(_SETTING.iter_unpack(payload))
+    for key, value in values:
+        if key == Setting.ENABLE_PUSH and value > 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is neither 0 nor 1")
+        if key == Setting.INITIAL_WINDOW_SIZE and value > WINDOW_BYTES_MAX:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is too large")
+        if key == Setting.MAX_FRAME_SIZE and not FRAME_BYTES_MAX <= value <= _FRAME_SIZE_MAX:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of its range")
+    return dict(values)

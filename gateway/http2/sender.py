@@ -8,15 +8,11 @@ Source: RFC 9113, sections 6.9 (flow control) and 8.1 (a reply that ends before 
 
 from __future__ import annotations
 
-from millstream.gateway.http2 import account, frames
-from millstream.gateway.http2.account import Account
-from millstream.gateway.http2.closed_streams import ClosedStreams
-from millstream.gateway.http2.events import StreamSent
-from millstream.gateway.http2.faults import ConnectionFault, ErrorCode, StreamFault
+from millstream.gateway.http2 import frames, limits
+from millstream.gateway.http2.events import ConnectionFault, ErrorCode, StreamFault, StreamSent
 from millstream.gateway.http2.header_blocks import NO_TABLE
-from millstream.gateway.http2.limits import READ_RATE_MIN
-from millstream.gateway.http2.stream import Piece, Stream
-from millstream.gateway.http2.windows import WINDOW_BYTES, WINDOW_BYTES_MAX
+from millstream.gateway.http2.limits import READ_RATE_MIN, Account
+from millstream.gateway.http2.stream import WINDOW_BYTES, WINDOW_BYTES_MAX, ClosedStreams, Piece, Stream
 
 #: output that waits to be written; beyond, data stays in the queues of the streams, and other streams get their turn
 OUTPUT_BYTES_MAX = 64 * 1024
@@ -158,10 +154,10 @@ class Sender:
         self._window -= size
         self._output_bytes += size
         self._data_bytes += size
-        self._earned.earn(account.DATA_SENT + size // account.EARNING_BYTES)
+        self._earned.earn(limits.DATA_SENT + size // limits.EARNING_BYTES)
 
     def _end(self, stream: Stream) -> None:
-        self._earned.earn(account.ANSWERED)
+        self._earned.earn(limits.ANSWERED)
         if not stream.ended:
             self.output.append(frames.reset(stream.number, ErrorCode.NO_ERROR))  # the rest of the request is not wanted
             self._closed.closed_first(stream.number)

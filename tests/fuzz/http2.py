@@ -9,8 +9,7 @@ from millstream.gateway.grpc.connections.call_head import CallHead, read_head
 from millstream.gateway.grpc.connections.message_framing import MessageReader
 from millstream.gateway.grpc.connections.reply_blocks import HEAD, trailers
 from millstream.gateway.http2.connection import Connection
-from millstream.gateway.http2.events import DataReceived, Event, RequestStarted
-from millstream.gateway.http2.faults import ConnectionFault
+from millstream.gateway.http2.events import ConnectionFault, DataReceived, Event, RequestStarted
 from millstream.gateway.http2.header_blocks import HeaderReader, Headers
 from millstream.gateway.http2.limits import Limits
 from millstream.services.errors import Failure

@@ -23,7 +23,7 @@ from millstream.gateway.grpc.connections.message_framing import prefix
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import TURN_WORK_MAX, Connection
-from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.events import ErrorCode
 from millstream.gateway.http2.frames import Frame, FrameReader, Setting, frame
 from millstream.services.metrics.catalogue import GRPC_CALLS
 from tests.kit.application import Application

@@ -10,12 +10,10 @@ from hpack import Decoder, Encoder
 
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import Connection
-from millstream.gateway.http2.events import ConnectionEnded, DataReceived, Event
-from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.events import ConnectionEnded, DataReceived, ErrorCode, Event
 from millstream.gateway.http2.frames import Frame, FrameReader, frame
-from millstream.gateway.http2.header_blocks import Headers
+from millstream.gateway.http2.header_blocks import Headers, check_request
 from millstream.gateway.http2.limits import Limits
-from millstream.gateway.http2.request_headers import check_request
 
 H = TypeVar("H")
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/service/Method"), (":authority", "test")]

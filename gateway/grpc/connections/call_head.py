@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from millstream.gateway.http2.header_blocks import Headers
-from millstream.gateway.http2.request_headers import check_request
+from millstream.gateway.http2.header_blocks import Headers, check_request
 from millstream.services.traceparent import HEADER, usable_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.http2 import account, frames
-from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2 import frames, limits
+from millstream.gateway.http2.events import ErrorCode
 from millstream.gateway.http2.frames import Setting, frame
 from millstream.gateway.http2.limits import Limits
 from tests.kit.http2_peer import REQUEST, Peer, ended_with, of_kind
@@ -220,7 +220,7 @@ def test_a_client_may_cancel_all_calls_that_it_has_waited_for():
         numbers = range(number, number + 2048, 2)
         number += 2048
         assert sent_at_once(peer, *(begin(peer, one) + WINDOW for one in numbers)) is None
-        peer.now += account.RESET / account.RESET_DISCOUNT
+        peer.now += limits.RESET / limits.RESET_DISCOUNT
         assert sent_at_once(peer, *(frame(frames.RST_STREAM, 0, one, bytes(4)) for one in numbers)) is None
 
 
@@ -248,5 +248,5 @@ def test_time_fills_the_account_up_to_its_first_balance_and_no_work_lapses():
         call(peer, number, [10])
     balance = peer.connection._account.balance
     peer.now += 1000
-    assert flood(peer, "pings", int(balance) // account.PING) is None
+    assert flood(peer, "pings", int(balance) // limits.PING) is None
     assert flood(peer, "pings", 1) is CALM

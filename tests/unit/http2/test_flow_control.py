@@ -8,11 +8,10 @@ import weakref
 import numpy as np
 
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.events import StreamReset, StreamSent
-from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.events import ErrorCode, StreamReset, StreamSent
 from millstream.gateway.http2.frames import FRAME_BYTES_MAX, Frame, Setting
 from millstream.gateway.http2.limits import Limits
-from millstream.gateway.http2.windows import WINDOW_BYTES
+from millstream.gateway.http2.stream import WINDOW_BYTES
 from tests.kit.http2_peer import Peer, ended_with, of_kind, resets
 
 HEAD, TRAILERS = b"\x88", b"\x00\x01a\x01b"

@@ -7,7 +7,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.events import ConnectionFault, ErrorCode
 from millstream.gateway.http2.header_blocks import (
     BLOCK_BYTES_MAX,
     NO_TABLE,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.events import RequestStarted, StreamReset
-from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.events import ErrorCode, RequestStarted, StreamReset
 from millstream.gateway.http2.frames import STREAM_ID_MAX, Setting, frame
-from millstream.gateway.http2.limits import READ_RATE_MIN, Limits
-from millstream.gateway.http2.liveness import DRAIN_PING, KEEPALIVE_PING
+from millstream.gateway.http2.limits import DRAIN_PING, KEEPALIVE_PING, READ_RATE_MIN, Limits
 from tests.kit.http2_peer import GREETING, REQUEST, Peer, ended_with, of_kind, resets
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM

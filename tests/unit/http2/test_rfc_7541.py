@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hpack import Encoder
 
-from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.events import ConnectionFault, ErrorCode
 from millstream.gateway.http2.header_blocks import HeaderReader, Headers
 
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.gateway.http2 import frames
-from millstream.gateway.http2.closed_streams import CLOSED_FIRST_MAX, ClosedStreams
-from millstream.gateway.http2.events import DataReceived, RequestStarted, StreamReset
-from millstream.gateway.http2.faults import ConnectionFault, ErrorCode
+from millstream.gateway.http2.events import ConnectionFault, DataReceived, ErrorCode, RequestStarted, StreamReset
 from millstream.gateway.http2.frames import Frame, FrameReader, frame
 from millstream.gateway.http2.header_blocks import encode
 from millstream.gateway.http2.limits import Limits
+from millstream.gateway.http2.stream import CLOSED_FIRST_MAX, ClosedStreams
 from tests.kit.http2_peer import GREETING, REQUEST, Peer, ended_with, of_kind, resets
 
 SETTINGS_ACK = frame(frames.SETTINGS, frames.ACK, 0)

@@ -8,8 +8,7 @@ import pytest
 
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.connection import SETTINGS_BYTES_MAX, SETTINGS_WORK, TURN_WORK_MAX
-from millstream.gateway.http2.events import DataReceived, Event, RequestStarted
-from millstream.gateway.http2.faults import ErrorCode
+from millstream.gateway.http2.events import DataReceived, ErrorCode, Event, RequestStarted
 from millstream.gateway.http2.frames import Setting, frame
 from millstream.gateway.http2.header_blocks import Headers
 from millstream.gateway.http2.sender import Sender
