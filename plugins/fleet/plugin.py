@@ -1,10 +1,12 @@
 """Controller, planner and autoscaling."""
 
-from millstream.services.plugin.plugin import Command, Plugin
+from millstream.services.plugin.plugin import Command, Plugin, Process
 
 PLUGIN = Plugin(
     name="fleet",
     http=("millstream.plugins.fleet.gateway.routes_scale:ADAPTER",),
+    supervisor=("millstream.plugins.fleet.supervisor:build",),
+    process=(Process(name="controller", module="millstream.plugins.fleet.controller"),),
     commands=(
         Command(
             name="autoscale",

@@ -24,8 +24,8 @@ from millstream.services.process.cancel import cancel_all
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.sandbox.group_watch import GroupWatch
 
-#: The fork server ends after this time without a check.
-IDLE_S_MAX = 60.0
+#: The fork server, which takes about 45 MiB, ends after this time without a check: uploads come in bursts.
+IDLE_S_MAX = 15.0
 #: For a check to begin, the start of the server included. One that is stopped would take the time of the check.
 BEGIN_S_MAX = 20.0
 #: A fork server that does not confirm the end of a check within this time is killed; the next check starts another.

@@ -48,6 +48,19 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process of its own, beside gateways and workers: `python -m millstream.services.plugin NAME`.
+
+    Args:
+        name: for that command.
+        module: runs as `python -m` does.
+    """
+
+    name: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
     """What a plug-in adds. A text is "module:attribute", imported when a process first asks for that kind.
 
@@ -64,6 +77,8 @@ class Plugin:
         client_memory: builder of the memory that clients pass tensors in (gateway/tensors/output_options.py).
         metrics_page: builders of functions that return further lines of the metrics page (gateway/metrics_page.py).
         v2_extensions: names of extensions that the metadata of the v2 protocol lists.
+        supervisor: builders of a part of a machine's supervisor (services/supervisor/parts.py).
+        process: programs that an operator may start.
     """
 
     name: str
@@ -78,3 +93,5 @@ class Plugin:
     client_memory: tuple[str, ...] = ()
     metrics_page: tuple[str, ...] = ()
     v2_extensions: tuple[str, ...] = ()
+    supervisor: tuple[str, ...] = ()
+    process: tuple[Process, ...] = ()

@@ -51,9 +51,13 @@ class LogLevel:
         kind: one of KINDS.
         path: the machine's document: a level for each kind that has one.
         installation: returns the installation's level of the kind. Raises Failure if it is not known now.
+        logger: whose level it is; one below "millstream" leaves the rest of the process alone.
     """
 
-    def __init__(self, kind: str, path: Path, installation: Callable[[], str | None]) -> None:
+    def __init__(
+        self, kind: str, path: Path, installation: Callable[[], str | None], logger: str = "millstream"
+    ) -> None:
+        self._logger = logger
         self._kind = kind
         self._path = path
         self._verbose = self._signalled = False
@@ -66,10 +70,12 @@ class LogLevel:
         self._applying = threading.Lock()
         self._signals: SimpleQueue[None] = SimpleQueue()
 
-    def start(self) -> None:
+    def start(self, *, signals: bool = True) -> None:
         """Follow the document and the installation in a thread, and SIGUSR2. Call it in the main thread."""
-        signal.signal(signal.SIGUSR2, self._on_signal)
         threading.Thread(target=self._run, name="log level", daemon=True).start()
+        if not signals:
+            return
+        signal.signal(signal.SIGUSR2, self._on_signal)
         threading.Thread(target=self._follow_signals, name="log level signal", daemon=True).start()
 
     def stop(self) -> None:
@@ -112,9 +118,10 @@ class LogLevel:
     def _apply(self) -> None:
         with self._applying:
             asked = "debug" if self._signalled or (self._asked is None and self._verbose) else self._asked
-            logging.getLogger("millstream").setLevel(logging.NOTSET if asked is None else LEVELS[asked])
+            logging.getLogger(self._logger).setLevel(logging.NOTSET if asked is None else LEVELS[asked])
             # Of libraries only what is at least an info: their debug records are not about this product.
-            logging.getLogger().setLevel(max(logging.INFO, LEVELS[asked or "info"]))
+            if self._logger == "millstream":
+                logging.getLogger().setLevel(max(logging.INFO, LEVELS[asked or "info"]))
 
     def _on_signal(self, *_: object) -> None:
         # It may have interrupted code that holds a lock, of logging or of threading: this queue takes none.

@@ -1,6 +1,6 @@
 """Derives the processes of an installation from its settings. Pure.
 
-Settings + the machine's processors -> Programs: Redis (if embedded), gateways, workers of each pool, the controller
+Settings + the machine's processors -> Programs: Redis (if embedded), gateways, workers of each pool
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools,
 from millstream.services.wire.worker_id import slot_of, worker_name
 
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
-CONTROLLER = "controller"  # name of the process
 
 
 #: variables that no child gets: secrets are passed on as values, and a secret that is given twice is refused
@@ -38,7 +37,6 @@ class Program:
         worker: name of the worker in Redis, metrics and lists (wire.worker_id); "" for other programs.
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
         shows_life: whether it accepts `--life-fd N` and writes a byte there every second (process.sign_of_life).
-        vital: whether the installation cannot start without it.
         pool: of a worker.
         index: number of a worker in its pool.
     """
@@ -51,21 +49,19 @@ class Program:
     worker: str = ""
     signals_ready: bool = False
     shows_life: bool = False
-    vital: bool = True
     pool: str = ""
     index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EntryCommands:
-    """The commands that start a gateway, a worker and a controller, without their arguments.
+    """The commands that start a gateway and a worker, without their arguments.
 
     `-P` keeps Python from importing modules from the current folder.
     """
 
     gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.gateway")
     worker: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.workers")
-    controller: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.plugins.fleet.controller")
 
 
 def threads_of(settings: Settings, cpus: int) -> int:
@@ -192,22 +188,6 @@ def _of_pool(spec: PoolSpec) -> dict[str, str]:
     """Return the settings of a pool's workers that differ from those of all workers."""
     named = {"MILLSTREAM_WORKER_DEVICE": spec.device, "MILLSTREAM_WORKER_THREADS": str(spec.threads or "")}
     return {name: value for name, value in named.items() if value}
-
-
-def controllers(settings: Settings, entry: EntryCommands) -> list[Program]:
-    """Return the controller process; none if the settings want none, or the gateways are elsewhere."""
-    if not (settings.controller and settings.gateways):
-        return []
-    return [
-        Program(
-            CONTROLLER,
-            entry.controller,
-            _common(settings),
-            signals_ready=True,
-            shows_life=True,
-            vital=False,
-        ),
-    ]
 
 
 def unsized_pools(settings: Settings) -> str:

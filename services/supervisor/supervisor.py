@@ -1,6 +1,6 @@
 """Runs a whole installation on one machine: starts its processes, restarts them, stops them in order.
 
-lock -> listen -> Redis -> workers, gateways -> view.load_models -> gateways become ready -> controller -> view.ready …
+lock -> listen -> Redis -> workers, gateways -> view.load_models -> gateways become ready -> plug-ins -> view.ready …
 without gateways: lock -> Redis -> workers -> workers become ready -> view.ready …
 SIGINT, SIGTERM -> drain in order; SIGHUP, or a command on the control socket -> rolling restart
 """
@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from millstream.client.address import Trust
-from millstream.plugins.fleet.scale_state import ScaleState
-from millstream.plugins.fleet.scaling import ScaleDecision, is_fresh
-from millstream.plugins.fleet.supervisor.pool_scaler import PoolScaler
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure
@@ -55,6 +52,7 @@ from millstream.services.supervisor.liveness import Liveness
 from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.orphans import Orphans
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
+from millstream.services.supervisor.parts import SupervisorPart, SupervisorParts, build_parts
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.supervisor.preload_pipe import PreloadPipe
@@ -111,7 +109,7 @@ class Supervisor:
     Args:
         settings: of the installation.
         view: shows what happens.
-        entry: the commands that start gateways, workers and the controller.
+        entry: the commands that start gateways and workers.
         forward: takes the lines of all logs, with `log_format` json; None: they are in files only.
         manager: the service manager that is told what happens; None: none.
     """
@@ -143,15 +141,14 @@ class Supervisor:
         self._redis: list[Child] = []
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
-        self._controllers: list[Child] = []
+        self._leaving: dict[Child, asyncio.Task[None]] = {}  # workers that drain
         self._started: WeakSet[Child] = WeakSet()
         self._orphans = Orphans(lambda: self._started)
         self._listening: asyncio.Task[None] | None = None
-        self._liveness = Liveness(lambda: (*self._redis, *self._workers, *self._gateways, *self._controllers))
+        self._liveness = Liveness(lambda: (*self._redis, *self._workers, *self._gateways))
         self._worker_of: Callable[[str, int], Program] | None = None
         self._restarts = self._new_restarts()
-        self._scaler = self._new_scaler()
-        self._scale_state: ScaleState | None = None
+        self._parts: tuple[SupervisorPart, ...] = ()
         self._deaths: DeathReports | None = None
         self._control = ControlSocket(self._restarts.on_command)
         self._control_path: Path | None = None
@@ -254,10 +251,10 @@ class Supervisor:
         if warning := plan.unsized_pools(self._settings):
             log.warning("%s", warning)
             self._view.show_line(warning)
-        # Last: nothing waits for it, and the start needs all cores.
-        self._controllers = self._start_all(plan.controllers(settings, self._entry))
-        self._scale_state = ScaleState(self._address, self._keys())
-        self._scaler.start()
+        # Last: nothing waits for them, and the start needs all cores.
+        self._parts = build_parts(self._parts_for_plugins(settings))
+        for part in self._parts:
+            part.start()
         log.info("ready %s (gRPC: %s, Redis: %s)", running.serves, running.grpc or "off", running.redis)
         self._ready = True
         self._view.ready(running)
@@ -339,24 +336,29 @@ class Supervisor:
     def _keys(self) -> InstallationKeys:
         return InstallationKeys(installation_name(self._settings))
 
-    def _new_scaler(self) -> PoolScaler:
-        def start(pool: str, index: int) -> Child:
-            assert self._worker_of is not None
-            return self._start_child(self._worker_of(pool, index))
-
-        return PoolScaler(
-            {
-                pool: (spec.least, spec.workers)
-                for pool, spec in parse_pools(self._settings.pools).items()
-                if spec.elastic
-            },
-            lambda: self._workers,
-            self._scale_decisions,
-            start,
-            self._settings.drain_s,
-            lambda pool: self._end.done() or pool == self._restarts.replaced_pool,
-            self._show,
+    def _parts_for_plugins(self, settings: Settings) -> SupervisorParts:
+        assert self._address is not None
+        return SupervisorParts(
+            settings,
+            self._address,
+            self._keys(),
+            workers=lambda: self._workers,
+            draining=lambda: self._leaving,
+            start_worker=self._start_worker,
+            drain_worker=self._drain_worker,
+            may_resize=lambda pool: not (self._end.done() or pool == self._restarts.replaced_pool),
+            show=self._show,
         )
+
+    def _start_worker(self, pool: str, index: int) -> None:
+        assert self._worker_of is not None
+        self._workers.append(self._start_child(self._worker_of(pool, index)))
+
+    def _drain_worker(self, child: Child) -> None:
+        self._workers.remove(child)
+        task = asyncio.create_task(child.stop(self._settings.drain_s), name=f"drain {child.program.name}")
+        self._leaving[child] = task
+        task.add_done_callback(lambda _: self._leaving.pop(child, None))
 
     def _new_restarts(self) -> Restarts:
         def groups() -> dict[str, Sequence[list[Child]]]:
@@ -364,7 +366,7 @@ class Supervisor:
             return {
                 "workers": [self._workers],
                 "gateways": [self._gateways],
-                "all": [self._workers, self._gateways, self._controllers],
+                "all": [self._workers, self._gateways],
             }
 
         def obstacle() -> str:
@@ -384,11 +386,6 @@ class Supervisor:
 
         start = partial(self._start_child, on_trial=True)
         return Restarts(groups, start, until_ready, self._settings.drain_s, obstacle, self._show, announce)
-
-    async def _scale_decisions(self) -> Mapping[str, ScaleDecision]:
-        assert self._scale_state is not None
-        decisions, now = await self._scale_state.decisions()
-        return {pool: one for pool, one in decisions.items() if is_fresh(one, now)}
 
     def _start_all(self, programs: Sequence[Program]) -> list[Child]:
         return [self._start_child(program) for program in programs]
@@ -412,7 +409,7 @@ class Supervisor:
         model_at_fault = False
         if child.program.worker and pid and self._deaths is not None:
             model_at_fault = await self._deaths.report(child)
-        give_up = child.program.vital and not model_at_fault and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
+        give_up = not model_at_fault and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
         if not self._ready and give_up and not self._end.done():
             last_line = f": {child.last_line}" if child.last_line else ""
             self._end.set_exception(
@@ -424,8 +421,9 @@ class Supervisor:
         """Stop everything in order and in time; each step's comment gives the reason for its place."""
         await self._announce_end()
         started = asyncio.get_running_loop().time()
-        # Nothing new is started.
-        await self._scaler.stop()
+        # Nothing new is started, and nothing ordered.
+        for part in reversed(self._parts):
+            await part.stop()
         await self._liveness.stop()
         if self._listening is not None:
             await cancel_all([self._listening])
@@ -435,19 +433,12 @@ class Supervisor:
         if self._listener is not None:
             # Gateways inherited this socket. While our copy is open, the kernel queues connections that none accepts.
             self._listener.close()
-        # Before its workers: what it would order now is of no use.
-        controllers = asyncio.create_task(
-            self._stop(self._controllers, started + self._settings.drain_s * GATEWAYS_SHARE), name="stop controllers"
-        )
         # Gateways first: they accept no new requests and answer those in flight, which needs workers and Redis.
         await self._stop(self._gateways, started + self._settings.drain_s * GATEWAYS_SHARE)
-        await controllers
         if self._preload_pipe is not None:
             self._preload_pipe.close()
         # No requests are left: workers finish their runs and remove their records.
-        await self._stop([*self._workers, *self._scaler.leaving], started + self._settings.drain_s * WORKERS_SHARE)
-        if self._scale_state is not None:
-            await self._scale_state.close()
+        await self._stop([*self._workers, *self._leaving], started + self._settings.drain_s * WORKERS_SHARE)
         if self._deaths is not None:
             left_s = started + self._settings.drain_s - asyncio.get_running_loop().time()
             await self._deaths.settle(max(SETTLE_S_MIN, left_s))
@@ -532,5 +523,5 @@ class Supervisor:
             await self._restarts.restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
-        for child in (*self._gateways, *self._controllers, *self._workers, *self._scaler.leaving, *self._redis):
+        for child in (*self._gateways, *self._workers, *self._leaving, *self._redis):
             child.kill()

@@ -10,7 +10,7 @@ import pytest
 from millstream.plugins.fleet import scale_state
 from millstream.plugins.fleet.controller.autoscale.decision import ScaleLimits
 from millstream.plugins.fleet.controller.autoscaler import Autoscaler
-from millstream.plugins.fleet.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet.controller.metrics import ScaleMetrics
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
 from millstream.services.metrics.exposition import prometheus_registry

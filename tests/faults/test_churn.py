@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from millstream.services.queue.keys import InstallationKeys
 from tests.kit.churn import Churn
+from tests.kit.controllers import controller_beside
 from tests.kit.load import PAUSE_S
 from tests.kit.metrics import Page
 from tests.kit.stack import Stack, running_stack, sigstopped
@@ -79,31 +76,15 @@ class Faults:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-@contextmanager
-def controllers(stack: Stack) -> Iterator[list[int]]:
-    """Yield the controller of a stack, and another one."""
-    variables = {"HOME": stack.home, "REDIS_URL": f"unix://{stack.socket}", "INSTALLATION_NAME": stack.installation}
-    environment = os.environ | {f"MILLSTREAM_{name}": str(value) for name, value in variables.items()}
-    command = [sys.executable, "-P", "-m", "millstream.plugins.fleet.controller"]
-    with (stack.home / "logs" / "controller-1.log").open("wb") as log:
-        other = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        yield [wait_until(lambda: stack.pids().get("controller"), what="the controller"), other.pid]
-        other.terminate()
-        assert other.wait(120) == 0
-    finally:
-        other.kill()
-        other.wait()
-
-
 def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path) -> None:
     # Two workers with memory for the interpreter and about five of ten models each.
     settings = {"worker_memory": "420MiB", "queue_lease_s": LEASE_S}
     with (
-        running_stack(tmp_path, gateways=2, pools="cpu=2", settings=settings, controller=True) as stack,
-        controllers(stack) as running,
+        running_stack(tmp_path, gateways=2, pools="cpu=2", settings=settings) as stack,
+        controller_beside(stack) as first,
+        controller_beside(stack) as second,
     ):
-        faults = Faults(stack, running)
+        faults = Faults(stack, [first.pid, second.pid])
         kinds = [
             faults.freeze_worker,
             faults.restart_redis,

@@ -247,7 +247,7 @@ def test_orders_of_an_earlier_leader_are_ignored(fleet):
 
 
 def test_everything_serves_on_without_a_controller(fleet):
-    with sigstopped(fleet.stack.pids()["controller"]):
+    with sigstopped(fleet.stack.process.pid):  # the supervisor, in which the controller runs
         wait_until(lambda: fleet.placement()["leader"] is None, what="no leader")
         for name in MODELS:
             fleet.call(name)

@@ -13,7 +13,7 @@ from tests.kit.scale_model import BODIES
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
-KINDS = ("cpu-0", "gateway-0", "controller", "redis")
+KINDS = ("cpu-0", "gateway-0", "redis")
 
 
 def answers(stack: Stack) -> bool:
@@ -34,7 +34,7 @@ def test_a_frozen_child_of_each_kind_is_replaced_and_others_are_not(tmp_path: Pa
     ) as stack:
         before = stack.pids()
         assert before.keys() == set(KINDS)
-        for pid in before.values():  # the controller has hardly begun
+        for pid in before.values():
             os.kill(pid, signal.SIGSTOP)
         stack.reconnect()  # its connection is to the frozen gateway
         for name in KINDS:

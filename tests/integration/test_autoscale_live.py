@@ -20,12 +20,14 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
 from tests.kit import v2
 from tests.kit.command_line import Millstream
+from tests.kit.controllers import ControllerBeside, controller_beside
 from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 
 LIMIT_S = 240.0
+POOLS = "sim=0:3,backend=simulated"
 PATH = "/v2/models/slow/infer"
 ROW = np.ones((1, 4), np.float32)
 #: microseconds: the default of a minute may pass while a worker starts on a busy machine
@@ -36,14 +38,27 @@ CALLERS = 100
 
 
 @pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, ControllerBeside]]:
     """A pool of 0 to 3 workers with simulated devices, whose workers go 5 s after they were last needed."""
     settings = {"scale_down_s": 5, "scale_latency_ms": 500, "drain_s": LIMIT_S}
     folder = tmp_path_factory.mktemp("scaled")
-    with running_stack(folder, pools="sim=0:3,backend=simulated", controller=True, settings=settings) as stack:
+    with (
+        running_stack(folder, pools=POOLS, settings=settings) as stack,
+        controller_beside(stack, settings | {"pools": POOLS}) as controller,
+    ):
         repository = FolderRepository(stack.home / "repository")
         publish_simulated(repository, "slow", SLOW, config=ModelConfig(rows_max=1))
-        yield stack
+        yield stack, controller
+
+
+@pytest.fixture(scope="module")
+def scaled(running: tuple[Stack, ControllerBeside]) -> Stack:
+    return running[0]
+
+
+@pytest.fixture(scope="module")
+def controller(running: tuple[Stack, ControllerBeside]) -> ControllerBeside:
+    return running[1]
 
 
 def decision(stack: Stack) -> dict[str, Any]:
@@ -136,7 +151,7 @@ def queued(stack: Stack) -> int:
 
 
 @contextmanager
-def waiting_call(stack: Stack) -> Iterator[tuple[Future[int], Callable[[], None]]]:
+def waiting_call(stack: Stack, controller: ControllerBeside) -> Iterator[tuple[Future[int], Callable[[], None]]]:
     """Call the pool that sleeps while the controller is frozen, so that the request waits and no worker starts.
 
     Yields the status of the answer, 0 if its connection breaks, and a function that lets the controller go on.
@@ -149,16 +164,16 @@ def waiting_call(stack: Stack) -> Iterator[tuple[Future[int], Callable[[], None]
 
     wait_until(lambda: asleep(stack), LIMIT_S, "the pool sleeps")
     with ThreadPoolExecutor(1) as caller, ExitStack() as frozen:
-        frozen.enter_context(sigstopped(stack.pids()["controller"]))
+        frozen.enter_context(sigstopped(controller.pid))
         answer = caller.submit(status)
         wait_until(lambda: waits(stack), what="the request waits")
         assert queued(stack) == 0, "in its gateway"
         yield answer, frozen.close
 
 
-def test_a_request_that_waits_for_a_worker_outlives_redis(scaled):
+def test_a_request_that_waits_for_a_worker_outlives_redis(scaled, controller):
     """Its gateway has it: an empty Redis learns of it with the next report."""
-    with waiting_call(scaled) as (answer, go_on):
+    with waiting_call(scaled, controller) as (answer, go_on):
         before = scaled.pids()["redis"]
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: scaled.pids().get("redis", before) != before, LIMIT_S, "Redis runs again, empty")
@@ -167,8 +182,8 @@ def test_a_request_that_waits_for_a_worker_outlives_redis(scaled):
         assert answer.result(LIMIT_S) == 200
 
 
-def test_a_request_that_waits_for_a_worker_outlives_a_start_that_fails(scaled):
-    with waiting_call(scaled) as (answer, go_on):
+def test_a_request_that_waits_for_a_worker_outlives_a_start_that_fails(scaled, controller):
+    with waiting_call(scaled, controller) as (answer, go_on):
         go_on()
         first = wait_until(lambda: scaled.pids().get("sim-0"), LIMIT_S, "a worker starts")
         os.kill(first, signal.SIGKILL)
@@ -182,9 +197,9 @@ def leaves(stack: Stack) -> bool:
     return (reply.status_code, reply.headers.get("connection")) == (503, "close")
 
 
-def test_a_request_that_waits_for_a_worker_outlives_the_end_of_its_gateway(scaled):
+def test_a_request_that_waits_for_a_worker_outlives_the_end_of_its_gateway(scaled, controller):
     """A gateway that drains reports what waits, as before, and so gets the worker: as in a rolling restart."""
-    with waiting_call(scaled) as (answer, go_on):
+    with waiting_call(scaled, controller) as (answer, go_on):
         before = scaled.pids()["gateway-0"]
         os.kill(before, signal.SIGTERM)
         wait_until(lambda: leaves(scaled), what="it drains")
@@ -197,9 +212,9 @@ def test_a_request_that_waits_for_a_worker_outlives_the_end_of_its_gateway(scale
         wait_until(lambda: answers(scaled), LIMIT_S, "it is ready")
 
 
-def test_a_request_whose_gateway_is_killed_leaves_nothing_behind(scaled):
+def test_a_request_whose_gateway_is_killed_leaves_nothing_behind(scaled, controller):
     """Its caller's connection ends with the gateway, so no answer could be sent, and none is computed."""
-    with waiting_call(scaled) as (answer, go_on):
+    with waiting_call(scaled, controller) as (answer, go_on):
         os.kill(scaled.pids()["gateway-0"], signal.SIGKILL)
         assert answer.result(LIMIT_S) == 0
         go_on()
@@ -211,10 +226,11 @@ def test_a_request_whose_gateway_is_killed_leaves_nothing_behind(scaled):
         assert queued(scaled) == 0
 
 
-def test_a_killed_controller_changes_nothing_and_the_next_one_goes_on(scaled):
+def test_a_killed_controller_changes_nothing_and_the_next_one_goes_on(scaled, controller):
     assert infer(scaled).status_code == 200
     before = decision(scaled)["decided_at"]
-    os.kill(scaled.pids()["controller"], signal.SIGKILL)
+    controller.kill()
+    controller.start()
     wait_until(lambda: decision(scaled)["decided_at"] > before + 5, LIMIT_S, "the next controller decides")
     wait_until(lambda: asleep(scaled), LIMIT_S, "the pool sleeps")
 

@@ -380,7 +380,7 @@ def test_restart(millstream):
     said = millstream.ok("restart", "gateways")
     assert "gateway-0" in said
     assert "restarted 1 process in" in said
-    assert [one["process"] for one in millstream.json("restart")["replaced"]] == ["cpu-0", "gateway-0", "controller"]
+    assert [one["process"] for one in millstream.json("restart")["replaced"]] == ["cpu-0", "gateway-0"]
     assert millstream.json("demo")["accuracy"] >= 0.97
 
 

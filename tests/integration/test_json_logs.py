@@ -93,8 +93,7 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
     up.until("cpu-0 started")
     assert up.stop() == ""
     names = {"supervisor", "redis", "gateway-0", "cpu-0"}
-    # The controller has nothing to say, unless it was held up.
-    assert names <= {record["process"] for record in up.records} <= names | {"controller"}
+    assert {record["process"] for record in up.records} == names
     assert up.records[-1]["message"].startswith("stopped")
     start = up.records[0]
     assert start["message"].startswith("supervisor of Millstream ")
@@ -104,7 +103,7 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
         assert KEY not in log.read_text()
         for line in log.read_text().splitlines():
             assert {"time", "level", "message", "process", "pid"} <= json.loads(line).keys()
-    assert {log.name for log in logs.iterdir()} == {f"{name}.log" for name in names | {"controller"}}
+    assert {log.name for log in logs.iterdir()} == {f"{name}.log" for name in names}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from millstream.plugins.fleet.controller.__main__ import scale_limits
+from millstream.plugins.fleet.controller.loops import scale_limits
 from millstream.plugins.fleet.gateway.schemas_scale import PoolScale
 from millstream.services.metrics.catalogue import CATALOGUE
 from millstream.services.settings import Settings

@@ -77,14 +77,14 @@ def runs_another_program(pid: int, parent: int) -> bool:
 
 
 def children_of(pid: int) -> dict[str, int]:
-    """Return the pids of gateway, worker, controller and Redis."""
+    """Return the pids of gateway, worker and Redis."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = {}
     for child in children:
         # A child that was just forked is a copy of its parent until it runs its own program.
         wait_until(partial(runs_another_program, int(child), pid), what="it runs its program")
         command = command_of(int(child)).replace(b"\0", b" ").decode()
-        kinds = ("millstream.gateway", "millstream.workers", "millstream.plugins.fleet.controller")
+        kinds = ("millstream.gateway", "millstream.workers")
         found[next((kind.removeprefix("millstream.") for kind in kinds if kind in command), "redis")] = int(child)
     return found
 

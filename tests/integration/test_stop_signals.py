@@ -29,7 +29,7 @@ KEYS = InstallationKeys(INSTALLATION)
 COMMANDS = {
     "gateway": ("millstream.gateway",),
     "worker": ("millstream.workers", "--pool", "cpu", "--backend", "simulated"),
-    "controller": ("millstream.plugins.fleet.controller",),
+    "controller": ("millstream.services.plugin", "controller"),
 }
 #: Stops when it is told, and does not end by itself. Arguments: the drain time, whether a supervisor started it.
 DRAINING_WORKER = """

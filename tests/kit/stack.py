@@ -301,7 +301,7 @@ def running_stack(
     """Start a stack and yield it; at the end check that nothing leaked, stop it, and check that nothing is left.
 
     Args:
-        controller: whether it has a controller, as by default. Its start takes half a second of a core.
+        controller: whether it has a controller, as by default.
         settings: fields of millstream.services.settings.Settings.
         models: models that all workers load, if they can be served.
         disk: the disk of the home, which uploads may fill; None: in `tmp_path`.
@@ -437,13 +437,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def _name(pid: int) -> str:
-    """Return the name of a process: `gateway-0`, `cpu-1`, `redis`, `controller`, or the whole command."""
+    """Return the name of a process: `gateway-0`, `cpu-1`, `redis`, or the whole command."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     if "--index" in words:
         index = words[words.index("--index") + 1].partition("@")[0]  # without a host, as its log is named
         return f"{words[words.index('--pool') + 1] if '--pool' in words else 'gateway'}-{index}"
-    if "millstream.plugins.fleet.controller" in words:
-        return "controller"
     return "redis" if "--unixsocket" in words else " ".join(words)
 
 

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-from millstream.plugins.fleet.controller.clock_steps import SETTLE_S, STEP_S_MIN, ClockSteps
-from millstream.plugins.fleet.controller.controller import Controller
+from millstream.plugins.fleet.controller.controller import SETTLE_S, STEP_S_MIN, ClockSteps, Controller
 from millstream.plugins.fleet.controller.metrics import ControllerMetrics
 from millstream.plugins.fleet.controller.survey import Survey
 from millstream.services.metrics.registry import MetricsRegistry

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.gateway.placement.worker_views import placed_instance
-from millstream.plugins.fleet.controller.__main__ import scale_limits
 from millstream.plugins.fleet.controller.in_flight import (
     IN_FLIGHT_MAX,
     NO_EFFECT_S_MAX,
@@ -20,6 +19,7 @@ from millstream.plugins.fleet.controller.in_flight import (
     Outcome,
 )
 from millstream.plugins.fleet.controller.leadership import LEASE_S, MARGIN_S, Lease
+from millstream.plugins.fleet.controller.loops import scale_limits
 from millstream.plugins.fleet.controller.survey import REMEMBERED_MAX, USED_S, Survey
 from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
 from millstream.services.placement.planned import Unmeasured

@@ -16,11 +16,15 @@ from typing import Any
 import pytest
 
 from millstream.plugins.fleet.scaling import ScaleDecision
-from millstream.plugins.fleet.supervisor.pool_scaler import PoolScaler
+from millstream.plugins.fleet.supervisor import PoolScaler
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.url import RedisAddress
+from millstream.services.settings import Settings
 from millstream.services.supervisor import control
 from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent, send_request
+from millstream.services.supervisor.parts import SupervisorParts
 from millstream.services.supervisor.plan import Program
 from millstream.services.supervisor.readiness import missing_versions, unordered
 from millstream.services.supervisor.rolling import Rolling
@@ -211,21 +215,23 @@ def test_only_the_pool_whose_worker_is_replaced_is_paused(nursery):
     async def work() -> None:
         children: list[Child] = []
 
-        def start(pool: str, index: int) -> Child:
+        def start(pool: str, index: int) -> None:
             program = replace(nursery.program(f"{pool}-{index}"), pool=pool, index=index)
-            child: Child = nursery.start(program, on_trial=False)
-            return child
+            children.append(nursery.start(program, on_trial=False))
 
         paused: set[str] = set()
-        scaler = PoolScaler(
-            {"cpu": (0, 4), "gpu": (0, 4)},
-            lambda: children,
-            _nothing,
-            start,
-            PATIENCE_S,
-            lambda pool: pool in paused,
-            lambda _: None,
+        parts = SupervisorParts(
+            Settings(),
+            RedisAddress.unix("/nowhere"),
+            InstallationKeys("test"),
+            workers=lambda: children,
+            draining=list,
+            start_worker=start,
+            drain_worker=children.remove,
+            may_resize=lambda pool: pool not in paused,
+            show=lambda _: None,
         )
+        scaler = PoolScaler({"cpu": (0, 4), "gpu": (0, 4)}, parts, _nothing)
         paused.add("cpu")
         scaler.follow({"cpu": 2, "gpu": 1})
         assert [child.program.name for child in children] == ["gpu-0"]

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from millstream.plugins.fleet.controller.autoscale.decision import Decision, Reason, ScaleLimits
 from millstream.plugins.fleet.controller.autoscale.facts import FactsOfPools
 from millstream.plugins.fleet.controller.autoscale.policy import PoolPolicy
-from millstream.plugins.fleet.controller.scale_metrics import ScaleMetrics
+from millstream.plugins.fleet.controller.metrics import ScaleMetrics
 from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import DECISION_FRESH_S, ScaleDecision
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
 
-log = logging.getLogger("millstream.autoscale")
+log = logging.getLogger("millstream.controller.autoscaler")
 
 EVERY_S = 1.0  # between two decisions
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
-from millstream.plugins.fleet.controller.clock_steps import SETTLE_S, ClockSteps
 from millstream.plugins.fleet.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.plugins.fleet.controller.leadership import Leadership
 from millstream.plugins.fleet.controller.metrics import ControllerMetrics
@@ -39,8 +40,12 @@ TICK_S = 2.0  # longest time between two rounds
 PAUSE_S = 0.2  # shortest
 ROUND_SHARE = 0.01  # of a core that rounds take at most while there is nothing to do, as far as TICK_S allows
 RETRY_S = 1.0  # before the events are read again after a lost connection
-#: A file system that takes longer to answer is stuck: the process ends, and another controller leads.
+#: A file system that takes longer to answer is stuck: another controller leads until it answers.
 READ_S_MAX = 60.0
+#: A step of the Redis clock is at least this large; smaller ones change no decision, and drift takes hours for it.
+STEP_S_MIN = 1.0
+#: After a step, the time in which workers publish their instants anew: their record is read after two heartbeats.
+SETTLE_S = 3.0
 
 
 class Controller:
@@ -81,8 +86,7 @@ class Controller:
         self._busy = False  # orders are being carried out, or a worker stops
         self._problem = ""  # that was logged
         self._tasks: list[asyncio.Task[None]] = []
-        self.stuck = asyncio.Event()
-        self.reading = False  # whether a thread reads the repository
+        self._reading: asyncio.Future[Findings] | None = None  # of a thread that reads the repository
 
     def start(self) -> None:
         self._tasks = [
@@ -158,18 +162,14 @@ class Controller:
 
     async def _survey_now(self, workers: tuple[WorkerRecord, ...], now: float) -> Findings:
         """Read the repository, if it changed, and return what the planner takes. Raises Failure."""
-        self.reading = True
-        try:
-            async with asyncio.timeout(READ_S_MAX):
-                found = await asyncio.to_thread(self._read, workers, now)
-        except TimeoutError:
-            self.stuck.set()
-            raise Failure(Code.UNAVAILABLE, f"the repository does not answer within {READ_S_MAX:g} s") from None
-        except BaseException:
-            self.reading = False
-            raise
-        self.reading = False
-        return found
+        if self._reading is None or self._reading.done():
+            self._reading = _in_daemon_thread(lambda: self._read(workers, now))
+            self._reading.add_done_callback(lambda _: self._leadership.resume())
+        done, _ = await asyncio.wait({self._reading}, timeout=READ_S_MAX)
+        if not done:
+            self._leadership.pause()
+            raise Failure(Code.UNAVAILABLE, f"the repository does not answer within {READ_S_MAX:g} s")
+        return self._reading.result()
 
     def _read(self, workers: tuple[WorkerRecord, ...], now: float) -> Findings:
         token = self._repository.token()
@@ -257,3 +257,43 @@ class Controller:
                 async for _ in self._cluster_state.messages():
                     self._wake.set()
             await asyncio.sleep(with_jitter(RETRY_S))
+
+
+class ClockSteps:
+    """Notices that the Redis clock was set, by the monotonic clock. Pure; all instants are in seconds."""
+
+    def __init__(self) -> None:
+        self._ahead_s: float | None = None  # the Redis clock minus the monotonic clock
+        self._settled_at = 0.0
+
+    def observe(self, now: float, monotonic: float) -> float:
+        """Return by how much the Redis clock was set since the last call; 0: it was not."""
+        before, self._ahead_s = self._ahead_s, now - monotonic
+        step_s = 0.0 if before is None else self._ahead_s - before
+        if abs(step_s) < STEP_S_MIN:
+            return 0.0
+        self._settled_at = monotonic + SETTLE_S
+        return step_s
+
+    def is_settled(self, monotonic: float) -> bool:
+        """Return whether all instants that workers publish are of the clock as it is now."""
+        return monotonic >= self._settled_at
+
+
+def _in_daemon_thread(work: Callable[[], Findings]) -> asyncio.Future[Findings]:
+    """Run `work` in a thread that does not keep the process from ending: a file system may answer it never."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Findings] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            settle = partial(found.set_exception, error)
+        else:
+            settle = partial(found.set_result, result)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=run, name="survey", daemon=True).start()
+    return found

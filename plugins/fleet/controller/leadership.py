@@ -68,7 +68,7 @@ class Leadership:
         self._clock = clock
         self._lease = Lease()
         self._leads = 0  # token that was logged
-        self._reachable = True
+        self._reachable = self._able = True
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -81,6 +81,13 @@ class Leadership:
         self._lease.refused()
         self._note()
 
+    def pause(self) -> None:
+        """Leave the lead to another controller until `resume`: this one cannot decide."""
+        self._able = False
+
+    def resume(self) -> None:
+        self._able = True
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="leadership")
 
@@ -88,6 +95,9 @@ class Leadership:
         """Release the lead, so that another controller takes it at once."""
         if self._task is not None:
             await cancel_all([self._task])
+        await self._release()
+
+    async def _release(self) -> None:
         token = self._lease.last_token
         self._lease.refused()
         if token:
@@ -97,7 +107,11 @@ class Leadership:
 
     async def _run(self) -> None:
         while True:
-            await self._renew()
+            if self._able:
+                await self._renew()
+            else:
+                await self._release()
+                self._note()
             await asyncio.sleep(RENEW_S)
 
     async def _renew(self) -> None:

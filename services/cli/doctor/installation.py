@@ -91,7 +91,7 @@ def _frozen(settings: Settings) -> list[Check]:
 def _controller(leader: Any) -> Check:
     if leader is not None:
         return Check("Controller", "ok", f"{leader['name']} leads, with token {leader['token']}")
-    advice = "start `millstream up` without --no-controller, or python -m millstream.plugins.fleet.controller"
+    advice = "start `millstream up` without --no-controller, or python -m millstream.services.plugin controller"
     detail = "none leads: models are loaded at calls, and instances_min and idle_s have no effect"
     return Check("Controller", "warn", detail, advice)
 

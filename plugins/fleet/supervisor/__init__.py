@@ -1,1 +1,0 @@
-"""The number of workers of a pool on one machine."""
