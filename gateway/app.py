@@ -43,7 +43,7 @@ serves. Replies to errors have the form of the path's protocol. Before a path is
 web page of another origin, or for another host, is answered 403.
 """
 
-CORE = (v2.ADAPTER, v2.EXTENSIONS, admin.ADAPTER, operation.ADAPTER)
+CORE = (v2.ADAPTER, admin.ADAPTER, operation.ADAPTER)
 
 
 def adapters() -> tuple[Adapter, ...]:

@@ -22,8 +22,8 @@ from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.index import IndexEntry
+from millstream.plugins.compat.triton.schemas import Statistics
 from millstream.plugins.compat.triton.shared_memory import Region
-from millstream.plugins.compat.triton.statistics import BatchStatistics, Duration, ModelStatistics
 from millstream.services.errors import Code, Failure, invalid, not_found
 from tests.kit.application import OPERATOR, Application
 
@@ -33,14 +33,24 @@ KEY = {"authorization": "Bearer secret"}
 class Numbers:
     """Statistics of one model."""
 
-    async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
+    async def of(self, model: str | None, version: str | None) -> Statistics:
         if model not in {None, "m"}:
             raise invalid(f"requested model '{model}' is not available")
-        batch = BatchStatistics(8, Duration(1, 10), Duration(1, 20), Duration(1, 30))
-        one = ModelStatistics(
-            "m", version or "1", 1234, 9, 2, Duration(2, 99), batches=[batch], memory_bytes={("GPU", 1): 5}
-        )
-        return [one]
+        parts: Any = {
+            f"compute_{part}": {"count": 1, "ns": ns} for part, ns in (("input", 10), ("infer", 20), ("output", 30))
+        }
+        one: Any = {
+            "name": "m",
+            "version": version or "1",
+            "last_inference": 1234,
+            "inference_count": 9,
+            "execution_count": 2,
+            "inference_stats": {"success": {"count": 2, "ns": 99}},
+            "response_stats": {},
+            "batch_stats": [{"batch_size": 8, **parts}],
+            "memory_usage": [{"type": "GPU", "id": 1, "byte_size": 5}],
+        }
+        return {"model_stats": [one]}
 
 
 class Repository:

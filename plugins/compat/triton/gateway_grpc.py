@@ -16,7 +16,6 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.loader import RepositoryLoader
-from millstream.plugins.compat.triton.statistics import DURATIONS, Duration, ModelStatistics
 from millstream.services.errors import Code, Failure, invalid, not_found
 
 
@@ -35,8 +34,8 @@ class TritonCalls:
 
     async def model_statistics(self, request: Any, _: Any) -> Any:
         check_version(request.version)
-        versions = await self._triton.statistics.of(request.name or None, request.version or None)
-        return pb.ModelStatisticsResponse(model_stats=[_message(statistics) for statistics in versions])
+        statistics = await self._triton.statistics.of(request.name or None, request.version or None)
+        return pb.ModelStatisticsResponse(**statistics)
 
     def _loader_for(self, request: Any) -> RepositoryLoader:
         if request.repository_name:
@@ -132,28 +131,6 @@ class TritonCalls:
         for name, value in values.items():
             setattr(response.settings[name], _log_field(value), value)
         return response
-
-
-def _message(of: ModelStatistics) -> Any:
-    message = pb.ModelStatistics(
-        name=of.name,
-        version=of.version,
-        last_inference=of.last_inference_ms,
-        inference_count=of.inference_count,
-        execution_count=of.execution_count,
-        inference_stats={name: _duration(getattr(of, name)) for name in DURATIONS},
-        memory_usage=[
-            pb.MemoryUsage(type=kind, id=number, byte_size=size) for (kind, number), size in of.memory_bytes.items()
-        ],
-    )
-    for batch in of.batches:
-        durations = {name: _duration(getattr(batch, name)) for name in DURATIONS[3:]}
-        message.batch_stats.add(batch_size=batch.batch_size, **durations)
-    return message
-
-
-def _duration(of: Duration) -> Any:
-    return pb.StatisticDuration(count=of.count, ns=of.ns)
 
 
 def _field(name: str, parameter: Any, field: str) -> Any:

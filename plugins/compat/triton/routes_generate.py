@@ -17,9 +17,9 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.gateway.v2.example import generate_body
-from millstream.gateway.v2.schemas import GenerateReply, GenerateRequest
 from millstream.plugins.compat.triton.generate import GenerateRequest as ReadRequest
 from millstream.plugins.compat.triton.generate import event, read, write
+from millstream.plugins.compat.triton.schemas import GenerateReply, GenerateRequest
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()

@@ -17,7 +17,10 @@ from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import json_body, list_of, ref, reply
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.gateway.tensors.json_text import JsonLimits
-from millstream.gateway.v2.schemas import (
+from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
+from millstream.plugins.compat.triton.gateway import Triton
+from millstream.plugins.compat.triton.index import IndexEntry
+from millstream.plugins.compat.triton.schemas import (
     LoadReply,
     LoadRequest,
     RepositoryIndexEntry,
@@ -25,9 +28,6 @@ from millstream.gateway.v2.schemas import (
     UnloadReply,
     UnloadRequest,
 )
-from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
-from millstream.plugins.compat.triton.gateway import Triton
-from millstream.plugins.compat.triton.index import IndexEntry
 from millstream.services.errors import Code, Failure, invalid
 
 router = APIRouter(prefix="/v2/repository")
