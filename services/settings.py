@@ -156,10 +156,6 @@ class Settings(BaseSettings):
         False,
         description="Answer gRPC on the HTTP port, too. `MILLSTREAM_GRPC_PORT=-1` then leaves one port.",
     )
-    grpc_reflection: bool = Field(
-        True,
-        description="Answer gRPC reflection, which grpcurl uses; for callers with any key as soon as there is one.",
-    )
     grpc_age_grace_s: float = Field(
         3600,
         gt=0,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
@@ -16,25 +16,58 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.access.guard import Guard, check_message
 from millstream.gateway.grpc.call_counts import CallCounts
-from millstream.gateway.grpc.codec import parse_cost
 from millstream.gateway.grpc.codec.messages import Messages, parse, parse_counted, set_compression
 from millstream.gateway.grpc.connections.observed_calls import ObservedCalls
 from millstream.gateway.grpc.methods.health import Health
 from millstream.gateway.grpc.methods.infer import InferCalls
 from millstream.gateway.grpc.methods.metadata import MetadataCalls
 from millstream.gateway.grpc.methods.reflection import SERVICES, Reflection
+from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.grpc.methods.stream import Stream
 from millstream.gateway.http.deps import Deps
-from millstream.plugins.compat.tfserving.grpc import schema
-from millstream.plugins.compat.tfserving.grpc.calls import ModelCalls, PredictionCalls
-from millstream.plugins.compat.triton.gateway_grpc import TritonCalls
-from millstream.services.access.table import GRPC
-from millstream.services.errors import Failure
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import LIST, Row
+from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.plugin.registry import contributions
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
-_Read = Callable[[bytes], Awaitable[Any]]  # parses a message
+
+_INFERENCE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_OPEN, _DESCRIBE = Row(Need.OPEN), Row(Need.DESCRIBE, "name")
+CORE = (
+    GrpcService(
+        _INFERENCE,
+        MetadataCalls,
+        {
+            "ServerLive": Method(MetadataCalls.server_live, _OPEN),
+            "ServerReady": Method(MetadataCalls.server_ready, _OPEN),
+            "ServerMetadata": Method(MetadataCalls.server_metadata, _OPEN),
+            "ModelReady": Method(MetadataCalls.model_ready, _DESCRIBE),
+            "ModelMetadata": Method(MetadataCalls.model_metadata, _DESCRIBE),
+        },
+    ),
+    GrpcService(_HEALTH, Health, {"Check": Method(Health.check, _OPEN)}),
+)
+#: methods that read and write their messages themselves
+_STREAMS = {
+    f"/{_INFERENCE.full_name}/ModelInfer": Row(Need.INFER),
+    f"/{_INFERENCE.full_name}/ModelStreamInfer": Row(Need.INFER),
+    f"/{_HEALTH.full_name}/Watch": _OPEN,
+    **{f"/{service}/ServerReflectionInfo": LIST for service in SERVICES},
+}
+
+
+def services() -> tuple[GrpcService, ...]:
+    """Return the services of the core, and what plug-ins that are on add."""
+    return (*CORE, *contributions("grpc", GrpcService))
+
+
+def rows() -> dict[str, Row]:
+    """Return what each method needs, by its full name."""
+    return {**_STREAMS, **{name: row for service in services() for name, row in service.rows().items()}}
 
 
 class MethodTable:
@@ -58,31 +91,30 @@ class MethodTable:
         observed = None if deps.observer is None else ObservedCalls(deps.observer)
         stream = Stream(infer, messages, lambda: drain.draining, deps.gate, observed)
         self._guard = guard = Guard(deps.gate, messages, deps.audit, deps.count_refusal)
-        handlers = {name: _inference(name, call, messages, deps.gate) for name, call in _calls(deps, drain).items()}
-        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
-        services = {
-            "inference.GRPCInferenceService": handlers,
-            "grpc.health.v1.Health": _health(deps, drain, messages),
-            **_tfserving(deps, messages),
-        }
-        if deps.settings.grpc_reflection:
-            info = grpc.stream_stream_rpc_method_handler(Reflection(messages).info)
-            services |= {service: {"ServerReflectionInfo": info} for service in SERVICES}
         observe = _unobserved if observed is None else observed.observed
-        self._handlers = {
-            f"/{service}/{name}": self._counts.counted(
-                name,
-                observe(service, name, guard.guarded(f"/{service}/{name}", handler)),
-            )
-            for service, methods in services.items()
-            for name, handler in methods.items()
+        found = services()
+        reflection = grpc.stream_stream_rpc_method_handler(Reflection(messages, found).info)
+        handlers = {
+            f"/{_INFERENCE.full_name}/ModelInfer": grpc.stream_unary_rpc_method_handler(infer.model_infer),
+            f"/{_INFERENCE.full_name}/ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+                stream.model_stream_infer
+            ),
+            f"/{_HEALTH.full_name}/Watch": _watch(Health(deps, drain), messages),
+            **{f"/{service}/ServerReflectionInfo": reflection for service in SERVICES},
         }
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """The full names of all methods."""
-        return frozenset(self._handlers)
+        for service in found:
+            made = service.make(deps, drain)
+            for name in service.methods:
+                full = f"/{service.descriptor.full_name}/{name}"
+                if full in handlers:
+                    raise Failure(Code.INTERNAL, f"two plug-ins add the gRPC method {full}")
+                handlers[full] = _unary(service, name, made, messages, deps.gate)
+        needs = rows()
+        self._handlers = {}
+        for full, handler in handlers.items():
+            name = full.rpartition("/")[2]
+            guarded = guard.guarded(full, needs[full], handler)
+            self._handlers[full] = self._counts.counted(name, observe(full[1:].partition("/")[0], name, guarded))
 
     async def close(self) -> None:
         """Write what the audit log still has to say about calls. Call it when all have ended."""
@@ -101,34 +133,7 @@ def _unobserved(_service: str, _name: str, handler: Any) -> Any:
     return handler
 
 
-def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
-    metadata = MetadataCalls(deps, drain)
-    extensions = TritonCalls(deps)
-    return {
-        "ServerLive": metadata.server_live,
-        "ServerReady": metadata.server_ready,
-        "ServerMetadata": metadata.server_metadata,
-        "ModelReady": metadata.model_ready,
-        "ModelMetadata": metadata.model_metadata,
-        "ModelConfig": extensions.model_config,
-        "ModelStatistics": extensions.model_statistics,
-        "RepositoryIndex": extensions.repository_index,
-        "RepositoryModelLoad": extensions.repository_load,
-        "RepositoryModelUnload": extensions.repository_unload,
-        "SystemSharedMemoryStatus": extensions.system_status,
-        "SystemSharedMemoryRegister": extensions.system_register,
-        "SystemSharedMemoryUnregister": extensions.system_unregister,
-        "CudaSharedMemoryStatus": extensions.cuda_status,
-        "CudaSharedMemoryRegister": extensions.cuda_register,
-        "CudaSharedMemoryUnregister": extensions.cuda_unregister,
-        "TraceSetting": extensions.trace_setting,
-        "LogSettings": extensions.log_settings,
-    }
-
-
-def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
-    health = Health(lambda: deps.ready() and not drain.draining, lambda: drain.draining)
-
+def _watch(health: Health, messages: Messages) -> Any:
     async def watch(_: Any, context: Any) -> None:
         messages.call(context)
         try:
@@ -139,62 +144,24 @@ def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
             await context.write(response.SerializeToString())
         messages.ending(context)
 
-    check = _handler("HealthCheck", _parser(health_pb2.HealthCheckRequest), health.check, messages)
-    return {
-        "Check": grpc.stream_unary_rpc_method_handler(check),
-        "Watch": grpc.stream_stream_rpc_method_handler(watch),
-    }
+    return grpc.stream_stream_rpc_method_handler(watch)
 
 
-def _tfserving(deps: Deps, messages: Messages) -> dict[str, dict[str, Any]]:
-    prediction, models = PredictionCalls(deps), ModelCalls(deps)
-    calls: dict[str, dict[str, tuple[_Call, parse_cost.Fields]]] = {
-        schema.PREDICTION_SERVICE: {
-            "Predict": (prediction.predict, parse_cost.PREDICT),
-            "Classify": (prediction.classify, parse_cost.EXAMPLES),
-            "Regress": (prediction.regress, parse_cost.EXAMPLES),
-            "MultiInference": (prediction.multi_inference, parse_cost.EXAMPLES),
-            "GetModelMetadata": (prediction.get_model_metadata, parse_cost.ANY),
-        },
-        schema.MODEL_SERVICE: {
-            "GetModelStatus": (models.get_model_status, parse_cost.ANY),
-            "HandleReloadConfigRequest": (models.handle_reload_config_request, parse_cost.ANY),
-        },
-    }
+def _unary(service: GrpcService, name: str, made: Any, messages: Messages, gate: Gate) -> Any:
+    method = service.methods[name]
+    kind = GetMessageClass(service.descriptor.methods_by_name[name].input_type)
 
-    def handler(service: str, name: str, call: _Call, fields: parse_cost.Fields) -> Any:
-        read = partial(parse_counted, schema.request_of(service, name), fields=fields)
-        return _unary(service, name, read, call, messages, deps.gate)
-
-    return {
-        service: {name: handler(service, name, *answered) for name, answered in methods.items()}
-        for service, methods in calls.items()
-    }
-
-
-def _inference(name: str, call: _Call, messages: Messages, gate: Gate) -> Any:
-    read = _parser(getattr(pb, f"{name}Request"))
-    return _unary("inference.GRPCInferenceService", name, read, call, messages, gate)
-
-
-def _parser(kind: Any) -> _Read:
     async def read(body: bytes) -> Any:
-        return parse(kind, body)
-
-    return read
-
-
-def _unary(service: str, name: str, read: _Read, call: _Call, messages: Messages, gate: Gate) -> Any:
-    row = GRPC.get(f"/{service}/{name}")
+        return parse(kind, body) if method.fields is None else await parse_counted(kind, body, method.fields)
 
     async def allowed(request: Any, context: Any) -> Any:
-        check_message(gate, row, request, context)
-        return await call(request, context)
+        check_message(gate, method.access, request, context)
+        return await method.call(made, request, context)
 
     return grpc.stream_unary_rpc_method_handler(_handler(name, read, allowed, messages))
 
 
-def _handler(name: str, read: _Read, call: _Call, messages: Messages) -> _Handler:
+def _handler(name: str, read: Callable[[bytes], Awaitable[Any]], call: _Call, messages: Messages) -> _Handler:
     """Return a handler that takes and returns bytes for `call`. It turns a Failure into the status of its code."""
 
     async def handle(_: Any, context: Any) -> bytes:

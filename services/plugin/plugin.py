@@ -72,6 +72,7 @@ class Plugin:
         backends: of workers.
         commands: of the command line.
         http: routes of a protocol (gateway/http/adapter.Adapter).
+        grpc: methods of a service (gateway/grpc/methods/service.GrpcService).
         gateway: builders of a part of each gateway (gateway/parts.py).
         recorder: builders of what records requests (gateway/observing/recorder.py).
         client_memory: builder of the memory that clients pass tensors in (gateway/tensors/output_options.py).
@@ -88,6 +89,7 @@ class Plugin:
     backends: tuple[Backend, ...] = ()
     commands: tuple[Command, ...] = ()
     http: tuple[str, ...] = ()
+    grpc: tuple[str, ...] = ()
     gateway: tuple[str, ...] = ()
     recorder: tuple[str, ...] = ()
     client_memory: tuple[str, ...] = ()

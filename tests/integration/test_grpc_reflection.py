@@ -96,14 +96,6 @@ async def services(channel: grpc.aio.Channel) -> list[str]:
 
 
 @pytest.mark.anyio
-async def test_reflection_can_be_turned_off(tmp_path: Path) -> None:
-    async with Application(tmp_path, grpc_port=0, grpc_reflection=False).grpc_channel() as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            await services(channel)
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-@pytest.mark.anyio
 async def test_an_idle_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(millstream.gateway.grpc.methods.reflection, "IDLE_S", 600.0)
     async with Application(tmp_path, grpc_port=0).grpc_channel() as channel:

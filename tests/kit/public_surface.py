@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 import millstream
-from millstream.gateway.grpc.methods import reflection
+from millstream.gateway.grpc.handlers import services as grpc_services
+from millstream.gateway.grpc.methods.reflection import described
 from millstream.services.cli.app import full_app
 from millstream.services.metrics.catalogue import CATALOGUE
 from millstream.services.settings import SECRET_FILES, Settings
@@ -85,8 +86,8 @@ def metrics() -> Iterator[str]:
 
 def services() -> Iterator[str]:
     """Yield the methods that gRPC reflection tells."""
-    pool = reflection._pool()
-    for name in sorted(reflection._services()):
+    names, pool = described(grpc_services())
+    for name in sorted(names):
         for method in pool.FindServiceByName(name).methods:
             sent, answered = (
                 f"{'stream ' * streams}{message.full_name}"

@@ -20,7 +20,7 @@ from millstream.gateway.grpc.connections.call_head import credential_of
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.audit_rules import Who
 from millstream.services.access.scopes import Need
-from millstream.services.access.table import GRPC, Row
+from millstream.services.access.table import Row
 from millstream.services.errors import GRPC_STATUS, Code, Failure
 from millstream.services.process.audit import CHANGES, Changes, acting, concerns
 
@@ -44,14 +44,11 @@ class Guard:
         self._audit = AuditTrail(audit)
         self._count_refusal = count_refusal
 
-    def guarded(self, method: str, handler: Any) -> Any:
-        """Return `handler`, whose calls are checked. `method`: its full name; without a row, all calls are refused."""
-        row = GRPC.get(method)
+    def guarded(self, method: str, row: Row, handler: Any) -> Any:
+        """Return `handler`, whose calls are checked. `method`: its full name; `row`: what its calls need."""
         streams = handler.stream_unary is None
         field = "stream_stream" if streams else "stream_unary"
         handle: _Handle = getattr(handler, field)
-        if row is None:
-            return handler._replace(**{field: self._closed(method)})
         if row.need is Need.OPEN:
             return handler
         return handler._replace(**{field: self._checked(method, row, handle, counted=not streams)})
@@ -59,14 +56,6 @@ class Guard:
     async def close(self) -> None:
         """Write what the audit log still has to say, because the gateway stops."""
         await self._audit.close()
-
-    def _closed(self, method: str) -> _Handle:
-        async def call(_: Any, context: Any) -> None:
-            self._messages.call(context)
-            failure = Failure(Code.FORBIDDEN, f"{method} is in no row of the authorisation table")
-            await self._messages.refuse(context, failure)
-
-        return call
 
     def _checked(self, method: str, row: Row, handle: _Handle, *, counted: bool) -> _Handle:
         """Return a handler that checks each call before `handle`. `counted`: whether the call is one request."""
@@ -76,7 +65,7 @@ class Guard:
         async def call(requests: Any, context: Any) -> Any:
             if gate.is_open(unread):
                 if row.changes:
-                    return await self._audited(method, handle, requests, context)
+                    return await self._audited(method, row, handle, requests, context)
                 return await handle(requests, context)
             try:
                 passed = self._let_in(context, row, counted=counted)
@@ -87,7 +76,7 @@ class Guard:
                 await self._messages.refuse(context, failure)
             try:
                 if row.changes:
-                    return await self._audited(method, handle, requests, context)
+                    return await self._audited(method, row, handle, requests, context)
                 return await handle(requests, context)
             finally:
                 if passed is not None:
@@ -101,14 +90,14 @@ class Guard:
         principal.require(row.need)
         return self._gate.let_in(principal) if counted else None
 
-    async def _audited(self, method: str, handle: _Handle, requests: Any, context: Any) -> Any:
+    async def _audited(self, method: str, row: Row, handle: _Handle, requests: Any, context: Any) -> Any:
         """Handle a call and write its entry: before its reply, unless something else than the handler ends the call."""
         changes = Changes()
         written = False
 
         async def write(code: str) -> None:
             nonlocal written
-            await self._write(method, context, CALLER.get(), code, changes)
+            await self._write(method, row, context, CALLER.get(), code, changes)
             written = True
 
         async def before_refusal(failure: Failure) -> None:
@@ -127,9 +116,11 @@ class Guard:
             if not written:
                 await write(getattr(code, "name", str(code)))
 
-    async def _write(self, method: str, context: Any, principal: Principal | None, code: str, changes: Changes) -> None:
+    async def _write(
+        self, method: str, row: Row, context: Any, principal: Principal | None, code: str, changes: Changes
+    ) -> None:
         what = method.rpartition("/")[2]
-        if GRPC[method].of_message is not None and code == "OK" and not changes.texts:
+        if row.of_message is not None and code == "OK" and not changes.texts:
             return  # it only read
         if code in _REFUSED and principal is None:
             return  # anybody can make such calls
@@ -148,13 +139,11 @@ def _identify(gate: Gate, context: Any, row: Row) -> Principal:
     return principal
 
 
-def check_message(gate: Gate, row: Row | None, request: Any, context: Any) -> None:
+def check_message(gate: Gate, row: Row, request: Any, context: Any) -> None:
     """Check that the caller of the current task may make a call whose message has been read.
 
     Raises Failure: UNAUTHENTICATED, FORBIDDEN.
     """
-    if row is None:
-        return
     row = row.for_message(request)
     model = "" if row.model is None else attrgetter(row.model)(request)
     concerns(model)

@@ -23,15 +23,10 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 Fields = dict[int, Any]
 _LEAVES: Fields = {}
-_KEYED = 2  # the value of an entry of a map
 _PARAMETERS: Fields = {1: None, 2: _LEAVES}
 #: Field number -> fields of the message in it: parameters, inputs (parameters, contents), outputs (parameters).
 ANY: Fields = {}
 _INPUT: Fields = {4: _PARAMETERS, 5: _LEAVES}
-#: PredictRequest: inputs, their shapes and dimensions; requests with examples: Input, Example, Features, Feature
-PREDICT: Fields = {1: _LEAVES, 2: {_KEYED: {2: {2: _LEAVES}}}}
-_EXAMPLE: Fields = {1: {1: {_KEYED: {1: _LEAVES, 2: _LEAVES, 3: _LEAVES}}}}
-EXAMPLES: Fields = {1: _LEAVES, 2: {1: {1: _EXAMPLE}, 2: {1: _EXAMPLE, 2: _EXAMPLE}}}
 INFER: Fields = {4: _PARAMETERS, 5: _INPUT, 6: {2: _PARAMETERS}}
 
 

@@ -6,11 +6,14 @@ Source: gRPC Health Checking Protocol.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2 as pb
+
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.http.deps import Deps
 
 #: names of the server as a whole, and of its service
 SERVICES = ("", "inference.GRPCInferenceService")
@@ -20,21 +23,17 @@ _Status = pb.HealthCheckResponse
 
 
 class Health:
-    """The health service.
+    """The health service."""
 
-    Args:
-        ready: returns whether requests would be answered.
-        draining: returns whether this gateway is draining.
-    """
-
-    def __init__(self, ready: Callable[[], bool], draining: Callable[[], bool]) -> None:
-        self._ready = ready
-        self._draining = draining
+    def __init__(self, deps: Deps, drain: Drain) -> None:
+        self._deps = deps
+        self._drain = drain
 
     def _status(self, service: str) -> int:
         if service not in SERVICES:
             return int(_Status.SERVICE_UNKNOWN)
-        return int(_Status.SERVING if self._ready() else _Status.NOT_SERVING)
+        ready = self._deps.ready() and not self._drain.draining
+        return int(_Status.SERVING if ready else _Status.NOT_SERVING)
 
     async def check(self, request: Any, context: Any) -> Any:
         if request.service not in SERVICES:
@@ -45,7 +44,7 @@ class Health:
         """Yield the status now and after each change. Ends when this gateway drains: the client connects to another."""
         reported = None
         while True:
-            draining = self._draining()
+            draining = self._drain.draining
             status = self._status(request.service)
             if status != reported:
                 reported = status

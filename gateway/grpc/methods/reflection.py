@@ -6,17 +6,15 @@ Source: gRPC, "Server Reflection Protocol"; v1 and v1alpha differ only in the na
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from google.protobuf import descriptor_pool
-from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio
-from tritonclient.grpc import service_pb2
 
 from millstream.gateway.grpc.codec.messages import Messages, parse
-from millstream.plugins.compat.tfserving.grpc import schema
+from millstream.gateway.grpc.methods.service import GrpcService
 from millstream.services.errors import Failure
 
 #: the service, in both versions of the protocol
@@ -24,19 +22,18 @@ SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 #: a stream without a request for this time ends: it would keep a draining gateway waiting
 IDLE_S = 5.0
 
-_FILES: tuple[Any, ...] = (service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, schema.FILE, reflection_pb2.DESCRIPTOR)
-
 
 class Reflection:
     """Answers what clients ask about the services of this port.
 
     Args:
         messages: reads requests and sends replies.
+        services: what this port serves beside reflection.
     """
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: Messages, services: Iterable[GrpcService]) -> None:
         self._messages = messages
-        self._servicer = aio.ReflectionServicer(_services(), pool=_pool())
+        self._servicer = aio.ReflectionServicer(*described(services))
 
     async def info(self, _: Any, context: Any) -> None:
         """Handle a ServerReflectionInfo call."""
@@ -62,12 +59,12 @@ class Reflection:
             return None
 
 
-def _services() -> list[str]:
-    return [service.full_name for file in _FILES for service in file.services_by_name.values()]
+def described(services: Iterable[GrpcService]) -> tuple[list[str], descriptor_pool.DescriptorPool]:
+    """Return the names of these services and reflection's, and a pool with their files alone.
 
-
-def _pool() -> descriptor_pool.DescriptorPool:
-    """Return a pool with the files of our services alone: the default pool has those of all libraries, too."""
+    The default pool has those of all libraries, too.
+    """
+    files = [*dict.fromkeys(service.descriptor.file for service in services), reflection_pb2.DESCRIPTOR]
     pool = descriptor_pool.DescriptorPool()
     added: set[str] = set()
 
@@ -78,6 +75,6 @@ def _pool() -> descriptor_pool.DescriptorPool:
                 add(needed)
             pool.AddSerializedFile(file.serialized_pb)
 
-    for file in _FILES:
+    for file in files:
         add(file)
-    return pool
+    return [service.full_name for file in files for service in file.services_by_name.values()], pool

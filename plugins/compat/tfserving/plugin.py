@@ -5,4 +5,8 @@ from millstream.services.plugin.plugin import Plugin
 PLUGIN = Plugin(
     name="tfserving",
     http=("millstream.plugins.compat.tfserving.adapter:ADAPTER",),
+    grpc=(
+        "millstream.plugins.compat.tfserving.grpc.calls:PREDICTION",
+        "millstream.plugins.compat.tfserving.grpc.calls:MODEL",
+    ),
 )

@@ -12,10 +12,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.catalog.shared_settings import when_unlocked
 from millstream.gateway.grpc.methods.infer import check_version
+from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.plugins.compat.triton.gateway import Triton
 from millstream.plugins.compat.triton.loader import RepositoryLoader
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import LIST, Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 
 
@@ -157,3 +160,35 @@ def _log_field(value: str | int | bool) -> str:
     if isinstance(value, bool):
         return "bool_param"
     return "uint32_param" if isinstance(value, int) else "string_param"
+
+
+def _of_settings(message: Any) -> Need:
+    """Return the need of TraceSetting and LogSettings, which read if they name no setting."""
+    if getattr(message, "model_name", ""):
+        return Need.WRITE if message.settings else Need.DESCRIBE
+    return Need.ADMIN if message.settings else Need.DESCRIBE
+
+
+_DESCRIBE, _WRITE = Row(Need.DESCRIBE, "name"), Row(Need.WRITE, "model_name", changes=True)
+_MEMORY, _REGISTER = Row(Need.MEMORY), Row(Need.MEMORY, changes=True)
+_TRACE = Row(Need.DESCRIBE, "model_name", changes=True, of_message=_of_settings)
+
+EXTENSIONS = GrpcService(
+    pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    lambda deps, _: TritonCalls(deps),
+    {
+        "ModelConfig": Method(TritonCalls.model_config, _DESCRIBE),
+        "ModelStatistics": Method(TritonCalls.model_statistics, _DESCRIBE),
+        "RepositoryIndex": Method(TritonCalls.repository_index, LIST),
+        "RepositoryModelLoad": Method(TritonCalls.repository_load, _WRITE),
+        "RepositoryModelUnload": Method(TritonCalls.repository_unload, _WRITE),
+        "SystemSharedMemoryStatus": Method(TritonCalls.system_status, _MEMORY),
+        "SystemSharedMemoryRegister": Method(TritonCalls.system_register, _REGISTER),
+        "SystemSharedMemoryUnregister": Method(TritonCalls.system_unregister, _REGISTER),
+        "CudaSharedMemoryStatus": Method(TritonCalls.cuda_status, _MEMORY),
+        "CudaSharedMemoryRegister": Method(TritonCalls.cuda_register, _REGISTER),
+        "CudaSharedMemoryUnregister": Method(TritonCalls.cuda_unregister, _REGISTER),
+        "TraceSetting": Method(TritonCalls.trace_setting, _TRACE),
+        "LogSettings": Method(TritonCalls.log_settings, _TRACE._replace(model=None)),
+    },
+)

@@ -5,6 +5,7 @@ from millstream.services.plugin.plugin import Plugin
 PLUGIN = Plugin(
     name="triton",
     http=("millstream.plugins.compat.triton.gateway_http:ADAPTER",),
+    grpc=("millstream.plugins.compat.triton.gateway_grpc:EXTENSIONS",),
     gateway=("millstream.plugins.compat.triton.gateway:build",),
     recorder=("millstream.plugins.compat.triton.traces:build",),
     client_memory=("millstream.plugins.compat.triton.shared_memory:build",),

@@ -18,10 +18,9 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.services.access.scopes import Need
-from millstream.services.access.table import GRPC
 from millstream.services.repository.activation import activate_version
 from tests.kit import models
-from tests.kit.access_rows import HTTP
+from tests.kit.access_rows import GRPC, HTTP
 from tests.kit.application import OPERATOR, Application
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish

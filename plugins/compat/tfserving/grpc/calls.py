@@ -10,6 +10,8 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
+from millstream.gateway.grpc.codec.parse_cost import ANY, Fields
+from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
@@ -22,10 +24,12 @@ from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.gateway.texts.text_plans import read_with_texts
 from millstream.plugins.compat.tfserving import documents
 from millstream.plugins.compat.tfserving.grpc.examples import read_input, write_classes, write_values
-from millstream.plugins.compat.tfserving.grpc.schema import message
+from millstream.plugins.compat.tfserving.grpc.schema import FILE, message
 from millstream.plugins.compat.tfserving.grpc.tensors import form_of, read_tensor, write_tensor
 from millstream.plugins.compat.tfserving.lookup import find_route, find_view, version_of_label
 from millstream.plugins.compat.tfserving.predict import SIGNATURE_NAME, check_signature_name, of_classes
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -204,3 +208,34 @@ def _write_spec(spec: Any, route: ModelRoute) -> None:
     spec.name = manifest.model
     spec.version.value = manifest.version
     spec.signature_name = SIGNATURE_NAME
+
+
+_SERVICES = FILE.services_by_name
+#: of a PredictRequest: inputs, their shapes and dimensions (2: the value of an entry of a map)
+_PREDICT: Fields = {1: {}, 2: {2: {2: {2: {}}}}}
+#: of requests with examples: Input, Example, Features, Feature
+_EXAMPLE: Fields = {1: {1: {2: {1: {}, 2: {}, 3: {}}}}}
+_EXAMPLES: Fields = {1: {}, 2: {1: {1: _EXAMPLE}, 2: {1: _EXAMPLE, 2: _EXAMPLE}}}
+_RUN, _DESCRIBE = Row(Need.INFER, "model_spec.name"), Row(Need.DESCRIBE, "model_spec.name")
+
+PREDICTION = GrpcService(
+    _SERVICES["PredictionService"],
+    lambda deps, _: PredictionCalls(deps),
+    {
+        "Predict": Method(PredictionCalls.predict, _RUN, _PREDICT),
+        "Classify": Method(PredictionCalls.classify, _RUN, _EXAMPLES),
+        "Regress": Method(PredictionCalls.regress, _RUN, _EXAMPLES),
+        "MultiInference": Method(PredictionCalls.multi_inference, Row(Need.INFER), _EXAMPLES),
+        "GetModelMetadata": Method(PredictionCalls.get_model_metadata, _DESCRIBE, ANY),
+    },
+)
+MODEL = GrpcService(
+    _SERVICES["ModelService"],
+    lambda deps, _: ModelCalls(deps),
+    {
+        "GetModelStatus": Method(ModelCalls.get_model_status, _DESCRIBE, ANY),
+        "HandleReloadConfigRequest": Method(
+            ModelCalls.handle_reload_config_request, Row(Need.WRITE, changes=True), ANY
+        ),
+    },
+)
