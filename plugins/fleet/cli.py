@@ -39,9 +39,9 @@ class Action(StrEnum):
 def autoscale(
     context: typer.Context,
     action: Annotated[
-        Action, typer.Argument(metavar="[show|explain|compose]", help="What to do; default: show.")
+        Action, typer.Argument(metavar="show|explain|compose", help="What to do; default: show.")
     ] = Action.SHOW,
-    pool: Annotated[str | None, typer.Argument(metavar="[POOL]", help="Only this pool.", show_default=False)] = None,
+    pool: Annotated[str | None, typer.Argument(metavar="POOL", help="Only this pool.", show_default=False)] = None,
     run: Annotated[bool, typer.Option("--run", help="compose: run the command instead of printing it.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Do it again every 2 s, until Ctrl-C.")] = False,
     file: Annotated[

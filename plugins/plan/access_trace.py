@@ -12,15 +12,16 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from millstream.plugins.plan.simulation.traffic import Trace, sorted_trace
-from millstream.services.cli.log_entries import time_of
 
 LOGGER = "millstream.access"
 LOOKED_AT_LINES = 100  # the first ones, which tell whether a file is a log with access lines
+_TIME = re.compile(r'(?:\{"time": ")?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:\d\d)?)')
 _TEXT = re.compile(
     rf'.{{19,40}}? INFO {re.escape(LOGGER)}: .*?"(?P<called>[^"]*)" (?P<status>\w+) \d+ bytes (?P<ms>[\d.]+) ms'
     r"(?: (?P<model>\S+):(?P<version>\d+) rows \d+)? \(request "
@@ -101,6 +102,15 @@ def trace_of(calls: Iterable[LoggedCall], names: Collection[str]) -> LoggedTrace
         raise ValueError(f"none of its calls, {left_out:,}, is to one of the models")
     first = min(seconds)
     return LoggedTrace(sorted_trace([one - first for one in seconds], models), left_out)
+
+
+def time_of(line: str) -> float | None:
+    """Return the time at the start of a log line, in seconds since the epoch; None: it has none."""
+    match = _TIME.match(line)
+    try:
+        return None if match is None else datetime.fromisoformat(match[1].replace(",", ".")).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _call_of(line: str, ended_s: float) -> LoggedCall | None:

@@ -5,7 +5,6 @@ Ctrl-C ends it with exit code 130, also while modules are imported.
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -18,11 +17,6 @@ def main() -> None:
 
 
 def _main() -> None:
-    if "_MILLSTREAM_COMPLETE" in os.environ:  # noqa: TID251 - how a shell asks for completions
-        from millstream.services.cli.completion import complete_models
-
-        if complete_models():
-            return
     from millstream.services.extras import exit_without
     from millstream.services.process.gc_tuning import collect_rarely, exit_without_gc
 

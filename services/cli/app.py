@@ -9,22 +9,60 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from millstream.services.cli import failures
 from millstream.services.cli.commands.demo import version_text
 from millstream.services.cli.failures import wrong_usage
-from millstream.services.cli.help import HelpCommand, HelpGroup
 from millstream.services.cli.options import Endpoint, Key, Shared
 from millstream.services.cli.terminal import prepare_streams
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.plugin.plugin import Command
 from millstream.services.plugin.registry import contributions, load
 
 #: sections of the help, in this order
 _PANELS = ("Run", "Models", "Use")
+#: lines of the help are not longer on a wide terminal
+_COLUMNS_MAX = 110
 _CALL_NO_SERVER = frozenset({"serve", "up", "version"})
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose `epilog` holds its examples, one a line: they are shown as they are, to be copied."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        _write_examples("Examples", self.epilog, formatter)
+
+
+class _Program(typer.core.TyperGroup):
+    """The program: its help has the commands in sections, with whole sentences."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0][:64]!r}{did_you_mean(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for panel in _PANELS:
+            with formatter.section(panel):
+                formatter.write_dl(
+                    [
+                        (name, (command.help or "").partition("\n")[0])
+                        for name, command in self.commands.items()
+                        if getattr(command, "rich_help_panel", None) == panel
+                    ]
+                )
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        _write_examples("Start here", self.epilog, formatter)
+
+
+def _write_examples(title: str, lines: str | None, formatter: Any) -> None:
+    with formatter.section(title):
+        formatter.write("".join(f"  {line}\n" for line in (lines or "").splitlines()))
 
 
 def _show_version(wanted: bool) -> None:
@@ -82,7 +120,7 @@ COMMANDS = (
         examples=(
             "millstream logs -f",
             "millstream logs gateway -n 20",
-            "millstream logs -f digits --json",
+            "millstream logs -f worker --json",
         ),
     ),
     Command(
@@ -263,12 +301,12 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 def _app_of(commands: Sequence[Command]) -> typer.Typer:
     app = typer.Typer(
         name="millstream",
-        cls=HelpGroup,
+        cls=_Program,
         help="Serve ONNX models over REST and gRPC, with dynamic batching, on your own machines.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=True,
-        context_settings={"help_option_names": ["--help", "-h"]},
+        context_settings={"help_option_names": ["--help", "-h"], "max_content_width": _COLUMNS_MAX},
         epilog="millstream up\nmillstream demo   # in another terminal",
     )
     app.callback(invoke_without_command=True)(_shared)
@@ -282,7 +320,7 @@ def _add(app: typer.Typer, command: Command) -> None:
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     app.command(
         command.name,
-        cls=HelpCommand,
+        cls=_Command,
         rich_help_panel=command.panel,
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
         epilog="\n".join(command.examples),

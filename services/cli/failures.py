@@ -16,9 +16,9 @@ import typer
 from typer.exceptions import TyperException
 
 from millstream.client.errors import ServerError, WrongFile
-from millstream.services.cli.help import nearest
 from millstream.services.cli.terminal import allows_colour
 from millstream.services.errors import Code, Failure
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.printable import printable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -150,4 +150,4 @@ def _near_option(option: str, context: Any) -> str:
     commands = getattr(context.command, "commands", {})
     if any(option in of(command) for command in commands.values()):
         return f": put it after the command, like `{context.command_path} COMMAND {option}`"
-    return nearest(option, own)
+    return did_you_mean(option, own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -10,22 +9,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from millstream.client.address import URL_DEFAULT, ServerAddress, find_server, is_of_home
-from millstream.services.cli.completion import log_names, model_names
 from millstream.services.cli.failures import show_warning, usage_of, wrong_usage
 from millstream.services.model.names import check_name
-
-
-def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
-    """Return names for a shell whose question services/cli/completion.py left to typer."""
-    endpoint = context.params.get("endpoint")
-    names = model_names(["--endpoint", endpoint] if endpoint else [], os.environ)  # noqa: TID251 - as completion.py
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def complete_logs(context: typer.Context, incomplete: str) -> list[str]:
-    """Return what `millstream logs` may show, for a shell whose question was left to typer."""
-    home = str(context.params.get("home") or load_settings().home)
-    return [name for name in [*log_names(home), *_complete_name(context, incomplete)] if name.startswith(incomplete)]
 
 
 def _valid_name(name: str) -> str:
@@ -62,7 +47,6 @@ Name = Annotated[
         help="The model's name.",
         show_default=False,
         callback=_valid_name,
-        autocompletion=_complete_name,
     ),
 ]
 ModelName = Annotated[
@@ -72,7 +56,6 @@ ModelName = Annotated[
         help="Only this model.",
         show_default=False,
         callback=lambda name: None if name is None else _valid_name(name),
-        autocompletion=_complete_name,
     ),
 ]
 Version = Annotated[

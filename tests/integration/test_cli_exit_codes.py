@@ -171,7 +171,7 @@ def test_ctrl_c_while_it_starts_ends_with_130(tmp_path):
     with started(["models"], env=environment) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "millstream.services.cli.completion" in line or "millstream.services.extras" in line:
+            if "millstream.services.extras" in line:
                 break
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=WAIT_S)

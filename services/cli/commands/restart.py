@@ -26,7 +26,7 @@ class What(StrEnum):
 
 def restart(
     context: typer.Context,
-    what: Annotated[What, typer.Argument(metavar="[gateways|workers|all]", help="Processes to replace.")] = What.ALL,
+    what: Annotated[What, typer.Argument(metavar="gateways|workers|all", help="Processes to replace.")] = What.ALL,
     home: Home = None,
     json_output: Json = False,
 ) -> None:
