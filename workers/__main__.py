@@ -65,10 +65,10 @@ from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.batches.direct_work import DirectWork
-from millstream.workers.batches.lease import Lease, ReplyWriter
+from millstream.workers.batches.lease import Lease, LeaseValidity, ReplyWriter
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
-from millstream.workers.batches.watchdog import GRACE_S, Watchdog
+from millstream.workers.batches.watchdog import GRACE_S, LoopState, Watchdog
 from millstream.workers.batching_off import BatchingOff
 from millstream.workers.departure import Departure
 from millstream.workers.drain import DrainThread
@@ -82,6 +82,7 @@ from millstream.workers.memory.budget import SPARE_BYTES, DeviceBudget, MemoryBu
 from millstream.workers.memory.idle_trim import IdleTrimmer
 from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
@@ -205,37 +206,42 @@ class WorkerProcess:
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
         self._backend = get_backend(identity.backend, settings.home)
         self._budget = self._memory_budget(budget_bytes)
-        self._models = LoadedModels(UsageLog(), lambda: self._clock.offset_ms / 1000)
-        self._heartbeat = self._new_heartbeat()
+        self._mark = _run_mark(runs, identity.worker)
+        self._state = LoopState(self._mark, forwards=self._backend.forwards)
+        self._signal, self._leases = BeatSignal(), LeaseValidity(settings.queue_lease_s)
+        self._models = LoadedModels(UsageLog(), lambda: self._clock.offset_ms / 1000, self._signal)
+        self._drain = DrainThread(settings.drain_s, supervised=supervised)
         self._load_stuck = threading.Event()
         self._was_ready = False
         self._environment = self._load_environment()
         self._loads = self._new_loads(repository, run_dir)
         stopping = threading.Event()
-        unloads = self._unloads = Unloads(
-            self._connect_briefly, self._models, self.metrics, stopping, self._budget, self._heartbeat.add_lanes_again
-        )
+        unloads = self._unloads = Unloads(self._connect_briefly, self._models, self.metrics, stopping, self._budget)
+        keys = AccessKeys(settings.repository_dir) if settings.keys == "enforce" else None
         self._residency = Residency(
-            identity.worker, identity.pool, identity.number, self._models, self._loads, unloads, self._clock
+            identity.worker, identity.number, keys, self._models, self._loads, unloads, self._clock
         )
-        self._residency.refusals.on_change = self._heartbeat.beat_now
-        self._residency.quotas.soon = self._heartbeat.beat_soon
-        if settings.keys == "enforce":
-            self._residency.quotas.keys = AccessKeys(settings.repository_dir)
         versions = WantedVersions(repository, identity.pool, self._environment.backend.formats)
         self._reconciler = Reconciler(
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
         )
-        self._departure = Departure(self._connect, self._heartbeat, self._reconciler, lambda: self.loop)
         self._races = self._new_races(repository, run_dir)
-        self._loads.spare.append(self._races.memory)
         self._orders = OrderThread(self._connect_briefly, self._residency)
-        self._mark = _run_mark(runs, identity.worker)
-        self._watchdog = self._new_watchdog()
-        self.loop = self._new_loop(repository)
-        self._drain = DrainThread(
-            self._departure.begin, self._departure.leave_early, settings.drain_s, supervised=supervised
+        self._replies = self._new_replies()
+        self._heartbeat = Heartbeat(
+            self._connect,
+            self._record,
+            self._models,
+            self._leases,
+            self._signal,
+            self._look_up,
+            self.metrics.redis_answers,
         )
+        self.loop = self._new_loop(repository)
+        self._departure = Departure(
+            self._connect, self._heartbeat, self._signal, self._leases, self._reconciler, self.loop
+        )
+        self._watchdog = self._new_watchdog()
 
     def start(self) -> None:
         """Start the threads; the main loop is run by the caller, in the main thread."""
@@ -246,13 +252,13 @@ class WorkerProcess:
         if missing := missing_for(self._backend.name, self._settings.worker_device, self._device, self._packages):
             log.warning("pool %s can load no model: %s", self._identity.pool, missing)
         report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
-        self._drain.start()
+        self._drain.start(self._departure.begin, self._departure.leave_early)
         self._watchdog.start()
         self._heartbeat.start()
         self._reconciler.start()
         self._races.start()
         self._orders.start()
-        IdleTrimmer(lambda: self.loop.runs, lambda: self.loop.waiting).start()
+        IdleTrimmer(self._state.runs_at_rest).start()
         freeze_gc()
 
     def _ready(self) -> bool:
@@ -261,7 +267,7 @@ class WorkerProcess:
         Later loads do not count: a worker that loads one more model serves all others.
         """
         self._was_ready |= self._reconciler.synced and not self._loads.pending
-        return self._was_ready and not self._departure.draining
+        return self._was_ready and not self._state.draining
 
     def shut_down(self) -> int:
         """Stop in order, after the main loop has run what was leased; returns the exit code.
@@ -285,22 +291,9 @@ class WorkerProcess:
             os._exit(code)
         return code
 
-    def _new_heartbeat(self) -> Heartbeat:
-        heartbeat = Heartbeat(
-            self._connect,
-            self._record,
-            self._models.lanes,
-            self._settings.queue_lease_s,
-            self._models.changing_lanes,
-            self.metrics.redis_answers,
-        )
-        self._models.on_change = heartbeat.beat_now
-        self._models.on_progress = heartbeat.beat_soon
-        return heartbeat
-
-    def _look_up(self, replies: ReplySender, consumer: Consumer) -> None:
+    def _look_up(self, consumer: Consumer) -> None:
         """Exchange with Redis what a beat does not: addresses of gateways, and what models of keys with quotas take."""
-        replies.look_up(consumer)
+        self._replies.look_up(consumer)
         taken = self._residency.quotas.exchange(consumer, LIFE_LEASES * self._settings.queue_lease_s)
         self.metrics.taken_of_quotas(taken)
 
@@ -313,29 +306,23 @@ class WorkerProcess:
 
     def _new_watchdog(self) -> Watchdog:
         settings = self._settings
-        reports = RunReports(self._connect, lambda: self.loop)
-        overdue = OverdueReplies(self._connect, lambda: self.loop)
+        reports = RunReports(self._connect, self.loop)
+        overdue = OverdueReplies(self._connect, self.loop)
         grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
         return Watchdog(
+            self._state,
             self._clock,
             settings.worker_run_s_max,
             self._departure.give_back_waiting,
             self._departure.end_stuck,
             grace_s,
-            self._mark,
             (reports.look, overdue.look),
         )
 
-    def _new_loop(self, repository: FolderRepository) -> Worker:
-        settings = self._settings
-        live_check = LiveCheck(
-            settings.live_check_one_in,
-            self._models,
-            partial(_run_rows, settings.worker_run_s_max),
-            BatchingOff(repository, self._models, self.metrics).settle,
-        )
-        lease_valid, segments = self._heartbeat.lease_valid, Segments(settings.shm_dir)
-        writer = ReplyWriter(self._identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, lease_valid)
+    def _new_replies(self) -> ReplySender:
+        settings, valid = self._settings, self._leases.holds
+        segments = Segments(settings.shm_dir)
+        writer = ReplyWriter(self._identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, valid)
         direct = DirectWork(
             ReplyLinks(settings.shm_dir, self._keys),
             self._keys,
@@ -346,11 +333,18 @@ class WorkerProcess:
             on=settings.queue_direct,
         )
         links, remote = ReplyLinks(settings.shm_dir, self._keys), RemoteLinks[Lease](self._keys.pool)
-        replies = ReplySender(writer, links, remote, lease_valid, direct)
-        self._heartbeat.look_up = partial(self._look_up, replies)
-        loop = Worker(self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog)
-        loop.forwards = self._environment.backend.forwards
-        return loop
+        return ReplySender(writer, links, remote, valid, direct)
+
+    def _new_loop(self, repository: FolderRepository) -> Worker:
+        live_check = LiveCheck(
+            self._settings.live_check_one_in,
+            self._models,
+            partial(_run_rows, self._settings.worker_run_s_max),
+            BatchingOff(repository, self._models, self.metrics).settle,
+        )
+        return Worker(
+            self._connect_loop, self._models, self._replies, self.metrics, self._clock, live_check, self._state
+        )
 
     def _new_races(self, repository: FolderRepository, run_dir: Path) -> WorkerRaces:
         device = environment(self._device.fingerprint, self._packages)
@@ -360,8 +354,8 @@ class WorkerProcess:
         return WorkerRaces(racer, repository, self._environment, self._models, swaps, self.metrics)
 
     def _progress(self) -> Progress:
-        waiting = self.loop.waiting  # first: a run that begins between the two looks is counted
-        return Progress(self.loop.runs, waiting)
+        waiting = self._state.waiting  # first: a run that begins between the two looks is counted
+        return Progress(self._state.runs, waiting)
 
     def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
@@ -371,7 +365,7 @@ class WorkerProcess:
             settings.worker_device,
             self._threads,
             self._budget,
-            lambda: self.loop.runs if self.loop.waiting else None,
+            self._state.runs_at_rest,
             FolderRepository(settings.repository_dir).variants,
             profiles=KnownProfiles(),
         )
@@ -427,7 +421,7 @@ class WorkerProcess:
             device_used_bytes=device_used_bytes,
             room_bytes=self._budget.room_bytes if self._budget.budget_bytes else 0,
             device_room_bytes=self._budget.device_room_bytes if self._budget.device_budget_bytes else 0,
-            draining=self._departure.draining,
+            draining=self._state.draining,
             token=token,
             ready=self._ready(),
             clock_ahead_s=round(time.time() - self._clock.now_ms() / 1000),  # noqa: TID251 - the clock that is compared

@@ -16,8 +16,10 @@ from millstream.services.crashes.exit_status import RUN_STUCK
 from millstream.services.errors import Failure
 from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.workers.batches.consumer import Consumer, Finished
+from millstream.workers.batches.lease import LeaseValidity
 from millstream.workers.batches.watchdog import Guarded
 from millstream.workers.heartbeat import Heartbeat
+from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.worker import Worker
 
@@ -32,32 +34,33 @@ class Departure:
     Args:
         connect: opens a connection to Redis.
         heartbeat: of the worker.
+        signal: has its record published.
+        leases: tells which leases are valid.
         reconciler: of the worker.
-        loop: returns the main loop, which is built later.
+        loop: the main loop.
     """
 
     def __init__(
         self,
         connect: Callable[[], Consumer],
         heartbeat: Heartbeat,
+        signal: BeatSignal,
+        leases: LeaseValidity,
         reconciler: Reconciler,
-        loop: Callable[[], Worker],
+        loop: Worker,
     ) -> None:
         self._connect = connect
         self._heartbeat = heartbeat
+        self._signal = signal
+        self._leases = leases
         self._reconciler = reconciler
         self._loop = loop
-        self._draining = threading.Event()
-
-    @property
-    def draining(self) -> bool:
-        return self._draining.is_set()
 
     def begin(self) -> None:
         """Take no more work: gateways and the controller have other workers load from now on."""
-        self._draining.set()
-        self._heartbeat.beat_now()
-        self._loop().stop()
+        self._loop.state.draining = True
+        self._signal.now()
+        self._loop.stop()
 
     def leave(self) -> None:
         """Remove the worker from its pool and give its batches to other workers. Without Redis its leases expire."""
@@ -68,23 +71,23 @@ class Departure:
     def leave_early(self) -> None:
         """Give all batches back near the end of the drain time, while a run is still in progress."""
         self._reconciler.stop()
-        self._heartbeat.forget_leases()  # a run that ends now must not write where another batch may be
-        self._loop().detach_all()
+        self._leases.forget()  # a run that ends now must not write where another batch may be
+        self._loop.detach_all()
         self.leave()
 
     def give_back_waiting(self, guarded: Guarded) -> None:
         """Give the batches that wait behind a long run to other workers."""
-        self._heartbeat.forget_leases()
-        self._loop().detach_behind(guarded)
+        self._leases.forget()
+        self._loop.detach_behind(guarded)
         with contextlib.suppress(Failure), contextlib.closing(self._connect()) as consumer:
-            answered = [finished.lease for finished in self._loop().unsettled()]
+            answered = [finished.lease for finished in self._loop.unsettled()]
             consumer.give_back([*guarded.group, *answered])
 
     def end_stuck(self, guarded: Guarded) -> None:
         """End the process because a run cannot be terminated: answer its requests and give back all other batches."""
         log.error("a run of %s cannot be terminated: this process ends", guarded.group[0].lane)
-        finished = self._loop().final_replies(guarded)
-        self._loop().detach_behind(guarded)
+        finished = self._loop.final_replies(guarded)
+        self._loop.detach_behind(guarded)
         giving = threading.Thread(target=self._hand_over, args=(finished,), name="hand over", daemon=True)
         giving.start()
         giving.join(HAND_OVER_S_MAX)

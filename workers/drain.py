@@ -29,44 +29,42 @@ class DrainThread:
     """Stops the main loop on SIGTERM or SIGINT, and limits how long the drain takes. A second signal ends the process.
 
     Args:
-        stop: tells the main loop to run and answer what is leased, and to lease no more.
-        give_back: gives the batches that still run near the end of the drain time to other workers; the process ends
-            after it.
         drain_s: the drain time.
         supervised: whether a supervisor started this process, and kills it if the drain is to be cut short.
     """
 
-    def __init__(
-        self, stop: Callable[[], None], give_back: Callable[[], None], drain_s: float, *, supervised: bool
-    ) -> None:
-        self._stop = stop
-        self._give_back = give_back
+    def __init__(self, drain_s: float, *, supervised: bool) -> None:
         self._drain_s = drain_s
         self._supervised = supervised
         self._wake_sender, self._wake_receiver = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
-    def start(self) -> None:
-        """Install the signal handlers; must be called in the main thread."""
+    def start(self, stop: Callable[[], None], give_back: Callable[[], None]) -> None:
+        """Install the signal handlers; must be called in the main thread.
+
+        Args:
+            stop: tells the main loop to run and answer what is leased, and to lease no more.
+            give_back: gives the batches that still run near the end of the drain time to other workers; the process
+                ends after it.
+        """
         self._wake_sender.setblocking(False)
         signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(stop, give_back), name="drain", daemon=True).start()
 
     def begin(self) -> None:
         """Drain as after SIGTERM."""
         with contextlib.suppress(BlockingIOError):  # the buffer is full of earlier calls
             self._wake_sender.send(b"\0")
 
-    def _run(self) -> None:
+    def _run(self, stop: Callable[[], None], give_back: Callable[[], None]) -> None:
         while self._wake_receiver.recv(1)[0] not in BEGIN:
             pass  # another signal that has a handler
-        self._stop()
+        stop()
         # If the worker leaves in time, the process ends during this wait.
         self._wait_for_signals(self._drain_s * GIVE_UP_SHARE)
         log.warning("a run is not over after %.3g s: it is given to other workers", self._drain_s * GIVE_UP_SHARE)
-        giving = threading.Thread(target=self._give_back, name="give back", daemon=True)
+        giving = threading.Thread(target=give_back, name="give back", daemon=True)
         giving.start()
         giving.join(self._drain_s * (1 - GIVE_UP_SHARE))
         os._exit(CUT_SHORT)

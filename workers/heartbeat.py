@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from millstream.services.errors import Failure
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.records import InstanceRecord, WorkerRecord
 from millstream.workers.batches.consumer import Consumer
+from millstream.workers.batches.lease import LeaseValidity
+from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.published_instances import PublishedInstances
 
 log = logging.getLogger("millstream.heartbeat")
@@ -26,21 +28,30 @@ LIFE_LEASES = 2  # lifetime of a record, in leases
 _ATTEMPTS = 2
 #: what calls alone change in the record of an instance
 _UNCALLED = {"last_used": 0.0, "usage": {}, "runs": 0, "busy_s": 0.0, "batches": {}}
-#: Longest delay of changes that may be late: most loads end before, and are published once.
-SOON_S = 0.05
 #: Pause after new lanes were added: the main loop runs what waited for them, and does not wait for the interpreter's
 #: lock while a record is made.
 YIELD_S = 0.001
+
+
+class LanesServed(Protocol):
+    """The lanes of a worker: LoadedModels."""
+
+    changing_lanes: threading.Lock  # held while `lanes` is called and new ones are added; elsewhere to remove lanes
+
+    def lanes(self) -> Mapping[str, object]:
+        """Return the lanes to serve, each with an object of its own for each instance that serves it."""
 
 
 class Heartbeat:
     """Publishes the worker's record and extends its leases until `stop`.
 
     Args:
+        connect: opens a connection to Redis.
         record: builds the record to publish.
-        lanes: returns the lanes to serve, each with an object of its own for each instance that serves it. They are
-            added to Redis when they are new, and when Redis may have forgotten them.
-        changing_lanes: locked while `lanes` is called and new ones are added; locked elsewhere to remove lanes.
+        served: its lanes are added to Redis when they are new, and when Redis may have forgotten them.
+        leases: is told of each beat.
+        signal: says when the record has changed.
+        look_up: looks up what the worker needs from Redis, over the heartbeat's connection.
         on_redis: called with True after each beat, and with False when a beat did not reach Redis.
     """
 
@@ -48,60 +59,31 @@ class Heartbeat:
         self,
         connect: Callable[[], Consumer],
         record: Callable[[], WorkerRecord],
-        lanes: Callable[[], Mapping[str, object]],
-        lease_s: float,
-        changing_lanes: AbstractContextManager[object] | None = None,
+        served: LanesServed,
+        leases: LeaseValidity,
+        signal: BeatSignal,
+        look_up: Callable[[Consumer], None] = lambda _: None,
         on_redis: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        #: looks up what the main loop needs from Redis, over the heartbeat's connection
-        self.look_up: Callable[[Consumer], None] = lambda _: None
         self._connect = connect
         self._record = record
-        self._lanes = lanes
-        self._lease_s = lease_s
-        self._changing_lanes = changing_lanes or nullcontext()
-        self._add_again = False
+        self._served = served
+        self._leases = leases
+        self._signal = signal
+        self._look_up = look_up
         self._on_redis = on_redis
         self._instances = PublishedInstances()
-        self._due = float("inf")  # monotonic: when the next beat was asked for
-        self._wake = threading.Condition()
         self._stopping = False
-        self._last_beat = 0.0  # monotonic
-        self._leases_since = 0.0  # monotonic; leases taken after this time were not reclaimed
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def beat_now(self) -> None:
-        """Publish a changed record without waiting for the next interval."""
-        self._beat_within(0.0)
-
-    def beat_soon(self) -> None:
-        """Publish a changed record within SOON_S, together with the changes that follow until then."""
-        self._beat_within(SOON_S)
-
-    def add_lanes_again(self) -> None:
-        """Add all lanes with the next beat: it is not known which of them Redis has."""
-        self._add_again = True
-        self.beat_now()
-
     def stop(self) -> None:
         """Stop beating; returns when no beat is in progress."""
         self._stopping = True
-        self.beat_now()
+        self._signal.now()
         self._thread.join()
-
-    def forget_leases(self) -> None:
-        """Declare all leases taken until now invalid: other workers may have them."""
-        self._leases_since = time.monotonic()
-
-    def lease_valid(self, leased_at: float) -> bool:
-        """Return whether a lease taken at `leased_at` (monotonic) cannot have been reclaimed.
-
-        This holds if each beat since then reached Redis within the lease time of the previous beat.
-        """
-        return leased_at >= self._leases_since and time.monotonic() - self._last_beat < self._lease_s
 
     def _run(self) -> None:
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
@@ -111,7 +93,7 @@ class Heartbeat:
             except Failure as failure:
                 self._on_redis(False)
                 log.warning("%s; trying again", failure.message)
-                self._sleep(backoff.after_death())
+                self._signal.wait(backoff.after_death())
                 continue
             began = time.monotonic()
             try:
@@ -125,41 +107,39 @@ class Heartbeat:
                 consumer.close()
             # Also after a connection succeeded: Redis may be out of memory, still loading, …
             if not self._stopping:
-                self._sleep(backoff.after_death(time.monotonic() - began))
+                self._signal.wait(backoff.after_death(time.monotonic() - began))
 
     def _beat(self, consumer: Consumer) -> None:
         published: WorkerRecord | None = None
         self._instances.forget()
         added: Mapping[str, object] = {}
-        self._add_again = True
+        self._signal.lanes_unsure = True
         while not self._stopping:
-            if not self._add_again:  # first: batches may wait for new lanes, and nothing for the record
+            if not self._signal.lanes_unsure:  # first: batches may wait for new lanes, and nothing for the record
                 added, new = self._add_lanes(consumer, added)
                 if new:
                     time.sleep(YIELD_S)
             record = self._record()
             began = time.monotonic()
             known = self._publish(consumer, record)
-            if not known or began - self._last_beat >= self._lease_s:
-                self.forget_leases()  # before `_last_beat` changes: `lease_valid` must not see the new value alone
-            self._last_beat = began
+            self._leases.beat(began, known=known)
             self._on_redis(True)
-            if not known or self._add_again:
-                added, self._add_again = {}, False
+            if not known or self._signal.lanes_unsure:
+                added, self._signal.lanes_unsure = {}, False
             added, _ = self._add_lanes(consumer, added)
-            self.look_up(consumer)
+            self._look_up(consumer)
             if published is None or _differ(record, published):
                 consumer.announce()
                 published = record
-            self._sleep(self._lease_s / 4)
+            self._signal.wait(self._leases.lease_s / 4)
 
     def _add_lanes(self, consumer: Consumer, added: Mapping[str, object]) -> tuple[Mapping[str, object], list[str]]:
         """Add the lanes to Redis that are not in `added`, or have another instance there.
 
         Returns all that are added, and those that were not in `added`.
         """
-        with self._changing_lanes:
-            lanes = self._lanes()
+        with self._served.changing_lanes:
+            lanes = self._served.lanes()
             new = [lane for lane, served in lanes.items() if lane not in added or added[lane] is not served]
             consumer.add_lanes(new)
             return lanes, new
@@ -169,7 +149,7 @@ class Heartbeat:
 
         An instance that did not change costs nothing here, in Redis or in a gateway.
         """
-        life_ms = round(self._lease_s * LIFE_LEASES * 1000)
+        life_ms = round(self._leases.lease_s * LIFE_LEASES * 1000)
         known = True
         for _ in range(_ATTEMPTS):  # the first may find that Redis has lost the instances
             changes = self._instances.changes(record.instances)
@@ -183,21 +163,6 @@ class Heartbeat:
                 break
             self._instances.forget()
         return known
-
-    def _beat_within(self, seconds: float) -> None:
-        with self._wake:
-            due = time.monotonic() + seconds
-            if due < self._due:
-                self._due = due
-                self._wake.notify()
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until an earlier beat is asked for, also if that was during the last beat."""
-        with self._wake:
-            self._due = min(self._due, time.monotonic() + seconds)
-            while (left_s := self._due - time.monotonic()) > 0:
-                self._wake.wait(left_s)
-            self._due = float("inf")
 
 
 def _differ(record: WorkerRecord, published: WorkerRecord) -> bool:

@@ -30,14 +30,14 @@ class OverdueReplies:
 
     Args:
         connect: opens a connection to Redis.
-        loop: returns the main loop, which is built later.
+        loop: the main loop.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         connect: Callable[[], Consumer],
-        loop: Callable[[], Worker],
+        loop: Worker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect = connect
@@ -51,7 +51,7 @@ class OverdueReplies:
         """Send what is overdue. Called by the watchdog, which does not wait: Redis may take seconds to answer."""
         if self._sending is not None and self._sending.is_alive():
             return
-        overdue = self._loop().unsettled(OVERDUE_S)
+        overdue = self._loop.unsettled(OVERDUE_S)
         self._sent &= {finished.lease for finished in overdue}
         unsent = [finished for finished in overdue if finished.lease not in self._sent]
         now = self._clock()

@@ -60,7 +60,7 @@ class Reconciler:
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
     def start(self) -> None:
-        self._loads.start()
+        self._loads.start(self._residency)
         self._thread.start()
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class Reconciler:
         self.synced = True
         if token != self.token:
             self.token = token
-            self._models.on_change()
+            self._models.signal.now()
         # A version that was draining when Redis became unreachable, and is wanted again, is unloaded and loaded again.
         unwanted = [
             model

@@ -35,10 +35,10 @@ class RunReports:
 
     Args:
         connect: opens a connection to Redis.
-        loop: returns the main loop, which is built later.
+        loop: the main loop.
     """
 
-    def __init__(self, connect: Callable[[], Consumer], loop: Callable[[], Worker]) -> None:
+    def __init__(self, connect: Callable[[], Consumer], loop: Worker) -> None:
         self._connect = connect
         self._loop = loop
         self._asked: SimpleQueue[Guarded | None] = SimpleQueue()
@@ -53,7 +53,7 @@ class RunReports:
         if guarded is not None and now < guarded.began + LONG_S:
             guarded = None
         if guarded is not None and not guarded.detached:
-            self._loop().detach_behind(guarded)
+            self._loop.detach_behind(guarded)
         ended = guarded is not None and guarded.error is not None and not guarded.end_told
         if self._busy or (guarded is self._reported and not ended and (guarded is None or now < self._due)):
             return

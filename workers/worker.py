@@ -27,7 +27,7 @@ from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.run_time import RunTime
 from millstream.workers.batches.runner import OnRun, RunResult, merge, run
-from millstream.workers.batches.watchdog import Guarded, Watchdog
+from millstream.workers.batches.watchdog import Guarded, LoopState
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.usage_log import SIZES_MAX
@@ -66,7 +66,7 @@ class Worker:
         metrics: WorkerMetrics,
         clock: RedisClock,
         live_check: LiveCheck,
-        watchdog: Watchdog,
+        state: LoopState,
     ) -> None:
         self._connect = connect
         self._models = models
@@ -77,11 +77,8 @@ class Worker:
         self._clock = clock
         self._live_check = live_check
         self._memory = OutOfMemoryPolicy(models, metrics)
-        self._watchdog = watchdog
+        self.state = state
         self._stopping = threading.Event()
-        self.forwards = False  # whether instances run elsewhere, and are told how long callers wait
-        self.waiting = False  # for work
-        self.runs = 0  # without readiness probes
         self._leased: list[Lease] = []  # not run yet
         self._done: list[Finished] = []  # not sent yet
         self._to_count: list[tuple[Guarded, float, int, bool]] = []  # run, seconds, rows, whether it was one run
@@ -154,7 +151,7 @@ class Worker:
         """Wait for batches in Redis, and run those that come directly meanwhile. Returns as `receive_wait` does."""
         direct = self._direct
         attached = consumer.pollable and direct.attach()
-        self.waiting = True
+        self.state.waiting = True
         self._done += self._replies.settled(RECEIPT_WAIT_S)
         wait_s = self._live_check.wait_s(UNSETTLED_WAIT_S if self._replies.waiting else INBOX_WAIT_S)
         consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0, self._run_time.take())
@@ -162,10 +159,10 @@ class Worker:
         if attached:
             found = self._serve_direct(consumer)
             if found is not None:
-                self.waiting = False
+                self.state.waiting = False
                 return found
         answer = consumer.receive_wait()
-        self.waiting = False
+        self.state.waiting = False
         return answer
 
     def _serve_direct(self, consumer: Consumer) -> tuple[list[Lease], bool] | None:
@@ -176,9 +173,9 @@ class Worker:
         while direct.attached and not self._stopping.is_set():
             leases, answered = direct.wait(poller, redis_fd)
             if leases:
-                self.waiting = False
+                self.state.waiting = False
                 self._run_direct(leases)
-                self.waiting = True
+                self.state.waiting = True
             now = time.monotonic()
             if answered or now > looked_at + REDIS_LOOK_S:
                 looked_at = now
@@ -304,11 +301,11 @@ class Worker:
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         sampled = (shared or model.variant) and self._live_check.due(group[0].lane, model)
         on_run: OnRun | None = partial(self._live_check.keep, model) if sampled else None
-        guarded = self._watchdog.arm(group, model)
-        if self.forwards:
+        guarded = self.state.arm(group, model)
+        if self.state.forwards:
             _limit_run(group, model, self._clock.now_ms())
         if not group[0].header.probe:
-            self.runs += 1
+            self.state.runs += 1
             model.calls.add(guarded.began)
         try:
             runs = run(group, model, self._segments, self._clock, self._memory, guarded, on_run)
@@ -319,7 +316,7 @@ class Worker:
                 guarded.over = True
             if guarded.gave_back or guarded.detached:
                 self._forget_leased(direct_only=not guarded.gave_back)  # others run them
-            self._watchdog.disarm()
+            self.state.disarm()
         if runs[0].execution_s:
             rows = runs[0].cost.rows
             # A run that was halved, or bisected after a failure, does not tell how long one run of all rows takes.

@@ -25,7 +25,7 @@ from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease, ReplyWriter
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
-from millstream.workers.batches.watchdog import Watchdog
+from millstream.workers.batches.watchdog import LoopState
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.overdue_replies import OverdueReplies
@@ -103,12 +103,11 @@ def main_loop(pool: Pool, tmp_path: Path) -> Iterator[MainLoop]:
     direct = DirectWork(links, pool.keys, "w", models, pool.clock, Spin(0), on=False)
     replies = ReplySender(writer, links, remote, lambda _: True, direct)
     registry = MetricsRegistry(None, "w")
-    watchdog = Watchdog(pool.clock, 600, lambda _: None, lambda _: None)
     check = LiveCheck(0, models, lambda *_: [], lambda *_: None)
     metrics = WorkerMetrics(registry, "cpu", "w", "cpu")
-    worker = Worker(connect, models, replies, metrics, pool.clock, check, watchdog)
+    worker = Worker(connect, models, replies, metrics, pool.clock, check, LoopState())
     thread = threading.Thread(target=worker.serve)
-    overdue = OverdueReplies(connect, lambda: worker)
+    overdue = OverdueReplies(connect, worker)
     yield MainLoop(pool, lanes[0], lanes[1], instances[0], instances[1], remote, overdue, thread)
     for instance in instances:
         instance.may_end.set()

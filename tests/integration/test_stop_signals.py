@@ -36,7 +36,7 @@ DRAINING_WORKER = """
 import sys, time
 from millstream.workers.drain import DrainThread
 drain_s, supervised = float(sys.argv[1]), sys.argv[2] == "yes"
-DrainThread(lambda: print("stops", flush=True), lambda: None, drain_s, supervised=supervised).start()
+DrainThread(drain_s, supervised=supervised).start(lambda: print("stops", flush=True), lambda: None)
 print("started", flush=True)
 while True:
     time.sleep(600)

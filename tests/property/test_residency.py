@@ -75,17 +75,6 @@ class Loads:
         self.failed = FailedLoads(lambda: clock.seconds, lambda: 0.0)
         self.queue: list[LoadRequest] = []
         self.running: dict[str, LoadRequest] = {}
-        self.admit: Callable[[LoadRequest], bool] = lambda _: True
-        self.on_end: Callable[[str], None] = lambda _: None
-        self.on_out_of_memory: Callable[[LoadRequest], bool] = lambda _: False
-
-    def follow(
-        self,
-        admit: Callable[[LoadRequest], bool],
-        on_end: Callable[[str], None],
-        on_out_of_memory: Callable[[LoadRequest], bool],
-    ) -> None:
-        self.admit, self.on_end, self.on_out_of_memory = admit, on_end, on_out_of_memory
 
     giving_way = False
 
@@ -185,10 +174,10 @@ class WorkerMachine(RuleBasedStateMachine):
         connect = cast("Any", lambda: self.redis)
         metrics = Mock()
         self.unloads = Unloads(
-            connect, self.models, metrics, threading.Event(), self.memory.budget, lambda: None, lambda close: close()
+            connect, self.models, metrics, threading.Event(), self.memory.budget, lambda close: close()
         )
         self.residency = Residency(
-            "w-0-a", "cpu", 0, self.models, cast("Any", self.loads), self.unloads, cast("Any", self.clock)
+            "w-0-a", 0, None, self.models, cast("Any", self.loads), self.unloads, cast("Any", self.clock)
         )
         self.update()
 
@@ -315,7 +304,7 @@ class WorkerMachine(RuleBasedStateMachine):
             request = self.loads.queue.pop(0)
             if request.content_id in self.loads.running:
                 continue
-            if self.loads.admit(request):
+            if self.residency.admits(request):
                 self.loads.running[request.content_id] = request
                 self.models.set(self._loading(request))
                 break
@@ -350,11 +339,11 @@ class WorkerMachine(RuleBasedStateMachine):
             budget.freed(content_id)
             if how == "no memory" and not need.measured:
                 self.needs[content_id] = larger(need, budget.free_bytes)
-            if how == "failed" or too_large or not self.loads.on_out_of_memory(request):
+            if how == "failed" or too_large or not self.residency.found_no_memory(request):
                 self.loads.fail(content_id)
                 self.models.set(LoadedModel(request.manifest, State.FAILED, "it fails"))
         del self.loads.running[content_id]
-        self.loads.on_end(content_id)
+        self.residency.load_ended(content_id)
         self.step()
         self.residency.reconsider()
 
@@ -675,8 +664,8 @@ def test_a_load_that_found_no_free_memory_twice_is_refused_for_a_moment_and_did_
         worker.loads.queue.remove(request)
         worker.memory.budget.begin_unload(one.content_id)
         worker.memory.budget.freed(one.content_id)
-        assert worker.loads.on_out_of_memory(request)
-        worker.loads.on_end(one.content_id)
+        assert worker.residency.found_no_memory(request)
+        worker.residency.load_ended(one.content_id)
         worker.residency.reconsider()
         model = worker.models.get(one.content_id)
         assert (model.state if model is not None else None) is state, "between its tries it is not on standby"
@@ -703,12 +692,12 @@ def test_the_second_try_of_a_load_that_found_no_memory_serves() -> None:
         else:
             worker.memory.budget.begin_unload(one.content_id)
             worker.memory.budget.freed(one.content_id)
-            assert worker.loads.on_out_of_memory(request)
-        worker.loads.on_end(one.content_id)
+            assert worker.residency.found_no_memory(request)
+        worker.residency.load_ended(one.content_id)
         worker.step()
     assert worker.residency.refusals.of(one.content_id) is None
     worker.models.remove(one.content_id)
-    assert worker.loads.on_out_of_memory(request), "a later load has two tries of its own"
+    assert worker.residency.found_no_memory(request), "a later load has two tries of its own"
     assert worker.residency.refusals.of(one.content_id) is None
 
 
@@ -740,7 +729,7 @@ def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothin
     worker.loads.giving_way = True
     request = LoadRequest(preloaded.manifest, suspect=False)
     worker.models.set(LoadedModel(preloaded.manifest, State.LOADING))
-    assert not worker.loads.admit(request)
+    assert not worker.residency.admits(request)
     assert worker.models.get(preloaded.content_id) is not None, "it is not on standby"
     order = Order(do="load", content_id=called.content_id, why="a call", evict=True)
     worker.residency.load(order, cast("Any", worker.redis))
@@ -749,7 +738,7 @@ def test_a_load_whose_memory_is_about_to_be_free_waits_for_it_and_unloads_nothin
     budget.begin_unload("a race")
     budget.freed("a race")
     worker.residency.reconsider()
-    assert worker.loads.admit(request)
+    assert worker.residency.admits(request)
     worker.step()
     assert called.content_id in worker.loads.active()
     assert worker.residency.refusals.of(called.content_id) is None

@@ -18,10 +18,27 @@ from millstream.workers.loads.loader import (
     Load,
     LoadAhead,
     Loader,
+    LoadPolicy,
     LoadRequest,
 )
 from tests.contract.repositories import manifest
 from tests.kit.wait import wait_until
+
+
+class Policy(LoadPolicy):
+    """Lets all loads begin but those of the models `refused`. `asked`: models of which it was asked."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        self.asked: list[str] = []
+        self.ended: list[str] = []
+
+    def admits(self, request: LoadRequest) -> bool:
+        self.asked.append(request.manifest.model)
+        return request.manifest.model not in self.refused
+
+    def load_ended(self, content_id: str) -> None:
+        self.ended.append(content_id)
 
 
 class Bench:
@@ -38,7 +55,8 @@ class Bench:
         self.loads = Loader(
             self._run, lambda load: self.stuck.append(name_of(load)), Limits(100, 200), lambda: self.now
         )
-        self.loads.start()
+        self.policy = Policy()
+        self.loads.start(self.policy)
 
     def _run(self, load: Load) -> None:
         name = name_of(load)
@@ -247,16 +265,10 @@ def test_demanded_versions_are_kept_if_they_are_still_there(bench: Bench) -> Non
 
 
 def test_a_load_that_is_not_admitted_does_not_begin(bench: Bench) -> None:
-    asked: list[str] = []
-    ended: list[str] = []
-
-    def admit(request: LoadRequest) -> bool:
-        asked.append(request.manifest.model)
-        return request.manifest.model != "a"
-
-    bench.loads.admit, bench.loads.on_end = admit, ended.append
+    policy = bench.policy
+    policy.refused.add("a")
     bench.want("a", "b")
     bench.until_begun("b")
     bench.end("b")
-    wait_until(lambda: ended == [manifest("b").content_id], what="its end is noticed")
-    assert asked == ["a", "b"]
+    wait_until(lambda: policy.ended == [manifest("b").content_id], what="its end is noticed")
+    assert policy.asked == ["a", "b"]

@@ -23,7 +23,7 @@ class Redis:
         self.now = 100.0
         loop: Any = self
         connect: Any = self.connect
-        self.overdue = OverdueReplies(connect, lambda: loop, lambda: self.now)
+        self.overdue = OverdueReplies(connect, loop, lambda: self.now)
 
     def unsettled(self, older_s: float) -> list[Finished]:
         return [finished for sent_at, finished in self.kept if sent_at <= self.now - older_s]

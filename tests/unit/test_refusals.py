@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream.services.placement.views import Refusal, RefusalKind
+from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.refusals import LOGGED_AGAIN_S, REFUSALS_MAX, RETRY_S_MIN, Refusals
 
 FULL = Refusal(RefusalKind.NOTHING_EVICTABLE, "all others are in use", 0.1)
@@ -15,8 +16,12 @@ class Time:
 
 def test_a_refusal_is_there_until_its_time_has_passed() -> None:
     changes: list[float] = []
-    refusals = Refusals(lambda: Time.now)
-    refusals.on_change = lambda: changes.append(Time.now)
+
+    class Signal(BeatSignal):
+        def now(self) -> None:
+            changes.append(Time.now)
+
+    refusals = Refusals(Signal(), lambda: Time.now)
     refusals.add("m", FULL)
     [record] = refusals.records()
     assert (record.kind, record.until) == ("nothing_evictable", 1000.0 + RETRY_S_MIN)
@@ -34,7 +39,7 @@ def test_a_refusal_is_there_until_its_time_has_passed() -> None:
 
 def test_a_clock_of_redis_that_is_set_makes_no_refusal_shorter_or_longer() -> None:
     ahead_s = [5000.0]
-    refusals = Refusals(lambda: Time.now, lambda at: at + ahead_s[0])
+    refusals = Refusals(BeatSignal(), lambda: Time.now, lambda at: at + ahead_s[0])
     refusals.add("m", FAILED)
     assert [one.until for one in refusals.records()] == [6030.0]
     ahead_s[0] = 1400.0
@@ -43,14 +48,14 @@ def test_a_clock_of_redis_that_is_set_makes_no_refusal_shorter_or_longer() -> No
 
 
 def test_a_version_that_is_loaded_or_removed_is_no_longer_refused() -> None:
-    refusals = Refusals(lambda: Time.now)
+    refusals = Refusals(BeatSignal(), lambda: Time.now)
     refusals.add("m", FULL)
     refusals.remove("m")
     assert refusals.records() == ()
 
 
 def test_refusals_are_bounded() -> None:
-    refusals = Refusals(lambda: Time.now)
+    refusals = Refusals(BeatSignal(), lambda: Time.now)
     for i in range(REFUSALS_MAX + 5):
         refusals.add(f"m{i}", FULL)
     assert len(refusals.records()) == REFUSALS_MAX
@@ -59,7 +64,7 @@ def test_refusals_are_bounded() -> None:
 
 def test_a_kind_of_refusal_is_worth_a_line_once_a_minute_for_a_version() -> None:
     now = [1000.0]
-    refusals = Refusals(lambda: now[0])
+    refusals = Refusals(BeatSignal(), lambda: now[0])
     assert [refusals.first("m", FULL.kind) for _ in range(3)] == [True, False, False]
     assert refusals.first("m", FAILED.kind)
     assert refusals.first("other", FULL.kind)

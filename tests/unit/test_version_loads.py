@@ -17,10 +17,11 @@ from millstream.workers.backends import get_backend
 from millstream.workers.instances.load_version import LoadEnvironment, load, probe
 from millstream.workers.loads import version_loads
 from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
-from millstream.workers.loads.loader import Limits, LoadRequest
+from millstream.workers.loads.loader import Limits, LoadPolicy, LoadRequest
 from millstream.workers.loads.version_loads import LoadGuard, VersionLoads
 from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.loaded_models import LoadedModels
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
@@ -57,7 +58,7 @@ def test_a_version_that_failed_is_tried_again_after_a_pause_and_rarely_after_thr
         lambda: 5.0,
         FailedLoads(lambda: now[0], lambda: 0.0),
     )
-    loads.start()
+    loads.start(LoadPolicy())
     content_id = manifest.content_id
 
     def ends_as(wanted: State) -> bool:
@@ -105,14 +106,17 @@ def test_a_load_whose_reserved_memory_was_taken_by_others_did_not_fail(tmp_path:
     short: list[LoadRequest] = []
     ended: list[str] = []
 
-    def try_again(request: LoadRequest) -> bool:
-        short.append(request)
-        return True
+    class Policy(LoadPolicy):
+        def load_ended(self, content_id: str) -> None:
+            ended.append(content_id)
 
-    loads.follow(lambda _: True, ended.append, try_again)
+        def found_no_memory(self, request: LoadRequest) -> bool:
+            short.append(request)
+            return True
+
     loads.memory.reserve(manifest)
     taken[0] = 399 << 20  # another instance turns out to take more than was predicted
-    loads.start()
+    loads.start(Policy())
     loads.demand(LoadRequest(manifest, demanded=True))
     wait_until(lambda: bool(ended), what="the load has ended")
     loads.stop()
@@ -140,7 +144,7 @@ def test_a_trial_load_is_a_phase_before_the_load(tmp_path: Path, monkeypatch: py
             return function(*arguments)
 
         monkeypatch.setattr(version_loads, name, noted)
-    loads.start()
+    loads.start(LoadPolicy())
     loads.want([LoadRequest(manifest, suspect=True)], ())
     wait_until(lambda: [record.state for record in models.records()] == [State.READY], what="it is ready")
     loads.stop()
@@ -150,15 +154,17 @@ def test_a_trial_load_is_a_phase_before_the_load(tmp_path: Path, monkeypatch: py
 def test_the_record_of_a_ready_version_tells_of_no_load_that_others_come_after(tmp_path: Path) -> None:
     repository = FolderRepository(tmp_path / "repository")
     manifest = publish_simulated(repository, "m", {})
-    models = LoadedModels()
-    loads = loads_of(repository, models, tmp_path)
     published: dict[State, list[str]] = {}
 
-    def publish() -> None:
-        published[models.all()[manifest.content_id].state] = [one.content_id for one in loads.records()]
+    class Publisher(BeatSignal):
+        def now(self) -> None:
+            published[models.all()[manifest.content_id].state] = [one.content_id for one in loads.records()]
 
-    models.on_change = models.on_progress = publish
-    loads.start()
+        soon = now
+
+    models = LoadedModels(signal=Publisher())
+    loads = loads_of(repository, models, tmp_path)
+    loads.start(LoadPolicy())
     loads.demand(LoadRequest(manifest, demanded=True))
     wait_until(lambda: State.READY in published, what="it is ready")
     assert published == {State.LOADING: [manifest.content_id], State.WARMING: [manifest.content_id], State.READY: []}
@@ -183,7 +189,7 @@ def test_a_trial_load_whose_warm_up_takes_too_long_fails_its_version_for_good(
         LoadGuard(LoadMarks(tmp_path / "run", "sim-0-1"), Limits(600.0, 1.0), lambda: None),
         lambda: 5.0,
     )
-    loads.start()
+    loads.start(LoadPolicy())
     loads.want([LoadRequest(manifest, suspect=True)], ())
     wait_until(lambda: [record.state for record in models.records()] == [State.FAILED], what="it failed")
     loads.stop()

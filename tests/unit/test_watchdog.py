@@ -17,6 +17,7 @@ from millstream.workers.batches.watchdog import (
     UNMEASURED_S,
     USUAL_S_MIN,
     Guarded,
+    LoopState,
     Watchdog,
 )
 from millstream.workers.models.run_history import RUNS_MIN
@@ -29,7 +30,9 @@ class Told:
 
     def __init__(self, run_s_max: float = 600.0) -> None:
         self.said: list[str] = []
+        self.loop = LoopState()
         self.watchdog = Watchdog(
+            self.loop,
             RedisClock(),
             run_s_max,
             lambda _: self.said.append("long"),
@@ -54,7 +57,7 @@ class Told:
             one.header.deadlines_ms[:] = [(time.time() + left_s) * 1000] * len(one.header.deadlines_ms)
         held = replace(holding(None, signature()), instance=self, measured={64: measured_s})  # type: ignore[arg-type]
         manifest = held.manifest.model_copy(update={"config": ModelConfig(**config)})
-        guarded = self.watchdog.arm(list(leases), replace(held, manifest=manifest, calls=Calls()))
+        guarded = self.loop.arm(list(leases), replace(held, manifest=manifest, calls=Calls()))
         for _ in range(RUNS_MIN if usual_s else 0):
             guarded.model.calls.history.add(guarded.input_bytes, usual_s)
         return guarded
@@ -90,7 +93,7 @@ def test_a_lone_request_runs_until_its_deadline() -> None:
     assert guarded.error[0] == Code.EXPIRED
     assert guarded.suspicious
     passed(guarded, GRACE_S + 0.1)
-    told.watchdog._guarded = guarded
+    told.loop.current = guarded
     assert told.look(guarded) == ["stuck"]
 
 
@@ -116,7 +119,7 @@ def test_no_process_ends_for_a_short_deadline() -> None:
         Code.EXPIRED,
         "the deadline passed before the model answered, and its run was terminated",
     )
-    told.watchdog._guarded = guarded
+    told.loop.current = guarded
     passed(guarded, GRACE_S + 1)
     assert told.look(guarded) == [], "it takes eight seconds, and nothing can make it shorter"
     passed(guarded, 8 * SUSPICIOUS_RUNS)
@@ -148,7 +151,7 @@ def test_a_run_that_ended_meanwhile_ends_no_process() -> None:
     told.look(guarded)
     passed(guarded, 100)
     told.look(guarded)
-    told.watchdog.disarm()
+    told.loop.disarm()
     passed(guarded, 100)
     assert told.look(guarded) == []
 

@@ -177,6 +177,36 @@ class RunCost(NamedTuple):
     form: str = ""  # as in ReplyHeader
 
 
+class LeaseValidity:
+    """Tells whether leases of this worker cannot have been reclaimed. The heartbeat writes it; instants are monotonic.
+
+    Args:
+        lease_s: the lease time.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._last_beat = 0.0
+        self._since = 0.0  # leases taken after this time were not reclaimed
+
+    def forget(self) -> None:
+        """Declare all leases taken until now invalid: other workers may have them."""
+        self._since = time.monotonic()
+
+    def beat(self, began: float, *, known: bool) -> None:
+        """Record a beat that reached Redis. `known`: Redis knew the worker before it."""
+        if not known or began - self._last_beat >= self.lease_s:
+            self.forget()  # before `_last_beat` changes: `holds` must not see the new value alone
+        self._last_beat = began
+
+    def holds(self, leased_at: float) -> bool:
+        """Return whether a lease taken at `leased_at` cannot have been reclaimed.
+
+        This holds if each beat since then reached Redis within the lease time of the previous beat.
+        """
+        return leased_at >= self._since and time.monotonic() - self._last_beat < self.lease_s
+
+
 class ReplyWriter:
     """Turns the outputs of a run into replies.
 

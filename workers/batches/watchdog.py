@@ -163,55 +163,77 @@ class Guarded:
         return self.waited_s if at_fault else 0.0
 
 
+class LoopState:
+    """What other threads see of the main loop, which writes it; made before it.
+
+    `runs`: without readiness probes. `waiting`: for work. `draining`: it takes no more work. `current`: its run.
+
+    Args:
+        mark: file that records the run, for the process that reads it after a crash.
+        forwards: whether instances run elsewhere, and are told how long callers wait.
+    """
+
+    def __init__(self, mark: RunMark | None = None, *, forwards: bool = False) -> None:
+        self.runs = 0
+        self.waiting = False
+        self.draining = False
+        self.current: Guarded | None = None
+        self.forwards = forwards
+        self._mark = mark
+
+    def runs_at_rest(self) -> int | None:
+        """Return the number of runs so far; None during a run."""
+        return self.runs if self.waiting else None
+
+    def arm(self, group: Sequence[Lease], model: LoadedModel) -> Guarded:
+        """Have the run of `group` watched that begins now, until `disarm`."""
+        if self._mark is not None:
+            self._mark.begin(group[0].lane, [lease.header.name for lease in group])
+        self.current = guarded = Guarded(group, model)
+        return guarded
+
+    def disarm(self) -> None:
+        """Stop watching: the run is over."""
+        self.current = None
+        if self._mark is not None:
+            self._mark.end()
+
+
 class Watchdog:
     """Watches the run of the main loop.
 
     Args:
+        loop: the state of the main loop.
         clock: the Redis clock, on which deadlines are.
         run_s_max: the limit of one run.
         on_long: called in the watchdog's thread when a run becomes suspicious, or is long while others wait
             behind it.
         on_stuck: called in that thread when a terminated run does not end; it does not return.
         grace_s: how long a terminated run may take to end; longer for devices whose libraries seldom check.
-        mark: file that records the current run, for the process that reads it after a crash.
         on_look: called in that thread at each look with the run, None between two runs; they do not block.
     """
 
     def __init__(
         self,
+        loop: LoopState,
         clock: RedisClock,
         run_s_max: float,
         on_long: Callable[[Guarded], None],
         on_stuck: Callable[[Guarded], None],
         grace_s: float = GRACE_S,
-        mark: RunMark | None = None,
         on_look: Sequence[Callable[[Guarded | None], None]] = (),
     ) -> None:
+        self._loop = loop
         self._clock = clock
         self._run_s_max = run_s_max
         self._on_long = on_long
         self._on_stuck = on_stuck
         self._grace_s = grace_s
-        self._mark = mark
         self._on_look = on_look
-        self._guarded: Guarded | None = None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-
-    def arm(self, group: Sequence[Lease], model: LoadedModel) -> Guarded:
-        """Watch the run of `group` that begins now, until `disarm`."""
-        if self._mark is not None:
-            self._mark.begin(group[0].lane, [lease.header.name for lease in group])
-        self._guarded = guarded = Guarded(group, model)
-        return guarded
-
-    def disarm(self) -> None:
-        """Stop watching: the run is over."""
-        self._guarded = None
-        if self._mark is not None:
-            self._mark.end()
 
     def _watch(self) -> None:
         while True:
@@ -219,7 +241,7 @@ class Watchdog:
             self._look()
 
     def _look(self) -> None:
-        guarded = self._guarded
+        guarded = self._loop.current
         if guarded is not None:
             try:
                 self._check(guarded, time.monotonic())
@@ -240,7 +262,7 @@ class Watchdog:
         if guarded.error is None and (error := guarded.why_end(now)) is not None:
             self.end(guarded, error)
         # A short deadline of a caller must not end the process: a run that is no longer than usual is left to end.
-        elif now > guarded.terminated_at + self._grace_s and guarded.suspicious and guarded is self._guarded:
+        elif now > guarded.terminated_at + self._grace_s and guarded.suspicious and guarded is self._loop.current:
             self._on_stuck(guarded)
 
     @staticmethod

@@ -86,6 +86,21 @@ class Load:
         return self.wanted.content_id
 
 
+class LoadPolicy:
+    """Decides on the loads of a worker, in their threads. This one lets all begin."""
+
+    def admits(self, request: LoadRequest) -> bool:
+        """Return whether a load may begin now; False: it does not begin, and is not asked for again."""
+        return True
+
+    def load_ended(self, content_id: str) -> None:
+        """Take note of a load that has ended."""
+
+    def found_no_memory(self, request: LoadRequest) -> bool:
+        """Return whether a load that found no memory is tried again, or its failure was published; False: it failed."""
+        return False
+
+
 class Loader:
     """Runs loads in threads of their own and ends those that exceed their limits.
 
@@ -102,10 +117,7 @@ class Loader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
-        #: Called before a load begins; False: it does not begin, and is not asked for again.
-        self.admit: Callable[[LoadRequest], bool] = lambda _: True
-        #: Called with the content id after a load has ended, in its thread.
-        self.on_end: Callable[[str], None] = lambda _: None
+        self._policy = LoadPolicy()
         self._on_stuck = on_stuck
         self._limits = limits
         self._clock = clock
@@ -116,7 +128,9 @@ class Loader:
         self._threads = LoadThreads(LOADS_MAX)
         self._thread = threading.Thread(target=self._watch, name="loads", daemon=True)
 
-    def start(self) -> None:
+    def start(self, policy: LoadPolicy) -> None:
+        """Let loads begin. `policy` decides on them."""
+        self._policy = policy
         self._threads.renew()
         self._thread.start()
 
@@ -249,7 +263,7 @@ class Loader:
             if any(now - load.began < _waits_s(wanted.demanded, load.wanted.demanded) for load in self._loads):
                 return
             self._queue.remove(wanted)
-            if not self.admit(wanted):
+            if not self._policy.admits(wanted):
                 continue
             load = Load(wanted, now)
             self.loading(load)
@@ -265,7 +279,7 @@ class Loader:
             with self._lock:
                 self._loads.remove(load)
                 self._lock.notify_all()
-            self.on_end(load.content_id)
+            self._policy.load_ended(load.content_id)
 
     def _check(self, load: Load) -> None:
         now = self._clock()

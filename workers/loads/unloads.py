@@ -43,12 +43,11 @@ class EvictionReason(StrEnum):
 
 
 class Unloads:
-    """Unloads versions.
+    """Unloads versions. `changed` is notified when an instance was closed; the residency decides under it.
 
     Args:
         connect: opens a consumer for one unload.
         stopping: set when the process is to end: then it waits for nothing.
-        on_unsure: called when it is not known whether Redis released a lane.
         run_apart: runs a function beside the caller; closing a large instance takes seconds.
     """
 
@@ -59,7 +58,6 @@ class Unloads:
         metrics: WorkerMetrics,
         stopping: threading.Event,
         budget: MemoryBudget,
-        on_unsure: Callable[[], None],
         run_apart: Callable[[Callable[[], None]], None] = lambda function: threading.Thread(
             target=function, name="close", daemon=True
         ).start(),
@@ -69,11 +67,10 @@ class Unloads:
         self._metrics = metrics
         self._stopping = stopping
         self._budget = budget
-        self._on_unsure = on_unsure
         self._run_apart = run_apart
+        self.changed = threading.Condition(threading.RLock())
         self._lock = threading.Lock()
         self._closing = Counter[str]()  # content ids
-        self.on_closed: Callable[[], None] = lambda: None  # called in the thread that closed an instance
 
     def end_series(self, exists: Exists, now: float) -> None:
         """End the metrics of versions that were deleted, of which `exists` says that there are none."""
@@ -131,7 +128,7 @@ class Unloads:
                 released = consumer.release_lane(content_id, others_min)
             except Failure:
                 model.gate.closed = False
-                self._on_unsure()
+                self._models.signal.add_lanes_again()  # it is not known whether Redis released the lane
                 raise
             if not released:
                 model.gate.closed = False
@@ -157,7 +154,7 @@ class Unloads:
                 consumer.remove_lane(content_id)
             except Failure:
                 model.gate.closed = False
-                self._on_unsure()
+                self._models.signal.add_lanes_again()  # it is not known whether Redis released the lane
                 raise
             self._budget.begin_unload(content_id)
             self._models.move(content_id, State.DRAINING)
@@ -208,7 +205,8 @@ class Unloads:
         self._budget.freed(model.manifest.content_id)
         with self._lock:
             self._closing -= Counter([model.manifest.content_id])  # without those of which none is left
-        self.on_closed()
+        with self.changed:
+            self.changed.notify_all()
         self._metrics.unload_ended(model.manifest, time.monotonic() - began)
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s, %s", model.manifest.model, model.manifest.version, why, extra=about)

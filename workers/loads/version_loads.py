@@ -25,8 +25,7 @@ from millstream.workers.heartbeat import YIELD_S
 from millstream.workers.instances.load_version import LoadedVersion, LoadEnvironment, load, probe
 from millstream.workers.loads.failed_loads import FailedLoad, FailedLoads
 from millstream.workers.loads.load_memory import LoadMemory, NotFree
-from millstream.workers.loads.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
-from millstream.workers.memory.spare import SpareMemory
+from millstream.workers.loads.loader import NOT_WANTED, Limits, Load, Loader, LoadPolicy, LoadRequest
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.exploration import Exploration
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
@@ -67,28 +66,18 @@ class VersionLoads:
         self._metrics = metrics
         self._guard = guard
         self._now = now
-        #: Called when a load found no memory; True: it is tried again, or its failure is published.
-        self._on_out_of_memory: Callable[[LoadRequest], bool] = lambda _: False
+        self._policy = LoadPolicy()
         self._stopping = False
         self.failed = FailedLoads() if failed is None else failed
         self.memory = LoadMemory(repository, at)
         self._compiles = VariantCompiles(at, at.variants) if at.variants is not None else None
-        #: memory of work in the background, which ends for loads
-        self.spare: list[SpareMemory] = [] if self._compiles is None else [self._compiles.memory]
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loader = Loader(self._load, self._on_stuck, guard.limits)
 
-    def follow(
-        self,
-        admit: Callable[[LoadRequest], bool],
-        on_end: Callable[[str], None],
-        on_out_of_memory: Callable[[LoadRequest], bool],
-    ) -> None:
-        """Set what is called before a load begins, after it has ended, and when it found no memory."""
-        self._loader.admit, self._loader.on_end, self._on_out_of_memory = admit, on_end, on_out_of_memory
-
-    def start(self) -> None:
-        self._loader.start()
+    def start(self, policy: LoadPolicy) -> None:
+        """Let loads begin. `policy` decides on them."""
+        self._policy = policy
+        self._loader.start(policy)
 
     def stop(self) -> None:
         """Begin no further load. A load in progress that cannot be ended ends with the process."""
@@ -105,12 +94,12 @@ class VersionLoads:
 
     def give_way(self) -> bool:
         """End one piece of work whose memory a load needs, and return whether that memory is free now."""
-        return any(memory.give_way() for memory in self.spare)
+        return any(memory.give_way() for memory in self.memory.budget.spare)
 
     @property
     def giving_way(self) -> bool:
         """Whether work in the background is being ended for a load."""
-        return any(memory.giving_way for memory in self.spare)
+        return any(memory.giving_way for memory in self.memory.budget.spare)
 
     @property
     def busy(self) -> bool:
@@ -198,7 +187,7 @@ class VersionLoads:
         except Failure as failure:
             self.memory.failed(manifest, failure)
             short = isinstance(failure, OutOfMemory | NotFree) and not stop.reason
-            if short and self._on_out_of_memory(current.wanted):
+            if short and self._policy.found_no_memory(current.wanted):
                 return
             if stop.reason and stop.reason != NOT_WANTED:
                 self._give_up(manifest, stop.reason)

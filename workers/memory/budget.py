@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from millstream.services.placement.views import Footprint
 from millstream.services.process.memory_use import own_bytes
@@ -36,6 +36,17 @@ class DeviceBudget(NamedTuple):
     real_bytes: Callable[[], int] = lambda: 0
 
 
+class SpareAccount(Protocol):
+    """Memory that work in the background takes while no load needs it (spare.py)."""
+
+    @property
+    def giving_way(self) -> bool:
+        """Whether memory that a load needs is about to be free."""
+
+    def give_way(self) -> bool:
+        """Stop the work in progress, and return whether its memory is free now; False also if there was none."""
+
+
 class Measuring:
     """Whether a load was alone, besides runs of loaded models, while it was measured."""
 
@@ -45,6 +56,8 @@ class Measuring:
 
 class MemoryBudget:
     """The memory of one worker process, by content id. Safe for several threads.
+
+    `spare`: the accounts of work in the background, which ends for loads.
 
     Args:
         budget_bytes: memory that the process may use, the interpreter included; 0: no limit.
@@ -67,6 +80,7 @@ class MemoryBudget:
         self._spare = spare_bytes
         self._follow = follow
         self._device = device or DeviceBudget(0)
+        self.spare: list[SpareAccount] = []
         self._lock = threading.Lock()
         self._base = real_bytes() + spare_bytes
         self._device_base = self._device.real_bytes()

@@ -17,25 +17,22 @@ CHECK_S = 0.5
 class IdleTrimmer:
     """Checks every CHECK_S whether the worker is idle and should return memory; runs until the process ends.
 
-    Args:
-        runs: returns the number of runs so far, without readiness probes.
-        waiting: returns whether the worker is waiting for work.
+    `runs_at_rest` returns the number of runs so far, without readiness probes; None during a run.
     """
 
-    def __init__(self, runs: Callable[[], int], waiting: Callable[[], bool]) -> None:
-        self._runs = runs
-        self._waiting = waiting
+    def __init__(self, runs_at_rest: Callable[[], int | None]) -> None:
+        self._runs_at_rest = runs_at_rest
         self._thread = threading.Thread(target=self._run, name="trim", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def _run(self) -> None:
-        policy, runs = IdleTrim(resident_bytes()), self._runs()
+        policy, runs = IdleTrim(resident_bytes()), self._runs_at_rest()
         while True:
             time.sleep(CHECK_S)
-            before, runs = runs, self._runs()
-            idle = self._waiting() and runs == before
+            before, runs = runs, self._runs_at_rest()
+            idle = runs is not None and runs == before
             resident = resident_bytes()
             if policy.due(idle=idle, quiet=False) and policy.grown(resident):
                 trim()

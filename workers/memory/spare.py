@@ -34,6 +34,7 @@ class SpareMemory:
         self._stop = stop
         self._monotonic = monotonic
         self._freed = threading.Condition()
+        budget.spare.append(self)
         self._account = ""  # of the reservation; empty: there is none
         self._asked: float | None = None  # when a load needed the memory first; None: none did
 

@@ -15,6 +15,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
+from millstream.workers.models.beat_signal import BeatSignal
 from millstream.workers.models.direct_gate import DirectGate
 from millstream.workers.models.exploration import Exploration
 from millstream.workers.models.usage_log import Calls, Known, UsageLog
@@ -139,14 +140,20 @@ def _differ(published: Mapping[int, float], measured: Mapping[int, float]) -> bo
 
 
 class LoadedModels:
-    """Versions by content id, which is also the lane's name. `on_change` is called after each change.
+    """Versions by content id, which is also the lane's name. `signal` is set after each change.
 
     Args:
         usage: what is known about the calls of each version.
         offset_s: returns the Redis clock minus the monotonic clock.
     """
 
-    def __init__(self, usage: UsageLog | None = None, offset_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        usage: UsageLog | None = None,
+        offset_s: Callable[[], float] = lambda: 0.0,
+        signal: BeatSignal | None = None,
+    ) -> None:
+        self.signal = signal or BeatSignal()
         self.usage = usage or UsageLog()
         self._offset_s = offset_s
         self._models: dict[str, LoadedModel] = {}
@@ -154,9 +161,6 @@ class LoadedModels:
         self._records: dict[str, _Published] = {}
         #: Locked while lanes are added to Redis or removed from it: no lane is added that was just removed.
         self.changing_lanes = threading.Lock()
-        self.on_change: Callable[[], None] = lambda: None
-        #: called instead after progress of a load, which may be published a moment later
-        self.on_progress: Callable[[], None] = lambda: None
 
     def get(self, content_id: str) -> LoadedModel | None:
         return self._models.get(content_id)
@@ -168,9 +172,9 @@ class LoadedModels:
         with self._changing:
             self._models[model.manifest.content_id] = model
         if model.state in {State.LOADING, State.WARMING}:
-            self.on_progress()
+            self.signal.soon()  # progress of a load may be published a moment later
         else:
-            self.on_change()
+            self.signal.now()
 
     def move(self, content_id: str, state: State, reason: str | None = None) -> None:
         """Change the state of a version, unless it was removed."""
@@ -178,7 +182,7 @@ class LoadedModels:
             model = self._models.get(content_id)
             if model is not None:
                 self._models[content_id] = replace(model, state=state, reason=reason)
-        self.on_change()
+        self.signal.now()
 
     def learn(self, content_id: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
         """Set the number of rows that run together, unless `exploration` belongs to an instance that was replaced.
@@ -191,7 +195,7 @@ class LoadedModels:
                 return
             limit = model.rows_fitting if fitting is None else min(fitting, model.rows_fitting)
             self._models[content_id] = replace(model, rows_efficient=rows, rows_fitting=limit)
-        self.on_change()
+        self.signal.now()
 
     def swap(
         self, model: LoadedModel, instance: Instance, measured: dict[int, float], rows_efficient: int, variant: str
@@ -213,7 +217,7 @@ class LoadedModels:
                 rows_fitting=1 << 30,
                 variant=variant,
             )
-        self.on_change()
+        self.signal.now()
         return True
 
     def run_alone(self, content_id: str, reason: str) -> None:
@@ -223,12 +227,12 @@ class LoadedModels:
             if model is None or model.alone == reason:
                 return
             self._models[content_id] = replace(model, alone=reason)
-        self.on_change()
+        self.signal.now()
 
     def remove(self, content_id: str) -> None:
         with self._changing:
             self._models.pop(content_id, None)
-        self.on_change()
+        self.signal.now()
 
     def records(self) -> tuple[InstanceRecord, ...]:
         """Return the records to publish; an unchanged record is the same object as last time."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from millstream.services.placement.views import Refusal, RefusalKind
 from millstream.services.wire.records import RefusalRecord
+from millstream.workers.models.beat_signal import BeatSignal
 
 REFUSALS_MAX = 1000  # beyond, the oldest is dropped
 LOGGED_AGAIN_S = 60.0  # interval at which the refusal of a version for the same kind of reason is logged again
@@ -17,17 +18,23 @@ class Refusals:
     """Refusals by content id. Safe for several threads.
 
     Args:
+        signal: is set after each change.
         now: returns monotonic seconds.
         on_redis_clock: returns an instant of `now` on the Redis clock, on which it is published.
     """
 
-    def __init__(self, now: Callable[[], float], on_redis_clock: Callable[[float], float] = lambda at: at) -> None:
+    def __init__(
+        self,
+        signal: BeatSignal,
+        now: Callable[[], float],
+        on_redis_clock: Callable[[float], float] = lambda at: at,
+    ) -> None:
+        self._signal = signal
         self._now = now
         self._on_redis_clock = on_redis_clock
         self._lock = threading.Lock()
         self._refusals: dict[str, RefusalRecord] = {}  # `until` is an instant of `now`
         self._logged: dict[str, tuple[RefusalKind, float]] = {}  # by content id: its last line, and when
-        self.on_change: Callable[[], None] = lambda: None
 
     def add(self, content_id: str, refusal: Refusal) -> None:
         """Publish why a version is not loaded, until it is worth another try."""
@@ -38,7 +45,7 @@ class Refusals:
             self._refusals[content_id] = record
             while len(self._refusals) > REFUSALS_MAX:
                 del self._refusals[next(iter(self._refusals))]
-        self.on_change()
+        self._signal.now()
 
     def first(self, content_id: str, kind: RefusalKind) -> bool:
         """Return whether a refusal is worth a line in the log: each kind once in LOGGED_AGAIN_S for a version."""
@@ -58,7 +65,7 @@ class Refusals:
         with self._lock:
             known = self._refusals.pop(content_id, None)
         if known is not None:
-            self.on_change()
+            self._signal.now()
 
     def of(self, content_id: str) -> RefusalRecord | None:
         """Return the refusal of a version that still holds. Its `until` is monotonic."""

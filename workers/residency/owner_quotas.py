@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from millstream.services.access.document import memory_quotas
@@ -35,17 +35,19 @@ class OwnerQuotas:
     Args:
         worker: name of the worker, which stays the same when it is started again: it takes over what that told.
         loads: of the worker.
+        keys: of the repository; None: quotas are not in force.
     """
 
     def __init__(
-        self, worker: str, state: ResidencyState, view: OwnView, models: LoadedModels, loads: VersionLoads
+        self,
+        worker: str,
+        state: ResidencyState,
+        view: OwnView,
+        models: LoadedModels,
+        loads: VersionLoads,
+        keys: AccessKeys | None,
     ) -> None:
-        #: of the repository; None: quotas are not in force
-        self.keys: AccessKeys | None = None
-        #: called when models may be loaded that a quota did not allow before
-        self.on_change: Callable[[], None] = lambda: None
-        #: has `exchange` called soon
-        self.soon: Callable[[], None] = lambda: None
+        self._keys = keys
         self._worker = worker
         self._state = state
         self._view = view
@@ -62,22 +64,22 @@ class OwnerQuotas:
     def read(self) -> None:
         """Read the quotas, if some time has passed since and the keys have changed. Without the keys, those before."""
         now = time.monotonic()
-        if self.keys is None or now < self._read_at + READ_S:
+        if self._keys is None or now < self._read_at + READ_S:
             return
         self._read_at = now
         try:
-            stamp = self.keys.stamp()
+            stamp = self._keys.stamp()
             if stamp is not None and stamp == self._stamp:
                 return
-            limits = memory_quotas(self.keys.read().documents)
+            limits = memory_quotas(self._keys.read().documents)
         except Failure as failure:
             log.warning("the keys cannot be read, and memory quotas stay as they are: %s", failure.message)
             return
         self._stamp = stamp
         if limits != self._limits:
             self._limits = limits
-            self.soon()
-            self.on_change()
+            self._models.signal.soon()
+            self._state.learnt = True
 
     def exchange(self, consumer: Consumer, life_s: float) -> Mapping[str, int]:
         """Tell what the models of keys with a quota take here, for `life_s`, and learn it of the others.
@@ -96,7 +98,7 @@ class OwnerQuotas:
         others = {worker: theirs for worker, theirs in others.items() if theirs}
         if others != self._others:
             self._others = others
-            self.on_change()
+            self._state.learnt = True
         return {key: one.taken for key, one in held.items()}
 
     def all(self) -> list[Quota]:
@@ -124,7 +126,7 @@ class OwnerQuotas:
         asked, self._asked = self._asked, {}
         if asked != self._wanted:
             self._wanted = asked
-            self.soon()
+            self._models.signal.soon()
 
     def view(self, key: str, worker: WorkerView) -> tuple[WorkerView, Collection[str]]:
         """Return a worker with the instances of a key's models alone, and which of these are on their way out."""

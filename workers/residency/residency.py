@@ -21,13 +21,14 @@ from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.queue.clock import RedisClock
+from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.sizes import sizes
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
-from millstream.services.wire.worker_id import name_of
+from millstream.services.wire.worker_id import name_of, pool_of
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
-from millstream.workers.loads.loader import LoadRequest
+from millstream.workers.loads.loader import LoadPolicy, LoadRequest
 from millstream.workers.loads.unloads import Unloads
 from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.batching_verdicts import BatchingVerdicts
@@ -48,21 +49,23 @@ UNKNOWN_S_MAX = 2.0  # for the reconciler to read a version that was ordered jus
 _LOADS = frozenset({State.LOADING, State.WARMING})
 
 
-class Residency:
+class Residency(LoadPolicy):
     """The versions of one worker. Safe for several threads: one at a time decides.
 
     `again` are orders that the worker gives itself, `ended` the content ids whose demands end without a lane.
 
     Args:
-        worker: id of the worker, its pool, and its number in the pool.
+        worker: id of the worker.
+        number: its number in its pool.
+        keys: of the repository; None: quotas are not in force.
         clock: the Redis clock.
     """
 
     def __init__(
         self,
         worker: str,
-        pool: str,
         number: int,
+        keys: AccessKeys | None,
         models: LoadedModels,
         loads: VersionLoads,
         unloads: Unloads,
@@ -74,25 +77,22 @@ class Residency:
         self._budget = loads.memory.budget
         self._kind = loads.kind
         self._clock = clock
-        self._state = ResidencyState()
-        self._own = OwnView(worker, pool, self._state, models, loads, clock)
-        self.quotas = OwnerQuotas(name_of(worker), self._state, self._own, models, loads)
-        self.quotas.on_change = self._on_quotas
+        self._state = ResidencyState(unloads.changed)
+        self._own = OwnView(worker, pool_of(worker), self._state, models, loads, clock)
+        self.quotas = OwnerQuotas(name_of(worker), self._state, self._own, models, loads, keys)
         self.evictions = Evictions(self._state, self._own, models, loads, unloads, self.quotas)
         self._room = RoomMaking(self._state, self._own, self.evictions, loads, unloads, self.quotas)
-        self.refusals = Refusals(self._own.monotonic, self._own.on_redis_clock)
+        self.refusals = Refusals(models.signal, self._own.monotonic, self._own.on_redis_clock)
         self._batching = BatchingVerdicts(models)
         self.again = self._state.again
         self.ended = self._state.ended
         self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
         self._needs: dict[str, Footprint] = {}  # what the versions take, as of the last load
         self._whole = True  # whether all versions fit together
-        self._learnt = False  # whether a load ended since preloads were last chosen
         self._retried: set[str] = set()  # content ids of loads that found no memory and are tried again
         self._retries: dict[str, Order] = {}  # for when these loads have ended
         self._fit_checks = FitChecks()
         self.turns = Turns(self._state, self._own, self._room, models, loads, self._fit_checks, self._on_turn)
-        loads.follow(self._admit, self._on_end, self._on_out_of_memory)
 
     # What the worker holds without any order.
 
@@ -123,19 +123,15 @@ class Residency:
             self._room.give_back(content_id)  # it was ordered, and its load had not begun
             self.ended.append(content_id)
 
-    def _on_quotas(self) -> None:
-        """Choose preloads again: quotas, or what other workers hold of them, have changed."""
-        self._learnt = True
-
     def reconsider(self) -> None:
         """Choose preloads again after loads have ended, when their memory is known."""
-        if self._learnt and not self._loads.pending:
+        if self._state.learnt and not self._loads.pending:
             with self._state.changed:
                 self._choose()
 
     def _choose(self) -> None:
-        if self._learnt:
-            self._learnt = False
+        if self._state.learnt:
+            self._state.learnt = False
             self._needs.clear()  # predictions have changed
         active, models = self._loads.active(), self._models.all()
         fitting: list[Wanted] = []
@@ -224,7 +220,7 @@ class Residency:
             if model.state is State.LOADING and content_id not in active and content_id not in kept:
                 self._models.remove(content_id)
 
-    def _admit(self, request: LoadRequest) -> bool:
+    def admits(self, request: LoadRequest) -> bool:
         """Return whether a load may begin now, and reserve its memory. Called by the loader, which is locked."""
         content_id = request.content_id
         if request.demanded:
@@ -235,13 +231,13 @@ class Residency:
         wanted = self._state.wanted.get(content_id)
         quota = None if wanted is None else self.quotas.of(wanted)
         if quota is not None and not quota.allows(need):
-            self._learnt = True  # `reconsider` leaves it out, until its quota is free
+            self._state.learnt = True  # `reconsider` leaves it out, until its quota is free
             return False
         limit = 1.0 if self._whole or (wanted is not None and wanted.placement.pin) else FILL_SHARE
         if self._room.reserve(content_id, need, limit):
             return True
         if self._loads.giving_way:
-            self._learnt = True  # `reconsider` tries again, and the version stays one that is being loaded
+            self._state.learnt = True  # `reconsider` tries again, and the version stays one that is being loaded
             return False
         self._state.put_away.add(content_id)
         model = self._models.get(content_id)
@@ -353,7 +349,7 @@ class Residency:
         """Publish that a version is not loaded now. One that never fits is loaded once more, which fails it."""
         if kind is RefusalKind.TOO_LARGE:
             self._models.set(LoadedModel(manifest, State.LOADING))
-            self._learnt = True
+            self._state.learnt = True
         else:
             self._models.remove(manifest.content_id)
 
@@ -363,9 +359,9 @@ class Residency:
         if not fits:
             self._state.put_away -= unloaded
 
-    def _on_end(self, content_id: str) -> None:
+    def load_ended(self, content_id: str) -> None:
         """Note the end of a load, in its thread. A demand ends when the lane is added, otherwise here."""
-        self._learnt = True
+        self._state.learnt = True
         self.evictions.load_ended()
         retry = self._retries.pop(content_id, None)
         model = self._models.get(content_id)
@@ -384,7 +380,7 @@ class Residency:
             self.ended.append(content_id)
         self.turns.advance(None)  # the next one of the line need not wait for the thread of the orders
 
-    def _on_out_of_memory(self, request: LoadRequest) -> bool:
+    def found_no_memory(self, request: LoadRequest) -> bool:
         """Try a load that found no memory once more, if it is awaited, with the corrected number; False: it failed."""
         content_id = request.content_id
         wanted = self._state.wanted.get(content_id)

@@ -56,7 +56,6 @@ class RoomMaking:
         self._quotas = quotas
         self._memory = loads.memory
         self._budget = loads.memory.budget
-        unloads.on_closed = self._on_closed
 
     def make(
         self,
@@ -198,8 +197,3 @@ class RoomMaking:
         if check:
             protected |= {content_id for content_id, held in view.instances.items() if held.last_used}
         return view, protected
-
-    def _on_closed(self) -> None:
-        """Let an order go on that waits for the memory of an instance that was closed now, in its thread."""
-        with self._state.changed:
-            self._state.changed.notify_all()

@@ -20,10 +20,12 @@ class ResidencyState:
         put_away: content ids that were unloaded, or not loaded, for want of memory or of calls: not preloaded.
         again: orders that this worker gives itself.
         ended: content ids whose demands end without a lane.
+        learnt: whether preloads are to be chosen again: a load ended, or quotas changed.
     """
 
-    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
+    changed: threading.Condition
     wanted: dict[str, Wanted] = field(default_factory=dict)
     put_away: set[str] = field(default_factory=set)
     again: deque[Order] = field(default_factory=deque)
     ended: deque[str] = field(default_factory=deque)
+    learnt: bool = False
