@@ -11,6 +11,7 @@ from types import FunctionType
 
 from millstream.gateway.access.access_control import AccessControl
 from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell
@@ -43,8 +44,6 @@ from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.codec import V2CodecFactory
 from millstream.gateway.v2.service import InferService
 from millstream.plugins.convert.conversion import end_warm_importers
-from millstream.plugins.fleet.gateway.reporter import LoadReporter
-from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name
@@ -100,11 +99,9 @@ class Gateway:
             "gateway", settings.home / "run" / LOG_LEVELS, InstallationLevel(address, keys, "gateway").read
         )
         self.log_levels = StoredLogLevels(address, keys)
-        self._scale_state = ScaleState(address, keys)
-        self.snapshots, self.lanes = SnapshotCell(), LaneTable()
+        self.snapshots, self.lanes, self.scale = SnapshotCell(), LaneTable(), ScaleView()
         self.producer = self._producer(address, keys)
-        self.loads = LoadReporter(self.name, self._scale_state, self.lanes)
-        self.demands = Demands(self.snapshots.get, self.lanes, self._footprint, self.loads)
+        self.demands = Demands(self.snapshots.get, self.lanes, self._footprint, self.scale)
         self.quarantine = Quarantine(
             self.registry.gauge(catalogue.REQUESTS_QUARANTINED),
             self.registry.counter(catalogue.REQUESTS_REFUSED, "quarantined"),
@@ -150,7 +147,7 @@ class Gateway:
             self.repository,
             self.cluster_state,
             self.snapshots,
-            self.loads,
+            self.scale,
             self._apply,
             events.handlers,
         )
@@ -169,9 +166,14 @@ class Gateway:
         return GatewayParts(
             settings=self.settings,
             name=name,
+            unique_name=self.name,
+            address=_redis_address(self.settings),
+            keys=InstallationKeys(installation_name(self.settings)),
             registry=self.registry,
             repository=self.repository,
             catalog=self.catalog,
+            lanes=self.lanes,
+            scale=self.scale,
             cluster_state=self.cluster_state,
             caller=self.caller,
             texts=self.texts,
@@ -192,7 +194,7 @@ class Gateway:
     def _workers_or_asleep(self) -> int:
         """Return the number of live workers, and of pools that have none until their first request."""
         workers = self.snapshots.current.workers
-        return len(workers) or len(self.loads.asleep(()))
+        return len(workers) or len(self.scale.asleep(()))
 
     def _footprint(self, manifest: Manifest, worker: WorkerRecord) -> Footprint:
         return self.repository.footprints.of(manifest, worker.kind)
@@ -236,7 +238,6 @@ class Gateway:
             *self.access.loops(),
             self.budgets.trim.run(),
             self._redis_probe.run(),
-            self.loads.run(),
             asyncio.to_thread(self.repository.footprints.learn, self._manifests()),  # the start does not wait for it
             asyncio.to_thread(self._tell_sandbox),
         ]
@@ -249,7 +250,6 @@ class Gateway:
         await self.readiness_probe.stop()
         await self.demands.stop()
         await cancel_all(self._loops)  # before the connections that they use are closed
-        await self.loads.close()
         await self.texts.close()
         await self.catalog.stop()
         await self.producer.stop()
@@ -312,7 +312,6 @@ class Gateway:
             stop=self.stop,
             version=VERSION,
             footprint=self._footprint,
-            decisions=self._scale_state.decisions,
             gate=self.access.gate,
             browser_guard=self.access.browser_guard,
             keys=self.access.keys,

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from types import FunctionType
 
 from millstream.gateway.access.gate import Gate
-from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.interfaces import ModelCatalog, ScaleView
 from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.texts import Texts
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.plugin.registry import contributions
 from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
 
@@ -29,9 +32,14 @@ class GatewayParts:
 
     settings: Settings
     name: str  # of the process, as logs and metrics have it
+    unique_name: str  # of this start of the process, in Redis
+    address: RedisAddress
+    keys: InstallationKeys
     registry: MetricsRegistry
     repository: Repository
     catalog: ModelCatalog
+    lanes: LaneTable
+    scale: ScaleView  # a plug-in that scales pools sets it
     cluster_state: ClusterState
     caller: Callable[[str], Caller]  # runs requests of a protocol, by its label of the metrics
     texts: Texts  # tokenizes requests with texts

@@ -40,12 +40,25 @@ class ModelCatalog(Protocol):
 
 
 class ScaleView:
-    """What a gateway knows of pools whose number of workers follows their load. This one knows of none."""
+    """What a gateway knows of pools whose number of workers follows their load: nothing, until a plug-in says it."""
+
+    def __init__(self) -> None:
+        self._starts: Mapping[str, float] = {}
+        self._to_zero: frozenset[str] = frozenset()
+
+    def set(self, starts: Mapping[str, float], to_zero: frozenset[str]) -> None:
+        """Replace what is known.
+
+        Args:
+            starts: seconds until a pool without workers has one that is started for a request, by pool.
+            to_zero: those that need no worker until their first request.
+        """
+        self._starts, self._to_zero = starts, to_zero
 
     def asleep(self, staffed: Collection[str]) -> frozenset[str]:
         """Return the pools without workers that need none until their first request. `staffed`: those with workers."""
-        return frozenset()
+        return self._to_zero.difference(staffed)
 
     def start_s(self, pool: str) -> float:
         """Return the seconds until a pool without workers has one that is started for a request; 0: none is."""
-        return 0.0
+        return self._starts.get(pool, 0.0)

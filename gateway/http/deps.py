@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +19,6 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.texts.texts import Texts
-from millstream.plugins.fleet.scaling import ScaleDecision
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -32,11 +31,6 @@ from millstream.services.settings import Settings
 from millstream.services.wire.records import WorkerRecord
 
 T = TypeVar("T")
-
-
-async def no_decisions() -> tuple[Mapping[str, ScaleDecision], float]:
-    """Return that no controller has decided about any pool."""
-    return {}, 0.0
 
 
 def part_of(parts: Iterable[object], of: type[T]) -> T:
@@ -80,8 +74,6 @@ class Deps:
     keys: KeyWatch  # keeps the keys as the repository has them
     audit: AuditLog
     observer: Observer | None = None  # takes finished requests, where traces or the access log are on
-    #: reads the last decisions about the size of each pool, and the time of the Redis clock
-    decisions: Callable[[], Awaitable[tuple[Mapping[str, ScaleDecision], float]]] = no_decisions
     load_s: Callable[[VersionView], float] = lambda _: 0.0  # predicted seconds of a version's load; 0: unknown
     parts: tuple[object, ...] = ()  # those of plug-ins
 

@@ -5,6 +5,7 @@ from millstream.services.plugin.plugin import Command, Plugin, Process
 PLUGIN = Plugin(
     name="fleet",
     http=("millstream.plugins.fleet.gateway.routes_scale:ADAPTER",),
+    gateway=("millstream.plugins.fleet.gateway.reporter:build",),
     supervisor=("millstream.plugins.fleet.supervisor:build",),
     process=(Process(name="controller", module="millstream.plugins.fleet.controller"),),
     commands=(

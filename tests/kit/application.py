@@ -19,6 +19,7 @@ from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
+from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.drain import Drain
@@ -31,6 +32,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.observing.recorder import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts
 from millstream.gateway.scheduling.caller import caller_of
+from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
@@ -182,9 +184,14 @@ class Application:
             GatewayParts(
                 settings=self.settings,
                 name="gateway-0",
+                unique_name="0-test",
+                address=no_redis,
+                keys=InstallationKeys("test"),
                 registry=self.registry,
                 repository=self.repository,
                 catalog=self.catalog,
+                lanes=LaneTable(),
+                scale=ScaleView(),
                 cluster_state=cluster_state,
                 caller=caller,
                 texts=texts,

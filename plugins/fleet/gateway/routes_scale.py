@@ -8,6 +8,7 @@ from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
 from millstream.plugins.fleet.gateway import schemas_scale as schemas
+from millstream.plugins.fleet.gateway.reporter import LoadReporter
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
 
@@ -21,7 +22,7 @@ router = APIRouter(prefix="/admin/v1")
     responses=documented(503),
 )
 async def list_scale(deps: DepsOf) -> schemas.Scale:
-    decisions, _ = await deps.decisions()
+    decisions, _ = await deps.part(LoadReporter).decisions()
     return schemas.scale(decisions)
 
 
@@ -32,7 +33,7 @@ async def list_scale(deps: DepsOf) -> schemas.Scale:
     responses=documented(404, 503),
 )
 async def get_scale(pool: str, deps: DepsOf) -> schemas.PoolScale:
-    decisions, now = await deps.decisions()
+    decisions, now = await deps.part(LoadReporter).decisions()
     return schemas.pool_scale(decisions, pool, now)
 
 
