@@ -16,9 +16,8 @@ if __name__ == "__main__":
     exit_without("gateway", "cpu")
     exit_unfit("millstream.gateway.connection.uvicorn_hooks", "millstream.services.queue.redis_parts")
 
-from millstream.gateway.connection.fd_limit import connections_within_limit
-from millstream.gateway.connection.server import Server
-from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX
+from millstream.gateway.connection.server import Server, connections_within_limit
+from millstream.gateway.connection.tls_connection import HANDSHAKES_MAX
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.listeners import grpc_server, http_config, http_protocol
 from millstream.gateway.scheduling.preloads import Preloads

@@ -17,11 +17,10 @@ from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.certificate_watch import CertificateWatch
-from millstream.gateway.cluster_events import ClusterEvents, QuarantineNews
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.fd_limit import HTTP_SHARE
 from millstream.gateway.connection.http_counts import HttpCounts
-from millstream.gateway.connection.tls_handshakes import HANDSHAKES_MAX, Handshakes
+from millstream.gateway.connection.server import HTTP_SHARE
+from millstream.gateway.connection.tls_connection import HANDSHAKES_MAX, Handshakes
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.memory_budgets import MemoryBudgets
 from millstream.gateway.metrics_page import GatewayMetricsPage
@@ -29,7 +28,7 @@ from millstream.gateway.observing.recorder import Recorder
 from millstream.gateway.parts import GatewayParts, build_parts, start_parts, stop_parts
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.placement.load_wait import LoadWait
-from millstream.gateway.redis_probe import RedisProbe
+from millstream.gateway.redis_events import ClusterEvents, QuarantineNews, RedisProbe
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.pool_context import SharedParts

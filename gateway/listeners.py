@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import uvicorn
 
@@ -14,11 +14,11 @@ from millstream.gateway.app import build_app
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
-from millstream.gateway.connection.path_cache import PathCache
-from millstream.gateway.connection.shared_port import shared_port_protocol
+from millstream.gateway.connection.request_head import PathCache
 from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.http2.frames import PREFACE
 from millstream.gateway.observing.observed_protocol import with_observer
 from millstream.services.settings import Settings
 
@@ -94,3 +94,50 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
     protocol.gate = gateway.access.gate
     protocol.browser_guard = gateway.access.browser_guard
     return with_observer(with_cors(protocol, settings.cors_origin_list), gateway.recorder.observer)
+
+
+class _HandedOver(ConnectionError):
+    """Why a connection is no longer one of HTTP/1.1. It tells uvicorn not to close the transport."""
+
+
+class SharedPort(asyncio.Protocol):
+    """Mixed into the protocol class of HTTP/1.1: hands connections over that begin with the preface of HTTP/2.
+
+    Over TLS the same bytes decide. ALPN has told the client before which protocol it may speak.
+    Source: RFC 9113, section 3.4: no request of HTTP/1.1 begins like the preface.
+    """
+
+    http2: ClassVar[Callable[[], asyncio.Protocol]]
+    transport: asyncio.Transport
+
+    _unknown: bytes | None = b""  # of a connection whose protocol is not known; None: it is HTTP/1.1
+
+    def data_received(self, data: bytes) -> None:
+        if self._unknown is not None:
+            data = self._unknown + data
+            if len(data) < len(PREFACE) and PREFACE.startswith(data):
+                self._unknown = data  # the timer of the connection bounds how long
+                return
+            if data.startswith(PREFACE):
+                self._hand_over(data)
+                return
+            self._unknown = None
+        super().data_received(data)
+
+    def _hand_over(self, data: bytes) -> None:
+        transport, connection = self.transport, type(self).http2()
+        super().connection_lost(_HandedOver())
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        if not transport.is_closing():
+            connection.data_received(data)
+
+
+def shared_port_protocol(http: type[Any], http2: Callable[[], asyncio.Protocol]) -> type[asyncio.Protocol]:
+    """Return the protocol class of a port for both protocols.
+
+    Args:
+        http: the class of connections of HTTP/1.1.
+        http2: makes a connection of HTTP/2.
+    """
+    return type("SharedPort", (SharedPort, http), {"http2": staticmethod(http2)})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-from millstream.gateway.connection.request_cycle import RequestCycle
+from millstream.gateway.connection.reply_order import RequestCycle
 
 #: a smaller body, or rest of one, is copied: that takes less time than the change of the receiver
 RECEIVED_BYTES_MIN = 32 * 1024

@@ -1,20 +1,139 @@
-"""bounded_protocol: how long, and with how many bytes, a client may keep a connection and a request on it.
-
-The fast path and the server without it have the same bounds; each decides what happens beyond them.
+"""bounded_protocol: how long, and with how many bytes, a client may keep a connection and a request on it, and how a
+connection ends whose client is still sending, or does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
 from millstream.gateway.connection.drain import DrainingProtocol
-from millstream.gateway.connection.idle_timer import LazyTimer
-from millstream.gateway.connection.lingering_close import DiscardProtocol
 from millstream.gateway.connection.request_head import CHUNK_LINE_BYTES, HEAD_BYTES_MAX
-from millstream.gateway.connection.slow_reader import WriteStallGuard
 from millstream.services.errors import Code, Failure
+
+READ_BYTES_MIN = 64 * 1024  # bytes that a client has to read in each check period
+_NO_LINGER = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
+
+
+class WriteStallGuard:
+    """Resets a connection whose client reads less than READ_BYTES_MIN in `seconds` while a reply waits.
+
+    Use it in the event loop's thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport, seconds: float) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._seconds = seconds
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._handle is not None
+
+    def begin(self) -> None:
+        """Start the check: the transport is full, the client has to read."""
+        if self._handle is None:
+            self._wait()
+
+    def end(self) -> None:
+        """Stop the check: the transport has room again, or the connection is over."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _wait(self) -> None:
+        unread = self._transport.get_write_buffer_size()
+        self._handle = self._loop.call_later(self._seconds, self._check, unread)
+
+    def _reset(self) -> None:
+        """Reset the connection. After an orderly close the kernel would keep the unread bytes for minutes."""
+        connection = self._transport.get_extra_info("socket")
+        with suppress(OSError):  # a unix socket has no such option
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
+
+    def _check(self, unread: int) -> None:
+        self._handle = None
+        if self._transport.get_write_buffer_size() > unread - READ_BYTES_MIN:
+            self._reset()
+        else:
+            self._wait()
+
+
+class DiscardProtocol(asyncio.Protocol):
+    """Takes the place of `protocol`: discards input, passes other events on. End of input closes the connection.
+
+    A socket that is closed with unread input is reset, and the reset can overtake the last reply. So a connection that
+    refuses a client which is still sending discards its input, and waits briefly for the client to close.
+    """
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+
+_NEVER = float("inf")
+
+
+class LazyTimer:
+    """Calls `on_due` when the time set last is reached. Each request moves it, which is one assignment."""
+
+    __slots__ = ("_armed", "_due", "_handle", "_loop", "_on_due")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[], None]) -> None:
+        self._loop = loop
+        self._on_due: Callable[[], None] | None = on_due
+        self._due = _NEVER
+        self._armed = _NEVER  # when the loop calls `_check`: never after `_due`, mostly long before
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        """Move the timer to `seconds` from now."""
+        due = self._due = self._loop.time() + seconds
+        if due < self._armed:
+            self._arm(due)
+
+    def unset(self) -> None:
+        self._due = _NEVER
+
+    def close(self) -> None:
+        """Stop the timer and drop its references. It cannot be set again."""
+        self._due = _NEVER
+        self._on_due = None
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _arm(self, due: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._armed = due
+        self._handle = self._loop.call_later(max(0.0, due - self._loop.time()), self._check)
+
+    def _check(self) -> None:
+        self._handle = None
+        self._armed = _NEVER
+        if self._due == _NEVER or self._on_due is None:
+            return
+        if self._due > self._loop.time():
+            self._arm(self._due)
+        else:
+            self._due = _NEVER
+            self._on_due()
+
 
 SENT_BYTES_MIN = 64 * 1024  # bytes of a body that a client has to send each second
 LINGER_S = 5.0  # time for a client to close its end after the last reply, before its connection is reset or closed

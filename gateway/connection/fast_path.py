@@ -5,27 +5,72 @@ Every other request goes on to the ASGI app.
 
 The fast path keeps what uvicorn guarantees: replies in order on a pipelined connection, keep-alive and its timeout,
 `Expect: 100-continue`, flow control both ways, graceful shutdown. Measured against the same handler behind ASGI it
-serves twice the requests for a CPU second. connection_state has the table of a connection's states.
+serves twice the requests for a CPU second.
+
+A connection reads and replies at the same time, because clients may pipeline. So it has a reading state and a
+replying state at any time.
+
+Reading: what the next bytes from the client belong to.
+
+| state   | fields                                | left when                                 | for      |
+|---------|---------------------------------------|-------------------------------------------|----------|
+| idle    | not `_receiving`                      | a segment is one whole known infer post   | idle     |
+|         |                                       | any other byte comes                      | head     |
+|         |                                       | the keep-alive timer fires, or the server | closed   |
+|         |                                       | drains, and no reply is owed              |          |
+| head    | `_receiving`, not `_head_complete`    | the empty line comes                      | body     |
+|         |                                       | an offer of another protocol comes        | upgrade  |
+|         |                                       | it is malformed, too large or too slow    | refused  |
+| body    | `_receiving`, `_head_complete`        | the last byte comes, also of trailers     | idle     |
+|         |                                       | it is malformed, too slow or too large    | refused  |
+|         |                                       | … and its request has its reply already   | closed   |
+|         | (a large binary body: the transport   |                                           |          |
+|         | gives its bytes to `_receiver`)       |                                           |          |
+| upgrade | `cycle` is CLOSED and                 | the offer is dropped, the head read again | body     |
+|         | `_cycle_before_upgrade` is not        | the offer is WebSocket's                  | (uvicorn)|
+| refused | `cycle` is a refusal, input is        | the refusal's turn comes and it is sent   | closed   |
+|         | discarded (DiscardProtocol)           |                                           |          |
+| closed  | `cycle` is CLOSED                     | never: input is ignored or discarded      |          |
+
+Replying: what happens to `_active`, the request whose turn it is. `pipeline` has the requests after it.
+
+| state   | fields                                | left when                                 | for      |
+|---------|---------------------------------------|-------------------------------------------|----------|
+| idle    | `_active` is None, or its             | a request comes                           | waiting  |
+|         | `response_complete`                   | `pipeline` has a request                  | waiting  |
+| waiting | `_active` is not whole                | its last byte comes: it is submitted      | running  |
+|         |                                       | it is over a limit: it gets the refusal   | replied  |
+| running | `_active` is whole, not `answered`    | the handler or the ASGI app replies       | replied  |
+| replied | `_active.answered`                    | the transport has room                    | idle     |
+|         |                                       | the transport has none: `_blocked` is set | blocked  |
+|         |                                       | the reply says `Connection: close`        | closing  |
+| blocked | `_blocked` is `_active`               | the transport has room again              | idle,    |
+|         |                                       |                                           | closing  |
+|         |                                       | the client reads too little for too long  | (reset)  |
+| closing | `cycle` is CLOSED                     | at once if the last request was whole and | (closed) |
+|         |                                       | the gateway does not drain, else when the |          |
+|         |                                       | client closes, or LINGER_S after the end  |          |
+|         |                                       | of output was sent                        |          |
+
+A connection that is lost in any state cancels what runs, drops the bodies that wait and stops all timers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.bounded_protocol import too_many_connections, too_slow
-from millstream.gateway.connection.connection_state import is_replying
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.foreign_protocol import ForeignLog
-from millstream.gateway.connection.head_cache import HeadCache
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
-from millstream.gateway.connection.path_cache import PathCache
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete
+from millstream.gateway.connection.reply_order import CLOSED, RequestCycle, is_complete
+from millstream.gateway.connection.request_head import HeadCache, PathCache
 from millstream.gateway.connection.request_reader import RequestReader
 from millstream.gateway.connection.uvicorn_hooks import check_parts
 from millstream.services.metrics.registry import MetricsRegistry
@@ -70,7 +115,7 @@ class FastPathProtocol(RequestReader):
         if reply_owed or self.flow.read_paused:
             self._read_deadline = self.loop.time() + self.client_stall_s_max
             self._arm_timer()  # the client is not late: it waits for a reply, or reading is paused
-        elif self._receiving and not is_replying(self.cycle):
+        elif self._receiving and not _is_replying(self.cycle):
             self._refuse(too_slow())
         else:
             self.timeout_keep_alive_handler()
@@ -82,6 +127,13 @@ class FastPathProtocol(RequestReader):
         """
         if not (self.drain.draining and self._receiving and self.cycle is not CLOSED):
             super().shutdown()
+
+
+def _is_replying(cycle: Any) -> bool:
+    """Whether the ASGI app has sent a part of its reply: until the reply ends, nothing else may be written."""
+    return (
+        cycle is not None and type(cycle) is not RequestCycle and cycle.response_started and not cycle.response_complete
+    )
 
 
 def fast_path_protocol(

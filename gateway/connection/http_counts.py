@@ -5,7 +5,7 @@ The number of series is bounded: paths without a route, and methods that no rout
 
 from __future__ import annotations
 
-from millstream.gateway.connection.path_cache import InferPath
+from millstream.gateway.connection.request_head import InferPath
 from millstream.services.metrics.catalogue import HTTP_REQUESTS
 from millstream.services.metrics.merge import OTHER
 from millstream.services.metrics.registry import Counter, MetricsRegistry

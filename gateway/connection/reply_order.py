@@ -6,22 +6,22 @@ A refusal is a reply, too: it takes its turn, and the connection closes after it
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from millstream.gateway.connection.connection_state import ConnectionState
-from millstream.gateway.connection.error_reply import error_reply, internal_failure
-from millstream.gateway.connection.infer_handler import NO_HEADERS, HttpReply, InferHeaders
-from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX
+from millstream.gateway.access.gate import Gate, Pass
+from millstream.gateway.connection.bounded_protocol import BoundedProtocol
+from millstream.gateway.connection.budgets import SMALL_BYTES_MAX, ReceiveBudget, ReplyBudget
+from millstream.gateway.connection.error_reply import error_reply, internal_failure, too_large
+from millstream.gateway.connection.http_counts import HttpCounts
+from millstream.gateway.connection.infer_handler import NO_HEADERS, Cancel, HttpReply, InferHandler, InferHeaders
 from millstream.gateway.connection.reply_head import head, ok_prefix
-from millstream.gateway.connection.request_cycle import (
-    CLOSED,
-    RequestCycle,
-    is_answered_early,
-    is_complete,
-    refusal_cycle,
-)
+from millstream.gateway.connection.request_head import InferPath
 from millstream.services.errors import Code, Failure
 from millstream.services.process.request_id import new_request_id, request_context
+from millstream.services.traceparent import Trace
 
 PIPELINE_MAX = 16  # requests of one connection that may wait for their turn; at the limit, reading is paused
 #: Infer requests of one connection that are answered in one turn of the event loop. Those beyond wait, and other
@@ -29,8 +29,139 @@ PIPELINE_MAX = 16  # requests of one connection that may wait for their turn; at
 ANSWERS_PER_TURN_MAX = 64
 
 
-class ReplyOrder(ConnectionState):
-    """The replying half of a connection (states: connection_state)."""
+class _IgnoredEvent(asyncio.Event):
+    """An event that no task waits for. Setting it does nothing, so that all cycles can share one."""
+
+    def set(self) -> None:
+        return
+
+
+class RequestCycle:
+    """An infer post, from its headers to its reply. The connection sets its fields.
+
+    A connection also has uvicorn's RequestResponseCycles, for other requests. The fields that uvicorn's protocol reads
+    of a cycle have the same names here.
+
+    An instance is made for each request, so fields that few requests change are defaults of the class.
+    """
+
+    headers = NO_HEADERS
+    request_id = b""  # set when the request is submitted
+    submitted_at = 0.0  # set where requests are observed, in seconds on the monotonic clock
+    trace: Trace | None = None  # set where requests are observed
+    size_bytes = 0  # of `body`
+    caller = ""  # whose share of the receive budget a large body takes
+    length_bytes = 0  # that the headers announce; 0: they announce none
+    complete = False  # the whole body was received
+    started = False  # its turn on the connection has come
+    refusal: Failure | None = None
+    ticket: Cancel | None = None
+    keep_alive = True
+    expect_continue = False
+    answered = False  # its reply was written to the transport
+    response_complete = False  # … and the transport has room for the next reply
+    disconnected = False
+    passed: Pass | None = None  # of a request whose key was checked, until it is answered
+    message_event = _IgnoredEvent()  # uvicorn sets it when the connection is lost
+
+    def __init__(
+        self, path: InferPath, body: list[bytes | memoryview], answer: Callable[[RequestCycle, HttpReply], object]
+    ) -> None:
+        self.path = path
+        self.body = body
+        self._answer = answer
+
+    def done(self, reply: HttpReply) -> None:
+        """Answer the request. Called by the infer handler."""
+        self._answer(self, reply)
+
+    def read(self, headers: list[tuple[bytes, bytes]], body_bytes_max: int) -> None:
+        """Set the fields that the headers decide. A length over the limit is refused before any of the body is read."""
+        for name, value in headers:
+            if name == b"content-length":
+                self.length_bytes = int(value)
+                if self.length_bytes > body_bytes_max:
+                    self.refusal = too_large(body_bytes_max)
+        self.headers = InferHeaders.read(headers)
+
+    def leave(self) -> None:
+        """End the call for the limits of its key."""
+        passed, self.passed = self.passed, None
+        if passed is not None:
+            passed.leave()
+
+    def drop_body(self, receive_budget: ReceiveBudget) -> None:
+        """Drop the body, and give its bytes back to the receive budget."""
+        receive_budget.charge(self.caller, self.size_bytes, 0)
+        self.size_bytes = 0
+        self.body = []
+
+
+def refusal_cycle(
+    failure: Failure, answer: Callable[[RequestCycle, HttpReply], object], headers: InferHeaders = NO_HEADERS
+) -> RequestCycle:
+    """Return a cycle that answers `failure` in place of a request. The connection closes after it.
+
+    Args:
+        failure: What is wrong with the request.
+        answer: Writes the reply.
+        headers: Of the request, as far as they were received.
+    """
+    cycle = RequestCycle(("", None), [], answer)
+    cycle.headers = headers
+    cycle.refusal = failure
+    cycle.keep_alive = False
+    return cycle
+
+
+def _closed() -> RequestCycle:
+    """Return the cycle of a connection that reads no more requests. It counts as answered."""
+    cycle = refusal_cycle(Failure(Code.CANCELLED, ""), lambda *_: None)
+    cycle.response_complete = cycle.disconnected = True
+    return cycle
+
+
+CLOSED = _closed()
+
+
+def is_complete(cycle: Any) -> bool:
+    """Whether the whole request was received. `cycle` is a RequestCycle, or uvicorn's own."""
+    return cycle.complete if type(cycle) is RequestCycle else not cycle.more_body
+
+
+def is_answered_early(cycle: Any) -> bool:
+    """Whether the reply was written before the whole request was received. `cycle` may be None: there is no request."""
+    if cycle is None or is_complete(cycle):
+        return False
+    return cycle.answered if type(cycle) is RequestCycle else cycle.response_complete
+
+
+class ReplyOrder(BoundedProtocol):
+    """The replying half of a connection (states: fast_path).
+
+    `fast_path_protocol` sets the class variables, which the connections of a server share.
+    """
+
+    infer: ClassVar[InferHandler]
+    body_bytes_max: ClassVar[int]
+    receive_budget: ClassVar[ReceiveBudget]
+    reply_budget: ClassVar[ReplyBudget]
+    http_counts: ClassVar[HttpCounts]
+    gate: ClassVar[Gate]
+    ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]
+
+    cycle: Any  # the request read last: a RequestCycle, or uvicorn's own
+    pipeline: deque[tuple[Any, Any]]  # (cycle, ASGI app) of the requests after `_active`, the next one at the right
+
+    _active: Any = None  # the request whose turn it is
+    _blocked: Any = None  # an answered request whose client has yet to read the reply
+    _advancing = False  # `_advance` runs
+    _answers = 0  # infer requests answered since the last rest
+    _resting = False  # no further request starts in this turn of the event loop
+    _unread_bytes = 0  # bytes of unread replies that `reply_budget` counts
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._timer.unset()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start the next request. uvicorn calls this for its own cycles, `_advance` for both kinds."""

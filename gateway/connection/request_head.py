@@ -1,9 +1,71 @@
-"""request_head: checks of a request's head that the parser does not make, and its form without an upgrade. Pure."""
+"""request_head: what the head of an HTTP/1 request says, beyond the parser. Pure.
+
+The model that the URL of an infer post names; checks that the parser does not make; the form without an upgrade; and
+heads by their bytes: a client sends the same bytes up to the empty line with each request of one size, so that the
+result of the parser holds for the next request with them.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+
+from millstream.gateway.access.browser_guard import BrowserGuard
+from millstream.gateway.connection.infer_handler import InferHeaders
+
+InferPath = tuple[str, str | None]
+"""(model, version); version None: the URL names none."""
+
+PATHS_MAX = 4096  # cached URLs of one server; a full cache is emptied
+URL_BYTES_MAX = 512  # longer URLs are never cached, which bounds the cache in bytes, too
+_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+
+
+def infer_path(url: bytes) -> InferPath | None:
+    """Return (model, version) of the URL of an infer post, percent-decoded; None for any other URL.
+
+    None, too, for a path with an encoded slash, which the ASGI app refuses.
+    """
+    try:
+        raw_path = parse_url(url).path
+        path = unquote(raw_path.decode("ascii"))
+    except Exception:
+        return None  # uvicorn reports the error
+    if has_encoded_slash(raw_path):
+        return None
+    match = _PATH.fullmatch(path)
+    return None if match is None else (match[1], match[2])
+
+
+def has_encoded_slash(raw_path: bytes) -> bool:
+    """Whether a path, as sent, has a slash that separates for those who decode it, and not for those who do not."""
+    return b"%2f" in raw_path.lower()
+
+
+class PathCache(dict[bytes, InferPath | None]):
+    """Returns `infer_path` of a URL, and keeps it, since clients repeat their URLs.
+
+    Args:
+        routed: a path that the ASGI app answers, although it is one of infer posts; None: there is none.
+    """
+
+    def __init__(self, routed: str | None = None) -> None:
+        super().__init__()
+        self._routed = None if routed is None else infer_path(routed.encode())
+
+    def __missing__(self, url: bytes) -> InferPath | None:
+        path = infer_path(url)
+        if path == self._routed:
+            path = None
+        if len(url) <= URL_BYTES_MAX:
+            if len(self) >= PATHS_MAX:
+                self.clear()
+            self[url] = path
+        return path
+
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -58,3 +120,96 @@ def strip_upgrade(parser: Any, url: bytes, headers: Headers) -> bytes:
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
     version = parser.get_http_version().encode()
     return b"%b %b HTTP/%b\r\n%b\r\n" % (parser.get_method(), url, version, b"".join(lines))
+
+
+#: cached heads of one server, a few for each of a thousand models; a full cache is emptied
+HEADS_MAX = 4096
+ONCE_MAX = 4 * HEADS_MAX  # heads that are remembered by their hash after they were sent once; likewise emptied
+CACHED_BYTES_MAX = 1024  # bytes of one head; longer heads are never cached, which bounds the cache in bytes, too
+#: headers that decide how the body is framed or what happens to the connection
+_SPECIAL_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+
+
+class CachedHead(NamedTuple):
+    """The head of a plain infer post: HTTP/1.1, keep-alive, with a Content-Length."""
+
+    head: bytes
+    total_bytes: int  # of the head and the body
+    path: InferPath
+    headers: InferHeaders
+    host_known: bool  # else a web page that rebinds its name may have sent it, where calls need no key
+
+
+class _HeadCallbacks:
+    """Collects the URL and the headers that the parser reports for one head."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.heads = 0
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.heads += 1
+
+
+def read_head(head: bytes, paths: PathCache, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+    """Return the parsed `head`, empty line included; None unless it begins a plain infer post within the limit.
+
+    None, too, for a post of a web page that `guard` refuses.
+    """
+    reader = _HeadCallbacks()
+    parser = HttpRequestParser(reader)
+    try:
+        parser.feed_data(head)
+    except (HttpParserError, HttpParserUpgrade):
+        return None
+    names = [name for name, _ in reader.headers]
+    plain = reader.heads == 1 and names.count(b"content-length") == 1 and _SPECIAL_HEADERS.isdisjoint(names)
+    version = parser.get_http_version()
+    if not plain or parser.get_method() != b"POST" or version != "1.1" or head_fault(version, reader.headers):
+        return None
+    sent = dict(reader.headers)
+    path, body_bytes = paths[reader.url], int(sent[b"content-length"])
+    if path is None or not 0 < body_bytes <= body_bytes_max or guard.page_fault("POST", sent) is not None:
+        return None
+    headers = InferHeaders.read(reader.headers)
+    return CachedHead(head, len(head) + body_bytes, path, headers, guard.host_fault(sent) is None)
+
+
+class HeadCache:
+    """The heads of one server that were sent more than once. A head that is never repeated costs only a look-up."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, CachedHead | None] = {}
+        self._once: set[int] = set()  # hashes of heads that were sent once, and are read again the next time
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def find(self, head: bytes, paths: PathCache, body_bytes_max: int, guard: BrowserGuard) -> CachedHead | None:
+        """Return what `read_head` returns, or None if `head` was not sent before."""
+        try:
+            return self._heads[head]
+        except KeyError:
+            return self._read_repeated(head, paths, body_bytes_max, guard)
+
+    def _read_repeated(
+        self, head: bytes, paths: PathCache, body_bytes_max: int, guard: BrowserGuard
+    ) -> CachedHead | None:
+        key = hash(head)
+        if key not in self._once:
+            if len(self._once) >= ONCE_MAX:
+                self._once.clear()
+            self._once.add(key)
+            return None
+        self._once.remove(key)
+        if len(self._heads) >= HEADS_MAX:
+            self._heads.clear()
+        cached = self._heads[head] = read_head(head, paths, body_bytes_max, guard)
+        return cached

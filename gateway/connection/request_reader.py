@@ -7,24 +7,45 @@ segment ─> is its head cached, and its body complete? ─yes─> submitted, wi
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from httptools import HttpParserError, HttpParserUpgrade
 
+from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
+from millstream.gateway.connection.budgets import SMALL_BYTES_MAX
 from millstream.gateway.connection.error_reply import error_reply, too_large
-from millstream.gateway.connection.foreign_protocol import recognise
-from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead
-from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX
-from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
-from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
-from millstream.gateway.connection.request_head import DISCARDED, head_fault, strip_upgrade
+from millstream.gateway.connection.foreign_protocol import ForeignLog, recognise
+from millstream.gateway.connection.reply_order import CLOSED, PIPELINE_MAX, ReplyOrder, RequestCycle
+from millstream.gateway.connection.request_head import (
+    CACHED_BYTES_MAX,
+    DISCARDED,
+    CachedHead,
+    HeadCache,
+    PathCache,
+    head_fault,
+    strip_upgrade,
+)
 from millstream.gateway.connection.uvicorn_hooks import HIGH_WATER_LIMIT, new_parser
 from millstream.services.errors import Code, Failure
+from millstream.services.segments.shared_buffers import SharedBuffers
 
 _NO_BODY: list[bytes | memoryview] = []  # for cycles whose body is submitted at once
 
 
 class RequestReader(ReplyOrder):
-    """The reading half of a connection (states: connection_state)."""
+    """The reading half of a connection (states: fast_path)."""
+
+    browser_guard: ClassVar[BrowserGuard]
+    foreign_log: ClassVar[ForeignLog]
+    paths: ClassVar[PathCache]
+    heads: ClassVar[HeadCache]
+    shared_buffers: ClassVar[SharedBuffers | None]
+
+    _cached_head: CachedHead | None = None  # the entry of `heads` that the connection used last
+    _receiver: BodyReceiver | None = None  # reads in place of the connection; None: it had no large body
+    _upgrade = False  # the current head has an Upgrade header
+    _cycle_before_upgrade: Any = CLOSED  # `cycle`, while a head that offers another protocol is being read
 
     def data_received(self, data: bytes) -> None:
         if self._receiving:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from typing import Protocol
 import uvicorn
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.tls_handshakes import Handshakes
+from millstream.gateway.connection.tls_connection import Handshakes
 from millstream.services.errors import Failure
 from millstream.services.process.logs import about, exit_message
 from millstream.services.process.second_signal import end_at_once
@@ -39,6 +40,11 @@ NOTICE_S_MAX = 2.0
 NOTICE_SHARE = 0.25  # the same limit as a part of the drain time, for short drain times
 #: the part of the drain time after which requests in flight are refused; the rest is for sending the refusals
 GIVE_UP_SHARE = 0.9
+
+#: files, pipes and sockets besides those of clients; half of the limit, if that is less
+OTHER_FILES = 256
+#: descriptors that a connection of the limit may take over HTTP: as many again are open while they are refused
+HTTP_SHARE, GRPC_SHARE = 2, 1
 
 
 class Drainable(Protocol):
@@ -218,3 +224,38 @@ class Server(uvicorn.Server):
 
 def _never() -> bool:
     return False
+
+
+def connections_within_limit(wanted: int, *, grpc: bool, handshakes: int) -> int:
+    """Return how many connections each listener may have, at most `wanted`, and keep file descriptors in reserve.
+
+    Without a reserve, idle connections take the last descriptor, and keys and models can no longer be read.
+
+    Raises the soft limit on open files (1,024 in most shells) to what is needed, or to the hard limit.
+
+    Args:
+        wanted: the connections that the settings allow.
+        grpc: whether there is a listener for gRPC.
+        handshakes: connections that may be open besides, before their TLS handshake is complete.
+    """
+    shares = HTTP_SHARE + (GRPC_SHARE if grpc else 0)
+    needed = wanted * shares + handshakes + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    if raised >= needed:
+        return wanted
+    free = raised - min(OTHER_FILES, raised // 2)
+    fitting = max(1, (free - min(handshakes, free // 2)) // shares)
+    log.warning(
+        "%d connections may be open (MILLSTREAM_CLIENT_CONNECTIONS_MAX), but only %d files: %d are accepted over HTTP"
+        "%s, and the rest of the files is kept for keys and models; raise the limit (ulimit -n %d)",
+        wanted,
+        raised,
+        fitting,
+        " and over gRPC each" if grpc else "",
+        needed,
+    )
+    return fitting

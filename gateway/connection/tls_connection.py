@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from millstream.gateway.connection.foreign_protocol import (
     PLAIN_HTTP,
@@ -34,9 +34,110 @@ from millstream.gateway.connection.foreign_protocol import (
     looks_like_http,
     plain_refusal,
 )
-from millstream.gateway.connection.tls_handshakes import HANDSHAKE_S_MAX, Handshakes
-from millstream.gateway.connection.tls_records import ReceivedRecords
 from millstream.gateway.connection.tls_transport import TlsTransport
+
+#: connections of one gateway whose handshake is not complete; each has a file descriptor and, once its client has sent
+#: something, some 60 KiB. Beyond, the oldest is reset.
+HANDSHAKES_MAX = 1024
+#: seconds for a handshake, from the connection's beginning; then it is reset
+HANDSHAKE_S_MAX = 10.0
+
+
+class Handshaking(Protocol):
+    """A connection whose handshake is not complete."""
+
+    def abort(self) -> None:
+        """Reset the connection."""
+
+
+class Handshakes:
+    """The handshakes of one gateway that are not complete. Use it in the event loop's thread.
+
+    Beyond the limit the oldest goes: a client that means it completes its handshake in two round trips, and one that
+    opens connections and sends nothing has the oldest ones.
+
+    Args:
+        count_max: Limit on handshakes at one time.
+    """
+
+    def __init__(self, count_max: int = HANDSHAKES_MAX) -> None:
+        self._count_max = count_max
+        self._open: dict[Handshaking, None] = {}  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: Handshaking) -> None:
+        """Count a new connection, and reset the oldest one if there are too many."""
+        if len(self._open) >= self._count_max:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.abort()
+        self._open[connection] = None
+
+    def leave(self, connection: Handshaking) -> None:
+        """Stop counting a connection: its handshake is complete, or it is lost. Idempotent."""
+        self._open.pop(connection, None)
+
+    def abort(self) -> None:
+        """Reset all connections that are counted: the gateway shuts down."""
+        for connection in list(self._open):
+            self.leave(connection)
+            connection.abort()
+
+
+_HEADER_BYTES = 5  # type, version (2), length (2)
+_MAJOR_VERSION = 3
+#: of a record, header included: RFC 5246 6.2.3; with TLS 1.3 it is less
+_RECORD_BYTES_MAX = _HEADER_BYTES + 16 * 1024 + 2048
+
+
+class ReceivedRecords:
+    """Records of one connection, which wait until OpenSSL may read them.
+
+    OpenSSL handles all records that carry no data in one call, until one with data comes. A read of 256 KiB may contain
+    9,700 changes of keys, which take some 0.1 s: no other connection is served meanwhile. So it gets one at a time.
+    Sources: RFC 8446 5.1 and RFC 5246 6.2.1 (the header of a record).
+
+    Args:
+        incoming: What OpenSSL reads.
+    """
+
+    __slots__ = ("_at", "_incoming", "_missing_bytes", "_waiting")
+
+    def __init__(self, incoming: ssl.MemoryBIO) -> None:
+        self._incoming = incoming
+        self._waiting = b""
+        self._at = 0  # of the first byte of `_waiting` that `incoming` lacks
+        self._missing_bytes = 0  # of the record that has partly gone to `incoming`; 0: a header is next
+
+    def add(self, data: bytes) -> None:
+        """Take received bytes."""
+        self._waiting = self._waiting[self._at :] + data
+        self._at = 0
+
+    def pass_on(self) -> bool:
+        """Give OpenSSL the next bytes, up to the end of a record. Return whether that record is complete.
+
+        What is no record goes as a whole and counts as complete, for OpenSSL to refuse.
+        """
+        waiting, at = self._waiting, self._at
+        left_bytes = len(waiting) - at
+        if not self._missing_bytes:
+            if left_bytes < _HEADER_BYTES:
+                return False
+            record_bytes = _HEADER_BYTES + int.from_bytes(waiting[at + 3 : at + 5], "big")
+            if waiting[at + 1] != _MAJOR_VERSION or record_bytes > _RECORD_BYTES_MAX:
+                record_bytes = left_bytes
+            self._missing_bytes = record_bytes
+        part_bytes = min(self._missing_bytes, left_bytes)
+        self._incoming.write(memoryview(waiting)[at : at + part_bytes])
+        self._at = at + part_bytes
+        self._missing_bytes -= part_bytes
+        if part_bytes == left_bytes:
+            self._waiting, self._at = b"", 0
+        return not self._missing_bytes
+
 
 #: bytes that are decrypted at once; a record has at most 16 KiB
 READ_BYTES = 16 * 1024

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from millstream.gateway.access.principal import caller_name
+from millstream.gateway.connection.budgets import BodyReservation
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.connection.receive_budget import BodyReservation
 from millstream.gateway.http.compression import decompress, inflated_bytes_max
 from millstream.gateway.http.context import deps_of
 from millstream.gateway.http.deps import Deps

@@ -12,10 +12,9 @@ from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.texts.texts import Texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.gateway.connection.reply_budget import PERMIT, ReplyBudget, ReplyPermit
+from millstream.gateway.connection.budgets import PERMIT, ReplyBudget, ReplyPermit
 
 
 class ReplyBudgetMiddleware:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.connection.path_cache import has_encoded_slash
+from millstream.gateway.connection.request_head import has_encoded_slash
 from millstream.services.errors import Code, Failure
 from millstream.services.model.names import NAME_RULE
 from millstream.services.nearest_names import CHARACTERS_MAX, did_you_mean

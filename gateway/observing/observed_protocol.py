@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from millstream.gateway.connection.http_counts import INFER_ROUTE, INFER_VERSION_ROUTE
 from millstream.gateway.connection.infer_handler import HttpReply
-from millstream.gateway.connection.request_cycle import RequestCycle
+from millstream.gateway.connection.reply_order import RequestCycle
 from millstream.gateway.observing.finished import CANCELLED_STATUS, FAILED_HTTP, PATH_MAX, Finished
 from millstream.gateway.observing.observer import Observer, Takers
 

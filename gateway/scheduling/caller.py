@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from millstream.gateway.access.principal import CALLER
+from millstream.gateway.connection.budgets import PERMIT, ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.exchange import EXCHANGE, Exchange
-from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
 from millstream.gateway.observing.finished import RUNS_MAX, TICKETS
 from millstream.gateway.observing.timing import server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from millstream.gateway.catalog.labels import Labels
-from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.budgets import ReplyBudget
 from millstream.gateway.scheduling.router import Codec
 from millstream.gateway.tensors.classification import LabelledOutputs
 from millstream.gateway.tensors.input_plans import InputPlans

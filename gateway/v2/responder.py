@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
+from millstream.gateway.connection.budgets import ReplyBudget
 from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.http.compression import choose_encoding, compress
 from millstream.gateway.observing.timing import BatchTiming, server_timing
 from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format

@@ -12,9 +12,9 @@ from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 from millstream.gateway.access.principal import CALLER, Principal
+from millstream.gateway.connection.budgets import ReceiveBudget
 from millstream.gateway.connection.error_reply import error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
-from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.http.compression import decompress
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import bill

@@ -21,10 +21,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.request_cycle import is_complete
+from millstream.gateway.connection.reply_order import is_complete
 from millstream.services.metrics import catalogue
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback

@@ -17,9 +17,8 @@ import orjson
 import pytest
 
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.services.segments.arena import ALIGN_BYTES
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.shared_buffers import SharedBuffer, SharedBuffers, place_of

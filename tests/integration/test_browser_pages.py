@@ -17,10 +17,9 @@ import orjson
 import pytest
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol
 from tests.kit.handlers import Echo

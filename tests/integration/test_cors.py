@@ -11,11 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.services.settings import Settings
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import millstream.gateway.connection.bounded_protocol
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting
 from tests.kit.tls_wire import transport_of

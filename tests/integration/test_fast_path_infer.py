@@ -15,10 +15,9 @@ import pytest
 
 import millstream.gateway.v2.service
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.budgets import SMALL_BYTES_MAX, ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
-from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.v2.responder import RestResponder
 from millstream.gateway.v2.service import InferService
 from tests.kit.application import Application

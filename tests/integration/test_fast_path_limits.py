@@ -14,12 +14,9 @@ import pytest
 
 import millstream.gateway.connection.bounded_protocol
 from millstream.gateway.access.browser_guard import BrowserGuard
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.head_cache import read_head
-from millstream.gateway.connection.path_cache import PATHS_MAX, PathCache
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.request_head import HEAD_BYTES_MAX, HEADERS_MAX
+from millstream.gateway.connection.request_head import HEAD_BYTES_MAX, HEADERS_MAX, PATHS_MAX, PathCache, read_head
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting
 from tests.kit.tls_wire import transport_of

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.error_reply import JSON_HEADERS
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.reply_order import ANSWERS_PER_TURN_MAX, PIPELINE_MAX, ReplyOrder
 from tests.kit.servers import Front, fronting
 from tests.kit.tls_wire import transport_of

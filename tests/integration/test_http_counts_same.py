@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.http_counts import HttpCounts
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.services.metrics.catalogue import HTTP_REQUESTS
 from millstream.services.metrics.registry import MetricsRegistry
 from tests.kit.application import Application

@@ -21,9 +21,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.http.docs import page_headers
 from tests.kit.application import Application
 from tests.kit.handlers import Echo

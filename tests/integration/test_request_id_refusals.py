@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.services.process.request_id import REQUEST_ID
 from tests.kit.servers import Front, fronting
 from tests.kit.wire import Wire, chunked, post, request, serving, until

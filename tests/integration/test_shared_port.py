@@ -18,15 +18,14 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from uvicorn import Server
 
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.shared_port import shared_port_protocol
 from millstream.gateway.grpc.connections.message_framing import prefix
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http2 import frames
 from millstream.gateway.http2.frames import FrameReader, frame
+from millstream.gateway.listeners import shared_port_protocol
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.certificates import Authority

@@ -19,8 +19,7 @@ import pytest
 
 from millstream.gateway.connection.fast_path import FastPathProtocol
 from millstream.gateway.connection.infer_handler import HttpReply, reply_headers
-from millstream.gateway.connection.tls_connection import RECORDS_PER_TURN_MAX, TlsConnection
-from millstream.gateway.connection.tls_handshakes import Handshakes
+from millstream.gateway.connection.tls_connection import RECORDS_PER_TURN_MAX, Handshakes, TlsConnection
 from millstream.gateway.connection.tls_transport import PIECE_BYTES, TlsTransport
 from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity

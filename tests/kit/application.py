@@ -22,11 +22,10 @@ from millstream.gateway.app import build_app
 from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.observing.recorder import Recorder

@@ -14,8 +14,7 @@ import numpy as np
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.observing.recorder import Recorder
 from millstream.gateway.placement.demands import Demands
 from millstream.gateway.scheduling.admission import Admission

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from millstream.gateway.connection.foreign_protocol import ForeignLog
-from millstream.gateway.connection.tls_connection import TlsListener, tls_protocol
-from millstream.gateway.connection.tls_handshakes import Handshakes
+from millstream.gateway.connection.tls_connection import Handshakes, TlsListener, tls_protocol
 from millstream.services.tls.files import TlsFiles
 from millstream.services.tls.identity import load_identity
 from tests.kit import wire

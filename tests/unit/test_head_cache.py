@@ -5,9 +5,8 @@ import tracemalloc
 import pytest
 
 from millstream.gateway.access.browser_guard import BrowserGuard
-from millstream.gateway.connection.head_cache import HEADS_MAX, ONCE_MAX, CachedHead, HeadCache, read_head
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.connection.path_cache import PathCache
+from millstream.gateway.connection.request_head import HEADS_MAX, ONCE_MAX, CachedHead, HeadCache, PathCache, read_head
 
 MIB = 1 << 20
 GUARD = BrowserGuard()

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
-from millstream.gateway.connection.idle_timer import LazyTimer
+from millstream.gateway.connection.bounded_protocol import LazyTimer
 
 
 class Clock:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream.gateway.connection.budgets import ReplyBudget, ReplyPermit
 from millstream.gateway.connection.infer_handler import HttpReply
-from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.tensors.outputs import Column, Outputs
 from millstream.gateway.v2.call import Options
 from millstream.gateway.v2.encode import V2Encoder

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, BodyReservation, ReceiveBudget
+from millstream.gateway.connection.budgets import SMALL_BYTES_MAX, BodyReservation, ReceiveBudget
 from millstream.services.errors import Code, Failure
 
 MIB = 1 << 20

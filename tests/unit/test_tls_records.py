@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from millstream.gateway.connection.tls_records import ReceivedRecords
+from millstream.gateway.connection.tls_connection import ReceivedRecords
 
 HANDSHAKE, DATA = 22, 23
 

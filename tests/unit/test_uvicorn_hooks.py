@@ -12,9 +12,8 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.services.errors import Failure
 from tests.kit.handlers import Held
 

@@ -16,9 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from grpc.aio import EOF
 from tritonclient.grpc import service_pb2 as pb
 
+from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget, ReplyPermit
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.connection.receive_budget import ReceiveBudget
-from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.grpc.codec import parse_cost
 from millstream.gateway.grpc.codec.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.http.compression import choose_encoding, decompress

@@ -12,9 +12,8 @@ from typing import Any
 
 import grpc
 
-from millstream.gateway.connection.bounded_protocol import LINGER_S
-from millstream.gateway.connection.receive_budget import BodyReservation, ReceiveBudget
-from millstream.gateway.connection.slow_reader import WriteStallGuard
+from millstream.gateway.connection.bounded_protocol import LINGER_S, WriteStallGuard
+from millstream.gateway.connection.budgets import BodyReservation, ReceiveBudget
 from millstream.gateway.grpc.connections import reply_blocks
 from millstream.gateway.grpc.connections.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.grpc.connections.fast_call import FastCall

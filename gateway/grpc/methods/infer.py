@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from millstream.gateway.access.principal import Principal
+from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.grpc.codec.decode import GrpcCall, GrpcDecoder
 from millstream.gateway.grpc.codec.encode import GrpcEncoder
 from millstream.gateway.grpc.codec.envelopes import Envelope, Envelopes, inputs_of

@@ -15,8 +15,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.access.gate import Gate
+from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.grpc.codec.encode import FINAL, stream_response
 from millstream.gateway.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages, parse_infer, set_compression
 from millstream.gateway.grpc.codec.status import details

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 
+from millstream.gateway.connection.budgets import BodyReservation
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.connection.receive_budget import BodyReservation
 from millstream.gateway.http.body import caller_of, read_body, read_reserved
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.errors import documented
