@@ -28,10 +28,12 @@ from millstream.plugins.compile.worker.queue import Racer
 from millstream.plugins.compile.worker.races import WorkerRaces
 from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
 from millstream.plugins.compile.worker.trials import VariantTrials
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes.exit_status import LOAD_STUCK
 from millstream.services.crashes.load_marks import LoadMarks
 from millstream.services.crashes.run_marks import RunMark, runs_dir
+from millstream.services.device import find_device, installed_packages, missing_for
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
@@ -39,7 +41,6 @@ from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.allocator import use_one_arena
 from millstream.services.process.cpu_share import cpus
-from millstream.services.process.device import find_device, installed_packages, missing_for
 from millstream.services.process.log_level import LogLevel
 from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.memory_share import worker_budget
@@ -52,7 +53,6 @@ from millstream.services.queue.log_levels import InstallationLevel
 from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.url import RedisAddress
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import LOG_LEVELS, Settings, read_settings
@@ -73,23 +73,23 @@ from millstream.workers.batching_off import BatchingOff
 from millstream.workers.departure import Departure
 from millstream.workers.drain import DrainThread
 from millstream.workers.heartbeat import LIFE_LEASES, Heartbeat
-from millstream.workers.instances.load_version import LoadEnvironment
-from millstream.workers.instances.profiler import KnownProfiles
-from millstream.workers.loads.loader import Limits
-from millstream.workers.loads.unloads import Unloads
-from millstream.workers.loads.version_loads import LoadGuard, VersionLoads
-from millstream.workers.memory.budget import SPARE_BYTES, DeviceBudget, MemoryBudget
-from millstream.workers.memory.idle_trim import IdleTrimmer
-from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.beat_signal import BeatSignal
+from millstream.workers.models.idle_trim import IdleTrimmer
+from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBudget
+from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.models.profiler import KnownProfiles
 from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
 from millstream.workers.orders import OrderThread
 from millstream.workers.overdue_replies import OverdueReplies
 from millstream.workers.reconciler import Reconciler
+from millstream.workers.residency.loader import Limits
 from millstream.workers.residency.residency import Residency
+from millstream.workers.residency.unloads import Unloads
+from millstream.workers.residency.version_loads import LoadGuard, VersionLoads
 from millstream.workers.run_reports import RunReports
 from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
 from millstream.workers.worker import Worker

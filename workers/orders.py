@@ -18,8 +18,8 @@ from millstream.services.placement.planned import OrderReason
 from millstream.services.process.backoff import Backoff
 from millstream.services.wire.orders import Order
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.unloads import EvictionReason
 from millstream.workers.residency.residency import Residency
+from millstream.workers.residency.unloads import EvictionReason
 
 log = logging.getLogger("millstream.orders")
 

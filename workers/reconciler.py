@@ -14,12 +14,12 @@ from millstream.services.process.backoff import with_jitter
 from millstream.services.process.low_priority import lower_priority
 from millstream.services.repository.base import Repository
 from millstream.services.wire.records import State
-from millstream.workers.loads.lost_instances import unload_lost
-from millstream.workers.loads.unloads import PROPAGATION_S, Unloads
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import WantedVersions
+from millstream.workers.residency.lost_instances import unload_lost
 from millstream.workers.residency.residency import Residency
+from millstream.workers.residency.unloads import PROPAGATION_S, Unloads
+from millstream.workers.residency.version_loads import VersionLoads
 
 log = logging.getLogger("millstream.reconciler")
 

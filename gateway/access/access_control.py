@@ -10,6 +10,7 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate, Keyless
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import KeyCounters
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.local_token import keep_token
@@ -17,7 +18,6 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.settings import Settings
 
 

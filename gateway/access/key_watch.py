@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 
 from millstream.gateway.access.gate import Gate
+from millstream.services.access.access_keys import AccessKeys, StoredKeys
 from millstream.services.access.limits import Settlement, write_use
 from millstream.services.access.secret import access_secret, derive_secret
 from millstream.services.errors import Failure
@@ -19,7 +20,6 @@ from millstream.services.metrics.catalogue import KEY_EXPIRY
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.limited_client import without_redis_after
-from millstream.services.repository.access_keys import AccessKeys, StoredKeys
 from millstream.services.settings import Settings
 
 log = logging.getLogger("millstream.access")

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from millstream.plugins.compile.targets import TARGETS
 from millstream.plugins.compile.targets.base import Target
+from millstream.services.device import find_device
 from millstream.services.metrics.gpus import describe_gpu, gpus
-from millstream.services.process.device import find_device
 
 NODES = Path("/sys/devices/system/node")
 

@@ -17,7 +17,7 @@ import numpy as np
 from millstream.plugins.compile.race.report import RaceReport, RaceTask, Row, variant_for
 from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.worker.driver import run_race
-from millstream.services.process.device import find_device
+from millstream.services.device import find_device
 from millstream.workers.backends import get_backend
 from tests.bench.race_models import Array, Raced, all_models
 from tests.bench.race_neighbour import measure_neighbour

@@ -305,7 +305,7 @@ def test_an_unknown_backend_is_named() -> None:
 
 
 def test_importing_the_backends_imports_no_library() -> None:
-    modules = "sys, millstream.workers.backends, millstream.workers.instances.profiler"
+    modules = "sys, millstream.workers.backends, millstream.workers.models.profiler"
     libraries = {"jax", "iree", "onnxruntime", "onnx", "openvino", "torch", "tritonclient", "grpc", "tvm"}
     code = f"import {modules}; print({libraries} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"

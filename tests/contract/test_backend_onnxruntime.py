@@ -14,7 +14,7 @@ from millstream.services.model.datatypes import NUMPY
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance
 from millstream.workers.backends.onnxruntime import OnnxRuntime
-from millstream.workers.instances.profiler import measure
+from millstream.workers.models.profiler import measure
 from tests.contract.backend_cases import ONNXRUNTIME, Spec, same, signature
 from tests.kit import models
 

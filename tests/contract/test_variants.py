@@ -15,8 +15,8 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.variants import REPORT, VARIANTS_MAX, Report, Target, Variants
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.instances import load_version
-from millstream.workers.instances.load_version import LoadEnvironment, load
+from millstream.workers.models import load_version
+from millstream.workers.models.load_version import LoadEnvironment, load
 from millstream.workers.variants.compile import difference, make
 from tests.contract.backend_cases import signature
 from tests.kit import models

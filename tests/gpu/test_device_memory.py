@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.services.process.device import find_device
+from millstream.services.device import find_device
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import OutOfMemory
 from tests.contract.backend_cases import signature

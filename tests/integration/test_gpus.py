@@ -104,7 +104,7 @@ def test_the_gpus_of_this_machine() -> None:
 
 DEVICE = """
 import sys
-from millstream.services.process.device import find_device
+from millstream.services.device import find_device
 print(find_device(sys.argv[1]).model_dump_json())
 """
 
@@ -135,7 +135,7 @@ def test_a_worker_on_a_gpu_finds_out_what_it_is(tmp_path: Path) -> None:
 
 
 USED = """
-from millstream.services.process.device import GpuMemory
+from millstream.services.device import GpuMemory
 memory = GpuMemory("cuda:0")
 print(memory.used_bytes())
 """

@@ -12,7 +12,7 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
-from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel
 from tests.kit.versions import publish
 

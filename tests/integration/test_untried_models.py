@@ -20,7 +20,7 @@ from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.agreement import agree
 from millstream.services.settings import Settings
 from millstream.workers.backends.onnxruntime import OnnxRuntime
-from millstream.workers.instances.profiler import measure
+from millstream.workers.models.profiler import measure
 
 #: taken by every ONNX Runtime that is supported; the onnx package may write a newer one
 IR_VERSION = 10

@@ -26,10 +26,10 @@ from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.instances.load_version import LoadEnvironment, load
-from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.load_version import LoadEnvironment, load
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.memory_budget import MemoryBudget
 from tests.contract.backend_cases import signature
 from tests.kit import models as kit
 from tests.kit.versions import publish, publish_content

@@ -36,6 +36,7 @@ from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.plugins.compat.triton.gateway import Triton
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.errors import Code, Failure
@@ -46,7 +47,6 @@ from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import StoredLogLevels
 from millstream.services.queue.url import RedisAddress, async_client
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
 from millstream.services.traceparent import Trace

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from millstream.plugins.compile.stored.race_verdicts import decide
 from millstream.plugins.compile.stored.races import Race, RaceState, environment, new_race
-from millstream.services.process.device import installed_packages
+from millstream.services.device import installed_packages
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.stack import Stack
 
@@ -33,7 +33,7 @@ def here() -> str:
     Found in a process of its own: other tests add folders of packages to the path of this one.
     """
     code = (
-        "from millstream.services.process.device import find_device\n"
+        "from millstream.services.device import find_device\n"
         f"from {environment.__module__} import environment\n"
         f"from {installed_packages.__module__} import installed_packages\n"
         "print(environment(find_device('cpu').fingerprint, installed_packages()))"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millstream.services.placement.views import Footprint
-from millstream.workers.memory.budget import DeviceBudget, MemoryBudget
+from millstream.workers.models.memory_budget import DeviceBudget, MemoryBudget
 
 BASE, BUDGET = 100, 1000
 NAMES = st.sampled_from("abcde")

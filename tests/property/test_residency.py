@@ -23,14 +23,14 @@ from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
-from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
-from millstream.workers.loads.loader import LoadRequest
-from millstream.workers.loads.unloads import EvictionReason, Unloads
-from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency import evictions
+from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX, FailedLoads
+from millstream.workers.residency.loader import LoadRequest
 from millstream.workers.residency.residency import Residency
+from millstream.workers.residency.unloads import EvictionReason, Unloads
 from tests.contract.repositories import manifest
 from tests.kit.state_machines import machine_settings
 

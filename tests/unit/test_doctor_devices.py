@@ -11,8 +11,8 @@ from pathlib import Path
 
 from millstream.plugins.compile import devices
 from millstream.plugins.compile.targets import TARGETS
+from millstream.services.device import FEATURES
 from millstream.services.environment import child_environment
-from millstream.services.process.device import FEATURES
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,8 @@ import pytest
 
 from millstream.plugins.compile.stored.choices import Choices
 from millstream.plugins.compile.stored.races import _read as read_race
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.errors import Failure
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.repository.disk import read_file
 from millstream.services.repository.documents import read_document
 from millstream.services.repository.folder import FolderRepository

@@ -18,7 +18,7 @@ MEASURE = """
 import json, sys, threading
 from pathlib import Path
 import numpy as np
-from millstream.workers.instances.footprint_meter import FootprintMeter
+from millstream.workers.models.footprint_meter import FootprintMeter
 
 traffic, stop, began = int(sys.argv[1]) << 20, threading.Event(), threading.Event()
 runs = 0

@@ -10,8 +10,8 @@ import numpy as np
 from millstream.services.errors import Code, Failure
 from millstream.services.model.profile import Profile
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.workers.instances import profiler
-from millstream.workers.instances.profiler import KnownProfiles, runs_as_known
+from millstream.workers.models import profiler
+from millstream.workers.models.profiler import KnownProfiles, runs_as_known
 
 SPEC = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))
 SIGNATURE = Signature(inputs=(SPEC,), outputs=(SPEC,), batching=True)

@@ -13,10 +13,10 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.sizes import sizes
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import OutOfMemory
-from millstream.workers.instances.footprint_meter import Measurement
-from millstream.workers.instances.load_version import LoadEnvironment
-from millstream.workers.loads.load_memory import LoadMemory
-from millstream.workers.memory.budget import Measuring, MemoryBudget
+from millstream.workers.models.footprint_meter import Measurement
+from millstream.workers.models.load_version import LoadEnvironment
+from millstream.workers.models.memory_budget import Measuring, MemoryBudget
+from millstream.workers.residency.load_memory import LoadMemory
 from tests.contract.repositories import manifest, publish
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.workers.loads.loader import (
+from millstream.workers.residency.loader import (
     DEMAND_WAITS_S,
     GRACE_S,
     LOADS_MAX,

@@ -111,7 +111,7 @@ def test_more_than_there_is_is_a_warning() -> None:
 LIMITED = """
 import mmap, sys, threading
 from millstream.services.process.memory_use import memory_use
-from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
 prefer_for_oom_kill()
 budget = int(sys.argv[1])
 limit = MemoryLimit(budget)

@@ -37,7 +37,8 @@ from millstream.services.wire.batch import (
     decode_batch,
     decode_reply,
 )
-from millstream.workers.batches.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
+from millstream.workers.backends.base import check_outputs
+from millstream.workers.batches.lease import Array, Lease, ReplyWriter, RunCost, input_arrays
 from tests.kit.responders import DISCARD
 
 NOW, WALL_MS = 100.0, 5_000_000.0

@@ -11,7 +11,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.model.warmup_inputs import INPUT_BYTES_MAX
 from millstream.workers.backends.base import Array, OutOfMemory
-from millstream.workers.instances.profiler import measure
+from millstream.workers.models.profiler import measure
 
 Shapes = list[tuple[int, ...]]
 

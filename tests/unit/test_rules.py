@@ -26,7 +26,7 @@ BREACHES = {
     "the HTTP/2 library": ("gateway/http2/events.py", "millstream.services.errors"),
     "the client stands on": ("client/errors.py", "millstream.services.queue.keys"),
     "services imports neither": ("services/version.py", "millstream.workers.worker"),
-    "gateway and workers are coupled": ("workers/instances/reshape.py", "millstream.gateway.tensors.outputs"),
+    "gateway and workers are coupled": ("workers/models/reshape.py", "millstream.gateway.tensors.outputs"),
     "gRPC is known": ("gateway/v2/options.py", "grpc"),
     "FastAPI is known": ("gateway/scheduling/lane.py", "fastapi"),
     "Redis is known": ("workers/batches/consumer.py", "redis"),
@@ -37,7 +37,7 @@ BREACHES = {
         "millstream.gateway.grpc.methods.health",
     ),
     "what decides on batches": ("gateway/scheduling/batching/estimator.py", "millstream.gateway.scheduling.lane"),
-    "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.loads.loader"),
+    "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.residency.loader"),
     "decisions, codecs and formats are pure": ("gateway/scheduling/batching/batcher.py", "time"),
 }
 

@@ -10,8 +10,8 @@ import pytest
 
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.placement.views import Footprint
-from millstream.workers.instances.load_version import COMPILE_BYTES_MIN, LoadEnvironment
-from millstream.workers.memory.budget import MemoryBudget
+from millstream.workers.models.load_version import COMPILE_BYTES_MIN, LoadEnvironment
+from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.variants.compiles import MEMORY_FIXED_BYTES, MEMORY_RATIO, VariantCompiles
 from tests.contract.repositories import manifest
 from tests.kit.wait import wait_until

@@ -21,7 +21,7 @@ from millstream.services.model.version_files import (
     read_label_names,
 )
 from millstream.services.repository.folder import FolderRepository
-from millstream.workers.instances.load_version import verify
+from millstream.workers.models.load_version import verify
 from tests.kit.versions import SIGNATURE, publish
 
 

@@ -14,15 +14,15 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
-from millstream.workers.instances.load_version import LoadEnvironment, load, probe
-from millstream.workers.loads import version_loads
-from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
-from millstream.workers.loads.loader import Limits, LoadPolicy, LoadRequest
-from millstream.workers.loads.version_loads import LoadGuard, VersionLoads
-from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.beat_signal import BeatSignal
+from millstream.workers.models.load_version import LoadEnvironment, load, probe
 from millstream.workers.models.loaded_models import LoadedModels
+from millstream.workers.models.memory_budget import MemoryBudget
+from millstream.workers.residency import version_loads
+from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILED_RETRY_S, FAILURES_MAX, FailedLoads
+from millstream.workers.residency.loader import Limits, LoadPolicy, LoadRequest
+from millstream.workers.residency.version_loads import LoadGuard, VersionLoads
 from tests.kit.versions import publish_simulated
 from tests.kit.wait import wait_until
 

@@ -136,3 +136,18 @@ class Backend(Protocol):
         Raises Failure(MODEL) if the model cannot be loaded, Failure(UNAVAILABLE) if the device cannot be used: a
         backend never falls back to another device by itself.
         """
+
+
+def check_outputs(outputs: Sequence[Array], signature: Signature, rows: int) -> None:
+    """Raise Failure(MODEL) if an output is missing, or a batching version did not return one row for each input row."""
+    if len(outputs) != len(signature.outputs):
+        raise Failure(Code.MODEL, f"the model returned {len(outputs)} outputs instead of {len(signature.outputs)}")
+    if not signature.batching:
+        return
+    for spec, array in zip(signature.outputs, outputs, strict=True):
+        if array.ndim == 0 or array.shape[0] != rows:
+            raise Failure(
+                Code.MODEL,
+                f"output '{spec.name}' has shape {list(array.shape)} for {rows} rows: the version does not batch; "
+                'upload it with the config {"batching": false}',
+            )

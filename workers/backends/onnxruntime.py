@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.services.device import GpuMemory, find_device
 from millstream.services.environment import disable_library_telemetry
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
@@ -21,7 +22,6 @@ from millstream.services.model.onnx_file import external_tensors
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import return_freed
-from millstream.services.process.device import GpuMemory, find_device
 from millstream.services.process.low_priority import lower_priority
 from millstream.services.repository.variants import Target
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code
 from millstream.services.model.datatypes import BYTES, NUMPY, decode_elements, encode_elements
 from millstream.services.model.signature import Signature
 from millstream.services.segments.segment import Segments
@@ -314,18 +314,3 @@ class ReplyWriter:
             return [encode_elements(array.reshape(-1))]
         bounds = np.cumsum([0, *(lease.header.rows[i] for i in lease.live_requests)])
         return [encode_elements(array[a:b].reshape(-1)) for a, b in pairwise(bounds)]
-
-
-def check_outputs(outputs: Sequence[Array], signature: Signature, rows: int) -> None:
-    """Raise Failure(MODEL) if an output is missing, or a batching version did not return one row for each input row."""
-    if len(outputs) != len(signature.outputs):
-        raise Failure(Code.MODEL, f"the model returned {len(outputs)} outputs instead of {len(signature.outputs)}")
-    if not signature.batching:
-        return
-    for spec, array in zip(signature.outputs, outputs, strict=True):
-        if array.ndim == 0 or array.shape[0] != rows:
-            raise Failure(
-                Code.MODEL,
-                f"output '{spec.name}' has shape {list(array.shape)} for {rows} rows: the version does not batch; "
-                'upload it with the config {"batching": false}',
-            )

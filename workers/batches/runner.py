@@ -11,8 +11,8 @@ import numpy as np
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.clock import RedisClock
 from millstream.services.segments.segment import Segments
-from millstream.workers.backends.base import Array, OutOfMemory, Terminated
-from millstream.workers.batches.lease import Inputs, Lease, RunCost, check_outputs, fail_outside, input_arrays
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated, check_outputs
+from millstream.workers.batches.lease import Inputs, Lease, RunCost, fail_outside, input_arrays
 from millstream.workers.batches.watchdog import Guarded
 from millstream.workers.models.loaded_models import LoadedModel
 

@@ -17,12 +17,12 @@ from millstream.services.placement.views import Footprint, PlacedInstance, Refus
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.unloads import EvictionReason, Unloads
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.unloads import EvictionReason, Unloads
+from millstream.workers.residency.version_loads import VersionLoads
 
 log = logging.getLogger("millstream.residency")
 

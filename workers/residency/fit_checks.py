@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.orders import Order
-from millstream.workers.memory.budget import MemoryBudget
+from millstream.workers.models.memory_budget import MemoryBudget
 
 WHY = "to find out whether it fits"
 

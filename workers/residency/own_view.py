@@ -13,9 +13,9 @@ from millstream.services.queue.clock import RedisClock
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.version_loads import VersionLoads
 
 
 class OwnView:

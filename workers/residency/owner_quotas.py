@@ -11,18 +11,18 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.document import memory_quotas
 from millstream.services.errors import Failure
 from millstream.services.placement.quota import Held, Quota, counted, read_held, write_held
 from millstream.services.placement.views import WorkerView
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.version_loads import VersionLoads
 
 log = logging.getLogger("millstream.residency")
 

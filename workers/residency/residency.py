@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.quota import counted
@@ -21,27 +22,26 @@ from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.queue.clock import RedisClock
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.sizes import sizes
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.services.wire.worker_id import name_of, pool_of
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
-from millstream.workers.loads.loader import LoadPolicy, LoadRequest
-from millstream.workers.loads.unloads import Unloads
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.batching_verdicts import BatchingVerdicts
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.refusals import Refusals
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
+from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
 from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
+from millstream.workers.residency.loader import LoadPolicy, LoadRequest
 from millstream.workers.residency.own_view import OwnView, is_held
 from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.room_making import RoomMaking
 from millstream.workers.residency.state import ResidencyState
 from millstream.workers.residency.turns import Turns
+from millstream.workers.residency.unloads import Unloads
+from millstream.workers.residency.version_loads import VersionLoads
 
 log = logging.getLogger("millstream.residency")
 

@@ -16,13 +16,13 @@ from millstream.services.placement.room import Room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from millstream.services.wire.orders import Order
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.unloads import Unloads
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.owner_quotas import OwnerQuotas
 from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.unloads import Unloads
+from millstream.workers.residency.version_loads import VersionLoads
 
 TOO_LARGE_RETRY_S = 30.0
 

@@ -13,14 +13,14 @@ from millstream.services.placement.views import Footprint, Refusal
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.loads.loader import SET_ASIDE_S
-from millstream.workers.loads.version_loads import VersionLoads
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.fit_checks import FitChecks
+from millstream.workers.residency.loader import SET_ASIDE_S
 from millstream.workers.residency.own_view import OwnView
 from millstream.workers.residency.room_making import Answer, RoomMaking
 from millstream.workers.residency.state import ResidencyState
+from millstream.workers.residency.version_loads import VersionLoads
 
 log = logging.getLogger("millstream.residency")
 

@@ -27,9 +27,9 @@ from millstream.services.repository.variants import Report
 from millstream.services.settings import read_settings
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Backend, Instance
-from millstream.workers.instances.load_version import REFUSED, verify
-from millstream.workers.instances.reshape import Reshaped
-from millstream.workers.memory.limit import MemoryLimit
+from millstream.workers.models.load_version import REFUSED, verify
+from millstream.workers.models.memory_limit import MemoryLimit
+from millstream.workers.models.reshape import Reshaped
 
 ROWS = (1, 3)  # of the runs whose outputs are compared
 NICE = 19

@@ -20,7 +20,7 @@ from millstream.services.settings import read_settings
 from millstream.services.wire.worker_id import worker_id
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, Stop
-from millstream.workers.instances.load_version import REFUSED, LoadEnvironment, load
+from millstream.workers.models.load_version import REFUSED, LoadEnvironment, load
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from millstream.plugins.compile.samples import can_be_sampled, read_feeds
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.installed import first_missing, missing_module, runtime_version
 from millstream.plugins.compile.targets.onnxruntime_int8 import prepare
-from millstream.services.process.device import find_device
+from millstream.services.device import find_device
 
 FP16, INT8 = "fp16.onnx", "int8.onnx"
 INSTALL_DRIVER = "a GPU with NVIDIA's driver, then pip install 'millstream[gpu]'"

@@ -20,8 +20,8 @@ from millstream.plugins.compile.samples import ROWS_MAX, Feed, can_be_sampled, r
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
 from millstream.plugins.compile.vectors import cosine
+from millstream.services.device import find_device
 from millstream.services.errors import invalid
-from millstream.services.process.device import find_device
 
 MODEL = "int8.onnx"
 INSTALL = "pip install 'millstream[cpu]' onnx"

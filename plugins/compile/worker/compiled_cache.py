@@ -26,9 +26,9 @@ from millstream.plugins.compile.candidate import Candidate
 from millstream.plugins.compile.compile_task import CompileOutcome
 from millstream.plugins.compile.race.race import Prepared
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX, RaceTask
+from millstream.services.device import find_device
 from millstream.services.model.manifest import SourceFile
 from millstream.services.model.version_files import describe_file
-from millstream.services.process.device import find_device
 from millstream.services.repository.disk import fsync_tree, try_lock
 from millstream.services.repository.verdicts import content_digest
 

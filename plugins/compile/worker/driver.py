@@ -23,11 +23,11 @@ from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.worker.compiled_cache import CompiledCache, libraries, working
 from millstream.plugins.compile.worker.sample_files import SampleFiles, write_files, write_timed
 from millstream.plugins.compile.worker.track import BLOCK_S, BaselineError, ProcessTrack, UnfinishedError
+from millstream.services.device import find_device
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.agreement import Array
 from millstream.services.model.samples import read_inputs
 from millstream.services.model.warmup_inputs import VARIABLE_SIZES, has_variable_dims, make_inputs
-from millstream.services.process.device import find_device
 from millstream.services.repository.disk import storage_failure
 from millstream.services.repository.footprints import file_bytes
 

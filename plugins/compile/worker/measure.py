@@ -38,8 +38,8 @@ from millstream.services.process.memory_use import memory_use
 from millstream.services.sandbox.confine import Limits, begin, confine
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance
-from millstream.workers.instances.reshape import Reshaped
-from millstream.workers.memory.limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.models.reshape import Reshaped
 
 ERROR_CHARACTERS_MAX = 1000
 _CPU_S_MAX = 1 << 30  # the driver ends one that takes long

@@ -15,7 +15,7 @@ from millstream.plugins.compile.stored.races import UNFINISHED_MAX, Race, RaceSt
 from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
-from millstream.workers.instances.load_version import LoadEnvironment
+from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel
 
 log = logging.getLogger("millstream.races")

@@ -21,18 +21,18 @@ from millstream.plugins.compile.stored.races import TRIES_MAX, Lock, Race, RaceS
 from millstream.plugins.compile.worker.process import Outcome, RaceProcess
 from millstream.plugins.compile.worker.queue import RaceQueue, Racer, change
 from millstream.plugins.compile.worker.swaps import VariantSwaps
+from millstream.services.device import find_device
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint
-from millstream.services.process.device import find_device
 from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import file_bytes
 from millstream.services.sizes import sizes
-from millstream.workers.instances.load_version import LoadEnvironment
-from millstream.workers.memory.budget import MEMORY_OPTION, MemoryBudget
-from millstream.workers.memory.spare import SpareMemory
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.memory_budget import MEMORY_OPTION, MemoryBudget
+from millstream.workers.models.spare_memory import SpareMemory
 
 log = logging.getLogger("millstream.races")
 

@@ -34,11 +34,11 @@ from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Instance, OutOfMemory
-from millstream.workers.instances.load_version import LoadEnvironment
-from millstream.workers.instances.open_form import open_form
-from millstream.workers.memory.budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.memory_budget import MemoryBudget
+from millstream.workers.models.open_form import open_form
 
 log = logging.getLogger("millstream.races")
 

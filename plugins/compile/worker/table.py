@@ -18,8 +18,7 @@ from millstream.plugins.compile.stored.choices import BASELINE, Choice
 from millstream.plugins.compile.worker.watch import VariantWatch
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated
-from millstream.workers.batches.lease import check_outputs
+from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated, check_outputs
 
 RESCUE_S = (
     1.0  # for the baseline to answer a batch with which a variant did not end; the watchdog ends the process later

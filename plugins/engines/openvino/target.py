@@ -11,7 +11,7 @@ from pathlib import Path
 from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Narrowing, Subject
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
-from millstream.services.process.device import find_device
+from millstream.services.device import find_device
 
 FORMATS = frozenset({"onnx", "openvino"})
 BF16_FEATURES = ("amx_bf16", "avx512_bf16", "bf16")  # of processors: any one of them

@@ -56,7 +56,7 @@ def _runtime() -> list[Check]:
 
 def _device(settings: Settings) -> list[Check]:
     """Describe the processors and, if a pool or the settings name one, the GPUs that workers run on."""
-    from millstream.services.process.device import find_device
+    from millstream.services.device import find_device
     from millstream.services.supervisor.pool_specs import parse_pools
 
     cpu = find_device("cpu")

@@ -17,13 +17,13 @@ from botocore.credentials import Credentials
 
 from millstream.gateway.access.gate import MEMO_MAX, Gate
 from millstream.services.access import audit_log, sigv4
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.document import KeyDocument, Limits, StoredSecret
 from millstream.services.access.limits import DEBT_S_MAX, Account, LimitReached, Settlement, Use, write_use
 from millstream.services.access.scopes import Need, check_scope
 from millstream.services.access.secret import access_secret, derive_secret, format_key, hash_secret
 from millstream.services.errors import Code, Failure
-from millstream.services.repository.access_keys import AccessKeys
 from millstream.services.settings import Settings
 
 ID = "0123456789abcdef"

@@ -14,6 +14,7 @@ from millstream.gateway.access.principal import CALLER, shown
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.plugins.compat.sagemaker.target import default_model
 from millstream.services.access import audit_log
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.document import KeyDocument, StoredSecret
 from millstream.services.access.scopes import Need, grants_of
@@ -21,7 +22,6 @@ from millstream.services.access.secret import derive_secret, format_key, hash_se
 from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure
 from millstream.services.model.names import NAME_CHARACTERS_MAX
-from millstream.services.repository.access_keys import AccessKeys
 
 ID = "0123456789abcdef"
 SECRET = derive_secret(b"s" * 32, ID, "salt")

@@ -17,9 +17,9 @@ from millstream.services.repository.base import Repository
 from millstream.services.repository.footprints import Measured, file_bytes
 from millstream.services.sizes import sizes
 from millstream.workers.backends.base import OutOfMemory
-from millstream.workers.instances.footprint_meter import Measurement
-from millstream.workers.instances.load_version import LoadEnvironment
-from millstream.workers.memory.budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, SPARE_BYTES, MemoryBudget
+from millstream.workers.models.footprint_meter import Measurement
+from millstream.workers.models.load_version import LoadEnvironment
+from millstream.workers.models.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, SPARE_BYTES, MemoryBudget
 
 log = logging.getLogger("millstream.memory")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from millstream.services.wire.records import State
-from millstream.workers.loads.unloads import Unloads
-from millstream.workers.loads.version_loads import VersionLoads, about_version
 from millstream.workers.models.loaded_models import LoadedModels
+from millstream.workers.residency.unloads import Unloads
+from millstream.workers.residency.version_loads import VersionLoads, about_version
 
 log = logging.getLogger("millstream.reconciler")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from millstream.services.placement.views import Footprint
-from millstream.workers.memory.budget import MemoryBudget
+from millstream.workers.models.memory_budget import MemoryBudget
 
 GIVE_WAY_S_MAX = 2.0  # that a load waits for stopped work to be gone; then it is tried again
 #: For stopped work to be gone; then loads count its memory as taken. It has the lowest priority, also for its end.

@@ -28,11 +28,11 @@ from millstream.services.repository.variants import Variants
 from millstream.services.wire.records import kind_of
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
-from millstream.workers.instances.footprint_meter import FootprintMeter, Measurement
-from millstream.workers.instances.profiler import KnownProfiles, measure, runs_as_known
-from millstream.workers.instances.reshape import Reshaped
-from millstream.workers.instances.warmup import warm_up
-from millstream.workers.memory.budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
+from millstream.workers.models.footprint_meter import FootprintMeter, Measurement
+from millstream.workers.models.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
+from millstream.workers.models.profiler import KnownProfiles, measure, runs_as_known
+from millstream.workers.models.reshape import Reshaped
+from millstream.workers.models.warmup import warm_up
 
 log = logging.getLogger("millstream.variants")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.warmup_inputs import requested_inputs, requested_rows
-from millstream.workers.backends.base import Instance
-from millstream.workers.batches.lease import check_outputs
+from millstream.workers.backends.base import Instance, check_outputs
 
 
 def warm_up(instance: Instance, manifest: Manifest, folder: Path) -> None:

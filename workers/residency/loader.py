@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from millstream.services.model.manifest import Manifest
 from millstream.workers.backends.base import Stop
-from millstream.workers.instances.load_version import took_too_long
-from millstream.workers.loads.load_threads import LoadThreads
+from millstream.workers.models.load_version import took_too_long
+from millstream.workers.residency.load_threads import LoadThreads
 
 log = logging.getLogger("millstream.loads")
 
