@@ -5,6 +5,7 @@ from millstream.services.plugin.plugin import Command, Plugin
 PLUGIN = Plugin(
     name="compile",
     http=("millstream.plugins.compile.gateway.routes_races:ADAPTER",),
+    devices=("millstream.plugins.compile.devices:target_checks",),
     commands=(
         Command(
             name="race",

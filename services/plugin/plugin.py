@@ -80,6 +80,7 @@ class Plugin:
         v2_extensions: names of extensions that the metadata of the v2 protocol lists.
         supervisor: builders of a part of a machine's supervisor (services/supervisor/parts.py).
         process: programs that an operator may start.
+        devices: functions that return checks of `millstream doctor devices` (services/cli/doctor/machine.Check).
     """
 
     name: str
@@ -97,3 +98,4 @@ class Plugin:
     v2_extensions: tuple[str, ...] = ()
     supervisor: tuple[str, ...] = ()
     process: tuple[Process, ...] = ()
+    devices: tuple[str, ...] = ()

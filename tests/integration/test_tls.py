@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from millstream.client.client import Client
 from millstream.client.errors import Cause, ConnectionFailed
-from millstream.services.cli.doctor.certificates import certificate_checks
+from millstream.services.cli.doctor.machine import certificate_checks
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
 from millstream.services.health import fault

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from millstream.services.cli.commands import doctor
-from millstream.services.cli.doctor import system
-from millstream.services.cli.doctor.check import Check
+from millstream.services.cli.doctor import machine
 from millstream.services.cli.doctor.installation import _frozen
+from millstream.services.cli.doctor.machine import Check, machine_checks
 from millstream.services.cli.doctor.redis import checks_of, redis_checks
-from millstream.services.cli.doctor.system import system_checks
 from millstream.services.environment import child_environment
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.server_facts import RedisFacts
@@ -190,7 +189,7 @@ def test_a_port_that_is_taken_is_a_warning(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for name in ("http_port", "grpc_port"):
             settings = Settings.model_validate({"home": tmp_path, "http_port": 0, "grpc_port": -1} | {name: port})
-            [check] = [one for one in system_checks(settings) if one.name.startswith("Port")]
+            [check] = [one for one in machine_checks(settings) if one.name.startswith("Port")]
             assert (check.name, check.state) == (f"Port {port}", "warn")
             assert "is in use" in check.detail
 
@@ -199,7 +198,7 @@ def test_a_home_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     assert states(Settings(home=tmp_path / "file" / "home"))["Disk"] == "fail"
     assert states(Settings(home=tmp_path / "a" / "b"))["Disk"] == "ok"
-    monkeypatch.setattr(system, "DISK_FREE_BYTES_MIN", 1 << 60)
+    monkeypatch.setattr(machine, "DISK_FREE_BYTES_MIN", 1 << 60)
     assert states(Settings(home=tmp_path))["Disk"] == "warn"
 
 
@@ -207,7 +206,7 @@ def test_a_home_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch:
 def test_a_control_group_with_few_processes_is_a_warning(tmp_path: Path, limit: str, state: str) -> None:
     (tmp_path / "pids.max").write_text(f"{limit}\n")
     (tmp_path / "pids.current").write_text("90\n")
-    assert system._processes(Settings(pools="cpu=1"), tmp_path).state == state
+    assert machine._processes(Settings(pools="cpu=1"), tmp_path).state == state
 
 
 def test_a_machine_whose_clock_is_wrong_is_told(tmp_path: Path) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.doctor.check import Check, State
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, asked_endpoint, load_settings
+from millstream.services.cli.terminal import emit, escape, results, show_detail
 from millstream.services.extras import missing_modules
 
 if TYPE_CHECKING:
+    from millstream.services.cli.doctor.machine import Check
     from millstream.services.settings import Settings
 
-_COLOURS: dict[State, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Subject(StrEnum):
@@ -53,35 +55,38 @@ def doctor(
     if what is Subject.DEVICES:
         if elsewhere:
             raise wrong_usage("--endpoint: `doctor devices` looks at this machine: call it on the server's")
-        from millstream.services.cli.doctor.devices import show_devices
+        checks = device_checks()
+    elif elsewhere:
+        from millstream.services.cli.doctor.installation import server_checks
 
-        show_devices(json_output=json_output)
-        return
-    from millstream.services.cli.doctor.installation import server_checks
-    from millstream.services.cli.terminal import emit, escape, results, show_detail
-
-    checks = server_checks(elsewhere) if elsewhere else run_checks(load_settings())
+        checks = server_checks(elsewhere)
+    else:
+        checks = run_checks(load_settings())
     if json_output:
         emit({"checks": [check._asdict() for check in checks]})
     else:
-        console = results()
+        console, width = results(), max([14, *(len(check.name) for check in checks)])
         for check in checks:
             colour = _COLOURS[check.state]
-            show_detail(console, f"{check.state:<4}  {check.name:<14} ", escape(check.detail), style=colour)
+            show_detail(console, f"{check.state:<4}  {check.name:<{width}} ", escape(check.detail), style=colour)
             if check.advice:
-                show_detail(console, " " * 21, f"[dim]{escape(check.advice)}[/]")
+                show_detail(console, " " * (width + 7), f"[dim]{escape(check.advice)}[/]")
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(1)
 
 
 def run_checks(settings: Settings) -> list[Check]:
     """Return the results of all checks, in display order."""
-    from millstream.services.cli.doctor.certificates import certificate_checks
     from millstream.services.cli.doctor.installation import installation_checks
-    from millstream.services.cli.doctor.installed import installed_checks, sandbox_checks, uploads_check
+    from millstream.services.cli.doctor.machine import machine_checks
     from millstream.services.cli.doctor.redis import redis_checks
-    from millstream.services.cli.doctor.system import system_checks
 
     redis = [] if missing_modules("worker") else redis_checks(settings)
-    here = [*installed_checks(settings), *redis, *system_checks(settings), uploads_check(settings), *sandbox_checks()]
-    return [*here, *certificate_checks(settings), *installation_checks(settings)]
+    return [*machine_checks(settings), *redis, *installation_checks(settings)]
+
+
+def device_checks() -> list[Check]:
+    """Return what plug-ins say of the devices of this machine."""
+    from millstream.services.plugin.registry import contributions
+
+    return [check for checks in contributions("devices", FunctionType) for check in checks()]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.services.cli.doctor.check import Check
+from millstream.services.cli.doctor.machine import Check
 from millstream.services.cli.doctor.redis import CLOCK_S_MAX, clock_check
 from millstream.services.errors import Failure
 

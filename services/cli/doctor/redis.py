@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.services.cli.doctor.check import Check
+from millstream.services.cli.doctor.machine import MIB, Check, judged
 from millstream.services.errors import Failure
 
 if TYPE_CHECKING:
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from millstream.services.queue.url import RedisAddress
     from millstream.services.settings import Settings
 
-MIB = 1 << 20
 #: A batch takes two round trips through Redis: above this, they are most of a small model's latency.
 LATENCY_S_MAX = 0.005
 #: difference of two clocks from which times in logs, expiries of keys and certificates mislead
@@ -74,7 +73,8 @@ def _facts(address: RedisAddress) -> RedisFacts | Failure:
 def checks_of(facts: RedisFacts, address: str) -> list[Check]:
     """Return the checks of a Redis that answers, the one of its version first. Pure."""
     memory = [_memory(facts)] if facts.version else []
-    return [_version(facts, address), _latency(facts), *memory, _clock(facts)]
+    clock = clock_check("Clock", "this machine", facts.clock_ahead_s)
+    return [_version(facts, address), _latency(facts), *memory, clock]
 
 
 def _version(facts: RedisFacts, address: str) -> Check:
@@ -98,10 +98,8 @@ def _version(facts: RedisFacts, address: str) -> Check:
 
 def _latency(facts: RedisFacts) -> Check:
     detail = f"{facts.latency_s * 1e3:.2g} ms for a round trip"
-    if facts.latency_s > LATENCY_S_MAX:
-        advice = "each batch takes two round trips: run Redis nearer to gateways and workers, or give it a core"
-        return Check("Redis latency", "warn", detail, advice)
-    return Check("Redis latency", "ok", detail)
+    advice = "each batch takes two round trips: run Redis nearer to gateways and workers, or give it a core"
+    return judged("Redis latency", detail, advice, wrong=facts.latency_s > LATENCY_S_MAX)
 
 
 def _memory(facts: RedisFacts) -> Check:
@@ -112,14 +110,8 @@ def _memory(facts: RedisFacts) -> Check:
     if facts.policy not in {_SAFE_POLICY, ""}:
         advice = f"it may delete requests that wait: redis-cli config set maxmemory-policy {_SAFE_POLICY}"
         return Check("Redis memory", "warn", detail, advice)
-    if used > MEMORY_SHARE_MAX * limit:
-        advice = "at the limit requests are refused: raise maxmemory, or lower MILLSTREAM_INFLIGHT_BYTES_MAX"
-        return Check("Redis memory", "warn", detail, advice)
-    return Check("Redis memory", "ok", detail)
-
-
-def _clock(facts: RedisFacts) -> Check:
-    return clock_check("Clock", "this machine", facts.clock_ahead_s)
+    advice = "at the limit requests are refused: raise maxmemory, or lower MILLSTREAM_INFLIGHT_BYTES_MAX"
+    return judged("Redis memory", detail, advice, wrong=used > MEMORY_SHARE_MAX * limit)
 
 
 def clock_check(name: str, whose: str, ahead_s: float) -> Check:
