@@ -3,6 +3,7 @@
 head ─> key known? ─> message (a large one in shared memory) ─> envelope ─> limits of the key ─> lane
 encode ─> FastCall.answer
 Every other call goes to the handler of the method, which also refuses keys and learns them.
+With an observer: submit: instant, trace ─> lane ……… ended, gave_up: status, bytes, the lane's times ─> Observer.finish
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from time import monotonic
+from typing import Any, cast
 
 import grpc
 
@@ -21,12 +23,14 @@ from millstream.gateway.connection.budgets import ReplyBudget, ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.encode import GrpcEncoder
 from millstream.gateway.grpc.codec.envelopes import inputs_of
-from millstream.gateway.grpc.codec.status import refusal
-from millstream.gateway.grpc.connections import reply_blocks
+from millstream.gateway.grpc.codec.messages import refusal
+from millstream.gateway.grpc.connections import message_framing
 from millstream.gateway.grpc.connections.call_head import CallHead
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.methods.infer import InferCalls
 from millstream.gateway.http2.header_blocks import encode
+from millstream.gateway.observing.finished import FAILED_GRPC, Finished
+from millstream.gateway.observing.observer import Observer
 from millstream.gateway.scheduling.request import FORM_HEADER, Request, bill, served_by
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
@@ -189,7 +193,7 @@ class FastInfer:
         else:
             mine.answered = True
             mine.leave()
-            block = reply_blocks.ok_trailers(mine.request_id)
+            block = message_framing.ok_trailers(mine.request_id)
             if mine.form:
                 block += encode([(FORM_HEADER, served_by(mine))])
             mine.call.answer(body, block)
@@ -204,3 +208,67 @@ class FastInfer:
         if not mine.call.over:
             mine.call.end(status, details, metadata)
             self.ended(mine, status, 0)
+
+
+_SERVICE, _METHOD = "inference.GRPCInferenceService", "ModelInfer"
+_PATH = f"/{_SERVICE}/{_METHOD}"
+
+
+class ObservedInfer(FastInfer):
+    """FastInfer of a gateway with an observer, which gets each call when it ends.
+
+    The other arguments are those of FastInfer.
+
+    Args:
+        observer: the gateway's.
+    """
+
+    def __init__(self, observer: Observer, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._observer = observer
+
+    def trace_of(self, call: FastCall) -> Trace | None:
+        """Return the trace that a call belongs to: its caller's, else a new one if traces are on."""
+        return self._observer.trace(call.head.traceparent)
+
+    def ended(self, request: InferRequest, status: grpc.StatusCode, reply_bytes: int) -> None:
+        """Count and observe a request that was answered."""
+        self._count(status)
+        self._observe(request.call, request, request.trace, request.arrival, status, reply_bytes)
+
+    def gave_up(self, call: FastCall, request: InferRequest | None = None) -> None:
+        """Count and observe a call that ended without an answer."""
+        self._count(grpc.StatusCode.CANCELLED)
+        if request is None:
+            self._observe(call, None, self.trace_of(call), monotonic() - call.age_s, grpc.StatusCode.CANCELLED, 0)
+        else:
+            self._observe(call, request, request.trace, request.arrival, grpc.StatusCode.CANCELLED, 0)
+
+    def _observe(
+        self,
+        call: FastCall,
+        request: InferRequest | None,
+        trace: Trace | None,
+        started: float,
+        status: grpc.StatusCode,
+        reply_bytes: int,
+    ) -> None:
+        ended = monotonic()
+        number: int = status.value[0]
+        takers = self._observer.takers(trace, started, ended, failed=number in FAILED_GRPC)
+        if not takers:
+            return
+        finished = Finished(
+            "grpc",
+            _METHOD,
+            _SERVICE,
+            _PATH,
+            number,
+            started,
+            ended,
+            (new_request_id() if request is None else request.request_id).decode("ascii"),
+            trace,
+            call.address,
+            reply_bytes,
+        )
+        self._observer.finish(takers, finished, () if request is None else (request,))

@@ -1,4 +1,4 @@
-"""handlers: maps the methods of the gRPC services to their handlers."""
+"""handlers: maps the methods of the gRPC services to their handlers, and counts their calls by method and code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.grpc.access.guard import Guard, check_message
-from millstream.gateway.grpc.call_counts import CallCounts
 from millstream.gateway.grpc.codec.messages import Messages, parse, parse_counted, set_compression
 from millstream.gateway.grpc.connections.observed_calls import ObservedCalls
-from millstream.gateway.grpc.methods.health import Health
+from millstream.gateway.grpc.guard import Guard, check_message
 from millstream.gateway.grpc.methods.infer import InferCalls
-from millstream.gateway.grpc.methods.metadata import MetadataCalls
+from millstream.gateway.grpc.methods.metadata import Health, MetadataCalls
 from millstream.gateway.grpc.methods.reflection import SERVICES, Reflection
 from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.grpc.methods.stream import Stream
@@ -28,8 +26,70 @@ from millstream.gateway.http.deps import Deps
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import LIST, Row
 from millstream.services.errors import Code, Failure
-from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.metrics.catalogue import GRPC_CALLS, RequestProtocol
+from millstream.services.metrics.merge import OTHER
+from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
+
+_Handle = Callable[[Any, Any], Any]
+
+#: by the number and by the code itself: the library's contexts return either
+_CODES = {key: code for code in grpc.StatusCode for key in (code, code.value[0])}
+
+
+class CallCounts:
+    """Counts the calls of one gateway when their handlers end, by what the server answered.
+
+    A call that its client cancelled, or whose deadline passed, counts as CANCELLED.
+    """
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+
+    def counted(self, method: str, handler: Any) -> Any:
+        """Return `handler`, whose calls are counted. It is one of grpc's handlers, with a coroutine."""
+        field = "stream_unary" if handler.stream_unary is not None else "stream_stream"
+        return handler._replace(**{field: self._coroutine(method, getattr(handler, field))})
+
+    def counter(self, method: str) -> Callable[[grpc.StatusCode], None]:
+        """Return a function that counts a call of `method` that ended with a status."""
+        ok = self._registry.counter(GRPC_CALLS, method, grpc.StatusCode.OK.name)
+
+        def count(code: grpc.StatusCode) -> None:
+            if code is grpc.StatusCode.OK:
+                ok.add()
+            else:
+                self._registry.counter(GRPC_CALLS, method, code.name).add()
+
+        return count
+
+    def unknown_method(self) -> None:
+        """Count a call of a method that no service has. The library answers it."""
+        self._registry.counter(GRPC_CALLS, OTHER, grpc.StatusCode.UNIMPLEMENTED.name).add()
+
+    def _coroutine(self, method: str, handle: _Handle) -> _Handle:
+        ok = self._registry.counter(GRPC_CALLS, method, grpc.StatusCode.OK.name)
+
+        async def call(requests: Any, context: Any) -> Any:
+            try:
+                reply = await handle(requests, context)
+            except BaseException as error:
+                self._failed(method, error, context)
+                raise
+            ok.add()
+            return reply
+
+        return call
+
+    def _failed(self, method: str, error: BaseException, context: Any) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            code = _CODES.get(context.code(), grpc.StatusCode.UNKNOWN)
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            code = grpc.StatusCode.CANCELLED
+        else:
+            code = grpc.StatusCode.UNKNOWN
+        self._registry.counter(GRPC_CALLS, method, code.name).add()
+
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]

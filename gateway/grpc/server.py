@@ -18,9 +18,8 @@ from millstream.gateway.connection.tls_connection import TlsListener, tls_protoc
 from millstream.gateway.grpc.codec.messages import Messages
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.fast_connection import FastConnection, Parts
-from millstream.gateway.grpc.fast_infer import FastInfer
+from millstream.gateway.grpc.fast_infer import FastInfer, ObservedInfer
 from millstream.gateway.grpc.handlers import MethodTable
-from millstream.gateway.grpc.observed_infer import ObservedInfer
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http2.limits import Limits
 from millstream.services.errors import Code, Failure

@@ -6,8 +6,7 @@ from hpack import Decoder
 from hpack.exceptions import HPACKError
 
 from millstream.gateway.grpc.connections.call_head import CallHead, read_head
-from millstream.gateway.grpc.connections.message_framing import MessageReader
-from millstream.gateway.grpc.connections.reply_blocks import HEAD, trailers
+from millstream.gateway.grpc.connections.message_framing import HEAD, MessageReader, trailers
 from millstream.gateway.http2.connection import Connection
 from millstream.gateway.http2.events import ConnectionFault, DataReceived, Event, RequestStarted
 from millstream.gateway.http2.header_blocks import HeaderReader, Headers

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc import server as grpc_server
-from millstream.gateway.grpc.connections import fast_connection, reply_blocks
+from millstream.gateway.grpc.connections import fast_connection, message_framing
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.message_framing import prefix
 from millstream.gateway.grpc.server import GrpcServer
@@ -300,7 +300,7 @@ async def test_an_infer_call_that_is_submitted_needs_no_handler(tmp_path: Path) 
 
         def submit(call: FastCall) -> bool:
             taken.append(call.take_message())
-            call.answer(b"reply", reply_blocks.ok_trailers(b"some-id"))
+            call.answer(b"reply", message_framing.ok_trailers(b"some-id"))
             return True
 
         server._parts.infer = submit
@@ -543,7 +543,7 @@ async def test_a_drain_does_not_cut_a_reply_that_its_client_is_reading(tmp_path:
         [connection] = server._parts.connections
         # All of the reply fits into the kernel, so that nothing but the client keeps the connection.
         connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        calls[0].answer(body, reply_blocks.ok_trailers(b"id"))
+        calls[0].answer(body, message_framing.ok_trailers(b"id"))
         await until(lambda: connection.h2.drained)
         for _ in range(100):  # turns of the event loop, in which a connection that is not kept is closed
             await asyncio.sleep(0)

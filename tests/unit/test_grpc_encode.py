@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.grpc.codec import messages, status
+from millstream.gateway.grpc.codec import messages
 from millstream.gateway.grpc.codec.encode import FINAL, GrpcEncoder, stream_response, varint
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import OutputTensor
@@ -143,7 +143,7 @@ def test_every_code_has_its_status():
     for code, name in GRPC_STATUS.items():
         context = Context()
         with pytest.raises(grpc.aio.AbortError), request_context(b"r-1"):
-            asyncio.run(status.refuse(context, Failure(code, "why \ud800", retry_after_s=0.25)))
+            asyncio.run(messages.refuse(context, Failure(code, "why \ud800", retry_after_s=0.25)))
         wanted = (("x-request-id", "r-1"), ("retry-after", "1"), ("grpc-retry-pushback-ms", "250"))
         assert context.said == (grpc.StatusCode[name], "why \\ud800", wanted)
 

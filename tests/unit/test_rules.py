@@ -34,7 +34,7 @@ BREACHES = {
     "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
     "folders of the gRPC adapter have an order": (
         "gateway/grpc/connections/call_head.py",
-        "millstream.gateway.grpc.methods.health",
+        "millstream.gateway.grpc.methods.metadata",
     ),
     "what decides on batches": ("gateway/scheduling/batching/estimator.py", "millstream.gateway.scheduling.lane"),
     "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.residency.loader"),

@@ -1,24 +1,167 @@
 """decode: a ModelInferRequest -> inputs and options that fit the version's signature. Pure.
 
 Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input that is not in shared
-memory, in their order. Then no input may have typed contents.
+memory, in their order; then no input may have typed contents. "Tensor Contents": datatypes of up to 32 bits share a
+field. Parameters: Triton's extensions "schedule policy", "sequence", "parameters", "classification" and "shared
+memory"; MLServer, "Content Types".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from millstream.gateway.grpc.codec.parameters import read_request_options, read_tensor
-from millstream.gateway.grpc.codec.typed_contents import no_data, tensor_of
+import numpy as np
+
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
+from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, opened, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.named_columns import columns_given, from_columns, plans_of_columns
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
-from millstream.gateway.v2.options import ID_CHARACTERS_MAX, read_span
-from millstream.services.errors import Failure, invalid
+from millstream.gateway.v2.options import ID_CHARACTERS_MAX, SEQUENCE_PARAMETERS, read_span
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES, NUMPY
+
+#: datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field
+_FIELDS: dict[str, tuple[str, type[np.generic]]] = {
+    "BOOL": ("bool_contents", np.bool_),
+    "INT8": ("int_contents", np.int32),
+    "INT16": ("int_contents", np.int32),
+    "INT32": ("int_contents", np.int32),
+    "INT64": ("int64_contents", np.int64),
+    "UINT8": ("uint_contents", np.uint32),
+    "UINT16": ("uint_contents", np.uint32),
+    "UINT32": ("uint_contents", np.uint32),
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
+}
+
+
+_PIECE_ELEMENTS = 1 << 18
+
+
+def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
+    """Return the tensor in `contents`, an InferTensorContents. Raises Failure(INVALID)."""
+    contents_fields = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
+    if not contents_fields:
+        if extent.elements:
+            raise no_data(plan)
+        return InputTensor(extent.shape, b"", 0)
+    field = "bytes_contents" if plan.datatype == BYTES else _FIELDS.get(plan.datatype, ("", None))[0]
+    if not field:
+        raise invalid(f"{plan.datatype} data has no typed contents: send it in raw_input_contents{plan.where}")
+    if len(contents_fields) > 1 or contents_fields[0][0] != field:
+        raise invalid(f"{plan.datatype} data should be in '{field}' and nowhere else{plan.where}")
+    values = contents_fields[0][1]
+    if len(values) != extent.elements:
+        raise _miscounted(plan, extent, len(values))
+    raw = raw_from_strings(list(values)) if plan.datatype == BYTES else _numbers(plan, values)
+    return InputTensor(extent.shape, raw, len(raw))
+
+
+def no_data(plan: InputPlan) -> Exception:
+    return invalid(f"unable to find data for input tensor '{plan.name}' for model '{plan.model}' in request.")
+
+
+def _numbers(plan: InputPlan, values: Any) -> bytes:
+    dtype = _FIELDS[plan.datatype][1]
+    # In pieces, since numpy holds the interpreter's lock while it iterates.
+    pieces = [
+        np.fromiter(values[at : at + _PIECE_ELEMENTS], dtype, min(_PIECE_ELEMENTS, len(values) - at))
+        for at in range(0, len(values), _PIECE_ELEMENTS)
+    ]
+    wide = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    target = NUMPY[plan.datatype]
+    if target.itemsize == wide.dtype.itemsize:
+        return wide.tobytes()
+    narrow = wide.astype(target)
+    if (narrow != wide).any():
+        raise invalid(f"an element is out of the range of {plan.datatype}{plan.where}")
+    return narrow.tobytes()
+
+
+def _miscounted(plan: InputPlan, extent: Extent, count: int) -> Exception:
+    if plan.datatype != BYTES:
+        return plan.size_mismatch(extent, count * plan.item_bytes)
+    return invalid(f"expected {extent.elements} strings in 'bytes_contents', got {count}{plan.where}")
+
+
+_INTEGER = ("int64_param",)
+_STRING = ("string_param",)
+_BOOLEAN = ("bool_param",)
+#: name -> fields that may hold it. Parameters of other names are for the model, and are not checked.
+_REQUEST = {
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": _INTEGER,
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": _BOOLEAN,
+    "sequence_end": _BOOLEAN,
+    "triton_enable_empty_final_response": _BOOLEAN,
+}
+_TENSOR = {
+    "classification": _INTEGER,
+    "content_type": _STRING,
+    "shared_memory_region": _STRING,
+    "shared_memory_byte_size": _INTEGER,
+    "shared_memory_offset": _INTEGER,
+}
+
+
+def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
+    """Return the options in a request's parameters. Raises Failure: INVALID, UNSUPPORTED for sequences."""
+    timeout_us = priority = 0
+    for name, parameter in parameters.items():
+        fields = _REQUEST.get(name)
+        if fields is None:
+            if name.startswith("triton_"):
+                raise invalid(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+                )
+            if parameter.WhichOneof("parameter_choice") is None:
+                raise invalid(f"parameter '{excerpt(name)}' must be a string, a number or a boolean")
+            continue
+        value = _value(name, parameter, fields)
+        if name in SEQUENCE_PARAMETERS:
+            if value:
+                raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{name}'")
+        elif name == "timeout":
+            timeout_us = _not_negative(name, value)
+        elif name == "priority":
+            priority = _not_negative(name, value)
+    if not timeout_us and not priority:
+        return DEFAULT_OPTIONS
+    return RequestOptions(timeout_us / 1e6 if timeout_us else None, priority)
+
+
+def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the known parameters of an input or output. Raises Failure(INVALID) for a value of another type."""
+    values: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        fields = _TENSOR.get(name)
+        if fields is None:
+            continue
+        value = _value(name, parameter, fields, where)
+        if name == "classification" and value <= 0:
+            raise invalid(f"invalid value for 'classification' parameter, expected a number above 0{where}")
+        values[name] = value if fields is _STRING else _not_negative(name, value, where)
+    return values
+
+
+def _value(name: str, parameter: Any, fields: tuple[str, ...], where: str = "") -> Any:
+    field = parameter.WhichOneof("parameter_choice")
+    if field not in fields:
+        raise invalid(f"invalid value type for '{name}' parameter, expected {' or '.join(fields)}.{where}")
+    return getattr(parameter, field)
+
+
+def _not_negative(name: str, value: int, where: str = "") -> int:
+    if value < 0:
+        raise invalid(f"the parameter '{name}' should be at least 0, got {value}{where}")
+    return value
 
 
 class GrpcCall(NamedTuple):

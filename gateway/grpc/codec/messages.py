@@ -1,4 +1,4 @@
-"""messages: turns the bytes of a call into its protobuf message, and sends replies.
+"""messages: turns the bytes of a call into its protobuf message, and sends replies; a Failure becomes a status.
 
 Decompression runs in a thread and stops at the limit.
 Replies to a client that compresses are compressed, too.
@@ -7,6 +7,7 @@ Replies to a client that compresses are compressed, too.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
@@ -19,13 +20,47 @@ from tritonclient.grpc import service_pb2 as pb
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget, ReplyPermit
 from millstream.gateway.connection.error_reply import too_large
 from millstream.gateway.grpc.codec import parse_cost
-from millstream.gateway.grpc.codec.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.http.compression import choose_encoding, decompress
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.access.limits import LimitReached
+from millstream.services.errors import GRPC_STATUS, Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.process.request_id import REQUEST_ID, TRACE, new_request_id, usable_request_id
 from millstream.services.traceparent import usable_traceparent
+
+REQUEST_ID_KEY = "x-request-id"  # in the metadata of a call, and in the metadata that ends it
+#: Details are sent in a header; clients take about 8 KiB of headers.
+DETAILS_CHARACTERS_MAX = 2048
+
+_STATUS = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
+
+
+def details(failure: Failure) -> str:
+    """Return the message. It may quote a request, so lone surrogates are escaped."""
+    return failure.message.encode("utf-8", "backslashreplace").decode()[:DETAILS_CHARACTERS_MAX]
+
+
+async def refuse(context: Any, failure: Failure) -> NoReturn:
+    """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
+    await context.abort(*refusal(failure, REQUEST_ID.get()))
+    raise AssertionError("abort always raises")
+
+
+def refusal(failure: Failure, request_id: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return the status, message and metadata with which a call ends.
+
+    The metadata says when to try again: as in HTTP, and in the form that gRPC clients with a retry policy follow
+    (gRPC proposal A6).
+    """
+    metadata: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, request_id),)
+    seconds = failure.retry_after
+    if seconds is not None:
+        pushback_s = seconds if failure.retry_after_s is None else failure.retry_after_s
+        metadata += (("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(math.ceil(pushback_s * 1000))))
+    if isinstance(failure, LimitReached):
+        metadata += failure.headers
+    return _STATUS[failure.code], details(failure), metadata
+
 
 #: first byte of a gzip stream and of a zlib stream. No message begins with them: they would be a wire type that does
 #: not exist, and a field 15, which no message of these services has

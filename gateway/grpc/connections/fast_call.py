@@ -15,7 +15,7 @@ import grpc
 from grpc.aio import EOF, AbortError
 
 from millstream.gateway.connection.bounded_protocol import SENT_BYTES_MIN
-from millstream.gateway.grpc.connections import reply_blocks
+from millstream.gateway.grpc.connections import message_framing
 from millstream.gateway.grpc.connections.call_head import CallHead, Metadata
 from millstream.gateway.grpc.connections.message_framing import Allocate, MessageReader, prefix
 from millstream.gateway.http.compression import compress
@@ -161,7 +161,7 @@ class FastCall:
 
     def finish(self, reply: bytes) -> None:
         """Answer a unary call."""
-        self.answer(reply, reply_blocks.trailers(0, "", self._trailing))
+        self.answer(reply, message_framing.trailers(0, "", self._trailing))
 
     def answer(self, reply: bytes, trailers: bytes) -> None:
         """Answer a unary call, and end it with the block `trailers`."""
@@ -182,9 +182,9 @@ class FastCall:
         number = code.value[0]
         metadata = self._trailing if metadata is None else metadata
         if self._started:
-            self._connection.h2.queue(self._number, trailers=reply_blocks.trailers(number, details, metadata))
+            self._connection.h2.queue(self._number, trailers=message_framing.trailers(number, details, metadata))
         else:
-            block = reply_blocks.trailers_only(number, details, metadata)
+            block = message_framing.trailers_only(number, details, metadata)
             self._connection.h2.headers(self._number, block, end=True)
             self._end()
         self._connection.touch()
@@ -197,7 +197,7 @@ class FastCall:
         return prefix(len(body), compressed=True), body
 
     def _head_block(self) -> bytes:
-        return reply_blocks.HEAD if self._encoding is None else reply_blocks.head_of(self._encoding)
+        return message_framing.HEAD if self._encoding is None else message_framing.head_of(self._encoding)
 
     # --- what the connection tells it
 

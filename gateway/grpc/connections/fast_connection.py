@@ -14,7 +14,7 @@ import grpc
 
 from millstream.gateway.connection.bounded_protocol import LINGER_S, WriteStallGuard
 from millstream.gateway.connection.budgets import BodyReservation, ReceiveBudget
-from millstream.gateway.grpc.connections import reply_blocks
+from millstream.gateway.grpc.connections import message_framing
 from millstream.gateway.grpc.connections.call_head import ENCODINGS, CallHead, read_head
 from millstream.gateway.grpc.connections.fast_call import FastCall
 from millstream.gateway.grpc.connections.message_framing import Allocate
@@ -191,7 +191,7 @@ class FastConnection(asyncio.Protocol):
         handler = None if block is not None or head is None else self.parts.find(head.method)
         if head is None or handler is None:
             unknown = _status(_Code.UNIMPLEMENTED, "Method not found!")
-            self.h2.headers(number, block or reply_blocks.trailers_only(*unknown), end=True)
+            self.h2.headers(number, block or message_framing.trailers_only(*unknown), end=True)
             return
         call = self.calls[number] = FastCall(self, number, head, now, unary=handler.stream_unary is not None)
         self.parts.calls += 1
@@ -213,18 +213,18 @@ class FastConnection(asyncio.Protocol):
         if head is None:
             status = _status(_Code.RESOURCE_EXHAUSTED, "received metadata size exceeds limit")
         elif head.http_status != 200:
-            return reply_blocks.http_only(head.http_status)
+            return message_framing.http_only(head.http_status)
         elif head.fault:
             status = _status(_Code.INTERNAL, head.fault)
         elif head.encoding not in ENCODINGS:
             name = head.encoding.decode("ascii", "replace")
             unknown = _status(_Code.UNIMPLEMENTED, f"Compression algorithm '{name}' is not supported.")
-            return reply_blocks.trailers_only(*unknown, encodings=True)
+            return message_framing.trailers_only(*unknown, encodings=True)
         elif self.parts.calls >= self.parts.calls_max:
             status = _status(_Code.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
         else:
             return None
-        return reply_blocks.trailers_only(*status)
+        return message_framing.trailers_only(*status)
 
     def forget(self, number: int) -> None:
         """Drop a call that is over."""

@@ -18,8 +18,7 @@ from millstream.gateway.access.gate import Gate
 from millstream.gateway.connection.budgets import ReplyPermit
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.grpc.codec.encode import FINAL, stream_response
-from millstream.gateway.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages, parse_infer, set_compression
-from millstream.gateway.grpc.codec.status import details
+from millstream.gateway.grpc.codec.messages import COMPRESS_BYTES_MAX, Messages, details, parse_infer, set_compression
 from millstream.gateway.grpc.connections.observed_calls import ObservedCalls
 from millstream.gateway.grpc.methods.infer import InferCalls
 from millstream.services.errors import Code, Failure

@@ -11,7 +11,7 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.grpc.connections import reply_blocks
+from millstream.gateway.grpc.connections import message_framing
 from millstream.gateway.grpc.connections.call_head import CallHead, read_head
 
 CALL = {
@@ -86,7 +86,7 @@ def test_malformed_metadata(field):
 
 @given(st.text(max_size=300))
 def test_status_messages_survive(message):
-    fields = dict(fields_of(reply_blocks.trailers(5, message)))
+    fields = dict(fields_of(message_framing.trailers(5, message)))
     assert fields.pop("grpc-status") == "5"
     sent = fields.get("grpc-message", "")
     assert sent.isascii()
@@ -95,13 +95,13 @@ def test_status_messages_survive(message):
 
 
 def test_a_long_status_message_is_cut_between_characters():
-    sent = dict(fields_of(reply_blocks.trailers(5, "ß" * 10_000)))["grpc-message"]
-    assert len(sent) <= reply_blocks.MESSAGE_BYTES_MAX
+    sent = dict(fields_of(message_framing.trailers(5, "ß" * 10_000)))["grpc-message"]
+    assert len(sent) <= message_framing.MESSAGE_BYTES_MAX
     assert set(unquote_to_bytes(sent).decode()) == {"ß"}
 
 
 def test_trailing_metadata_is_sent_binary_values_in_base64():
-    block = reply_blocks.trailers_only(0, "", (("a", "1"), ("b-bin", b"\0\xff")))
+    block = message_framing.trailers_only(0, "", (("a", "1"), ("b-bin", b"\0\xff")))
     assert fields_of(block) == [
         (":status", "200"),
         ("content-type", "application/grpc"),
