@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from millstream.plugins.tracing.otel_variables import OtelVariables, read_variables
-
 ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
 ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 #: The commit that an image was built from, which its Dockerfile sets.
@@ -57,9 +55,9 @@ def platform_port() -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 1 << 16 else None
 
 
-def otel_variables() -> OtelVariables:
-    """Return what the variables of OpenTelemetry say. Raises Failure(INVALID) that names the variable."""
-    return read_variables(ENVIRONMENT)
+def variables_of(prefix: str) -> dict[str, str]:
+    """Return the variables whose names begin with `prefix`: those of a library that a plug-in follows."""
+    return {name: value for name, value in ENVIRONMENT.items() if name.startswith(prefix)}
 
 
 def user_config_file() -> Path | None:

@@ -1,4 +1,4 @@
-"""All settings of all processes, read from the environment (`MILLSTREAM_<FIELD>`).
+"""The settings of all processes, read from the environment (`MILLSTREAM_<FIELD>`); plug-ins add theirs.
 
 A secret may also be the content of a file, which MILLSTREAM_<FIELD>_FILE names (secret_files.py).
 """
@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from millstream.plugins.compat.triton.trace_settings import at_start
 from millstream.services.allowed_hosts import parse_hosts
 from millstream.services.cors_origins import parse_origins
 from millstream.services.environment import ENVIRONMENT, PORT, platform_port
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.memory_share import parse_memory
 from millstream.services.secret_files import SecretFiles, file_variable
+
+T = TypeVar("T")
 
 MIB = 1 << 20
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
@@ -139,9 +142,6 @@ class Settings(BaseSettings):
 
     preload: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")
     preload_example: bool = Field(True, description="Load the digits example at start.")
-    triton_repositories: str = Field(
-        "", description="Folders of Triton model repositories to serve in place, comma separated."
-    )
 
     host: str = Field("127.0.0.1", description="Address that gateways listen on.")
     http_port: int = Field(
@@ -191,17 +191,6 @@ class Settings(BaseSettings):
         False,
         description="Let FastAPI record OpenTelemetry spans, metrics and logs of its routes, and export them as the "
         "variables `OTEL_…` say. Needs `fastapi[opentelemetry]`.",
-    )
-    tracing: bool = Field(
-        False,
-        description="Export traces of requests to an OpenTelemetry collector, as the variables `OTEL_…` say "
-        "(docs/tracing.md). Needs `millstream[tracing]`.",
-    )
-    tracing_slow_s: float = Field(
-        1.0,
-        ge=0,
-        description="Requests that take this many seconds are traced whatever the sampler says, and so are failed "
-        "ones; 0: neither.",
     )
     client_connections_max: int = Field(
         4096, ge=1, description="Open connections of one gateway, for HTTP and gRPC each."
@@ -280,9 +269,6 @@ class Settings(BaseSettings):
     shm_tensor_bytes_min: int = Field(
         32 * 1024, ge=1, description="Size from which a tensor travels in shared memory instead of through Redis."
     )
-    shm_allow_clients: bool = Field(
-        False, description="Let clients on this machine pass tensors in shared memory regions that they created."
-    )
 
     worker_device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
     worker_threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: an equal share of the CPUs.")
@@ -351,13 +337,6 @@ class Settings(BaseSettings):
         ge=1,
         description="Models with series of their own on the metrics page, the busiest of the last minutes; all others "
         "share the label value `other`.",
-    )
-    trace_file: Path | None = Field(
-        None, description="File that request traces are written to. Unset: `logs/trace.json` in `home`."
-    )
-    trace_config: str = Field(
-        "",
-        description="Trace settings at start as KEY=VALUE, comma separated; keys: level, rate, count, log-frequency.",
     )
     log_format: LogFormat = Field(
         "text", description="Form of log lines: `text`, or `json` for one JSON object a line on standard output."
@@ -453,15 +432,6 @@ class Settings(BaseSettings):
         """Take "" for unset: compose files pass on variables that may be empty."""
         return None if path == "" else path
 
-    @field_validator("trace_config", mode="after")
-    @classmethod
-    def _usable_trace(cls, text: str) -> str:
-        try:
-            at_start(text)
-        except Failure as failure:
-            raise ValueError(failure.message) from failure
-        return text
-
     @field_validator("worker_memory", mode="after")
     @classmethod
     def _usable_memory(cls, text: str | None) -> str | None:
@@ -497,20 +467,9 @@ class Settings(BaseSettings):
         return parse_origins(self.cors_origins)
 
     @property
-    def observed(self) -> bool:
-        """Whether finished requests are recorded."""
-        return self.tracing or self.access_log != "off"
-
-    @property
     def serves_grpc(self) -> bool:
         """Whether there is gRPC, on a port of its own or on that of HTTP."""
         return self.grpc_port >= 0 or self.grpc_on_http_port
-
-    @property
-    def triton_repository_dirs(self) -> list[Path]:
-        """The folders of `triton_repositories`, absolute."""
-        parts = (part.strip() for part in self.triton_repositories.split(","))
-        return [Path(part).expanduser().absolute() for part in parts if part]
 
     @property
     def repository_dir(self) -> Path:
@@ -538,6 +497,22 @@ _OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|U
 _ADDRESS_OF_A_SERVICE = re.compile(r"(?:tcp|udp|sctp)://[\d.:\[\]a-f]+$")
 
 
+@cache
+def settings_class() -> type[Settings]:
+    """Return the settings of the core and of the plug-ins that are on: one class with the fields of all.
+
+    Raises Failure: a plug-in cannot be loaded.
+    """
+    added = contributions("settings", type)
+    return type("Settings", (*added, Settings), {"__module__": __name__}) if added else Settings
+
+
+def settings_of(settings: object, plugin: type[T]) -> T:
+    """Return the part of a process's settings that a plug-in added, typed as its class."""
+    assert isinstance(settings, plugin)
+    return settings
+
+
 def has_tls() -> bool:
     """Return whether a certificate is set. Reads no file: a damaged one must not fail the health check of a server."""
     return bool(ENVIRONMENT.get(f"{PREFIX}TLS_CERT_FILE"))
@@ -546,7 +521,7 @@ def has_tls() -> bool:
 def read_settings() -> Settings:
     """Return the settings of this process. Raises Failure(INVALID) with one line that names the variable."""
     try:
-        return Settings()
+        return settings_class()()
     except ValidationError as error:
         name, problem = explain(error)
         raise invalid(f"{variable_of(name)}: {problem}") from None
@@ -573,7 +548,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     Args:
         environment: the variables; None: those of this process.
     """
-    known = {*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *SECRET_FILES}
+    known = {*(f"{PREFIX}{name.upper()}" for name in settings_class().model_fields), *SECRET_FILES}
     given = ENVIRONMENT if environment is None else environment
     return [
         f"{name[:_NAME_CHARACTERS_MAX]} is no setting and has no effect{did_you_mean(name, known)}"
@@ -603,7 +578,7 @@ def explain(error: ValidationError) -> tuple[str, str]:
 def changed_settings(settings: Settings) -> dict[str, str]:
     """Return the settings that differ from their defaults, by field, as text. Of a secret only that it is set."""
     changed = {}
-    for name, field in Settings.model_fields.items():
+    for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if value != field.default:
             changed[name] = "(set)" if name in SECRETS else str(value)

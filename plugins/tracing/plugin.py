@@ -4,5 +4,6 @@ from millstream.services.plugin.plugin import Plugin
 
 PLUGIN = Plugin(
     name="tracing",
+    settings=("millstream.plugins.tracing.settings:TracingSettings",),
     recorder=("millstream.plugins.tracing.gateway.setup:build",),
 )

@@ -83,18 +83,18 @@ class Shared(NamedTuple):
 
 
 def load_settings(**overrides: Any) -> Any:
-    """Return `Settings` from the environment, overridden by the `overrides` that are not None.
+    """Return the settings from the environment, overridden by the `overrides` that are not None.
 
     Raises UsageFailure, which names the option or variable.
     """
     # Imported here: pydantic takes longer to import than everything else that `millstream --help` needs.
     from pydantic import ValidationError
 
-    from millstream.services.settings import Settings, explain, variable_of
+    from millstream.services.settings import explain, settings_class, variable_of
 
     options = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**options)
+        return settings_class()(**options)
     except ValidationError as error:
         name, problem = explain(error)
         source = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in options else variable_of(name)

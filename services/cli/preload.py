@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,12 +23,18 @@ from millstream.client.models import AVAILABLE
 from millstream.client.upload import ModelFiles
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.backoff import with_jitter
+
+if TYPE_CHECKING:
+    from millstream.services.settings import Settings
 
 START_S_MAX = 120.0
 #: Longest wait of the start for all models together, and then for the first of them to answer. A model that takes
 #: longer serves when it is ready; it blocks neither the other models nor the start.
 MODELS_S_MAX = 60.0
+#: the same where nothing else is served: the start waits for a model as long as a load may take
+LOAD_S_MAX = 900.0
 ANSWER_S_MAX = 30.0
 PAUSE_S = 0.05
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -64,6 +71,48 @@ class ServedModel:
     version: int
     pushed: bool
     seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is served from its own folder. `failure`: why it is not. `unloaded`: a user unloaded it."""
+
+    name: str
+    folder: Path
+    versions: tuple[int, ...] = ()
+    failure: str | None = None
+    unloaded: bool = False
+
+
+class Preloading(Protocol):
+    """Models that a plug-in loads at the start: its contribution `preload`."""
+
+    async def load(self, client: AsyncClient, show: Callable[[LoadedModel], None], wait_s: float) -> None:
+        """Load them; `show` is called with the outcome of each, at the latest after `wait_s` of a long load.
+
+        Raises Failure: they cannot be listed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadPlan:
+    """What `millstream up` or `serve` loads before it is ready."""
+
+    models: Sequence[Preload]
+    others: Sequence[Preloading] = ()
+    required: bool = False  # whether the start fails if none of them can be served, and waits however long they load
+
+
+def preload_plan(settings: Settings, *, required: bool) -> PreloadPlan:
+    """Return what the settings say. Raises Failure(INVALID), also for a file or folder that does not exist."""
+    models = parse_preload(settings.preload, example=settings.preload_example and settings.gateways > 0)
+    return PreloadPlan(models, preloadings(settings), required)
+
+
+def preloadings(settings: Settings) -> list[Preloading]:
+    """Return what plug-ins load at the start. Raises Failure(INVALID)."""
+    made = [build(settings) for build in contributions("preload", FunctionType)]
+    return [one for one in made if one is not None]
 
 
 def parse_preload(models: str, *, example: bool) -> list[Preload]:

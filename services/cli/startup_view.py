@@ -18,11 +18,17 @@ from typing import Any, TextIO, cast
 
 from millstream.client.address import ServerAddress
 from millstream.client.async_client import AsyncClient
-from millstream.plugins.compat.triton import cli_repositories as repositories
-from millstream.plugins.compat.triton.cli_repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli import preload
 from millstream.services.cli.commands.demo import version_text
-from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
+from millstream.services.cli.preload import (
+    EXAMPLE,
+    LOAD_S_MAX,
+    MODELS_S_MAX,
+    FailedModel,
+    LoadedModel,
+    PreloadPlan,
+    ServedModel,
+)
 from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.errors import Code, Failure
@@ -49,19 +55,20 @@ class StartupView:
         self._others = 0  # models that serve, or were unloaded by a user
 
     async def load_models(self, running: Running) -> None:
-        """Load the repositories and models of the plan. A model that cannot be served is shown and stops nothing.
+        """Load the models of the plan. A model that cannot be served is shown and stops nothing.
 
         Raises Failure if the plan requires models, and none can be served.
         """
-        waits = {"wait_s": repositories.LOAD_S_MAX} if self._plan.required else {}
+        wait_s = LOAD_S_MAX if self._plan.required else MODELS_S_MAX
         self._show_started(running)
         if not running.gateways:
             return  # nothing can be loaded here
         with self._working("starting"):
             async with self._client(running) as client:
                 await preload.wait_until_live(client)
-                await repositories.load_repositories(client, self._plan.repositories, self._on_loaded, **waits)
-                async for model in preload.load_models(client, self._plan.models, **waits):
+                for other in self._plan.others:
+                    await other.load(client, self._on_loaded, wait_s)
+                async for model in preload.load_models(client, self._plan.models, wait_s):
                     self._on_model(model)
         if self._plan.required and not self._others:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._failed.items())
@@ -103,7 +110,7 @@ class StartupView:
             log.error("model %s is not served: %s", model.name, model.reason, extra=about(model.name))
             self._show_failed(model)
 
-    def _on_loaded(self, loaded: RepositoryModel) -> None:
+    def _on_loaded(self, loaded: LoadedModel) -> None:
         if loaded.failure is not None:
             self._failed[loaded.name] = loaded.failure
             log.error("model %s is not served: %s", loaded.name, loaded.failure, extra=about(loaded.name))
@@ -123,7 +130,7 @@ class StartupView:
     def _show_failed(self, model: FailedModel) -> None:
         pass
 
-    def _show_loaded(self, loaded: RepositoryModel) -> None:
+    def _show_loaded(self, loaded: LoadedModel) -> None:
         pass
 
     def _working(self, text: str) -> AbstractContextManager[object]:
@@ -189,7 +196,7 @@ class TerminalView(StartupView):
     def _show_failed(self, model: FailedModel) -> None:
         self._console.print(f"[dim]model[/]      {escape(model.name)} [red]is not served[/]: {escape(model.reason)}")
 
-    def _show_loaded(self, loaded: RepositoryModel) -> None:
+    def _show_loaded(self, loaded: LoadedModel) -> None:
         name = escape(loaded.name)
         if loaded.failure is not None:
             self._console.print(f"[dim]model[/]      {name} [red]is not served[/]: {escape(loaded.failure)}")
@@ -238,7 +245,7 @@ class JsonView(StartupView):
     def _show_failed(self, model: FailedModel) -> None:
         self._print({"event": "model", "name": model.name, "error": model.reason})
 
-    def _show_loaded(self, loaded: RepositoryModel) -> None:
+    def _show_loaded(self, loaded: LoadedModel) -> None:
         versions = list(loaded.versions)
         event = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
         self._print(event | ({"error": loaded.failure} if loaded.failure is not None else {}))

@@ -71,6 +71,8 @@ class Plugin:
         extras: of `pip install millstream[…]`, with the modules that each installs, as far as they are imported.
         backends: of workers.
         commands: of the command line.
+        settings: classes of pydantic, whose fields are settings (services/settings.settings_class).
+        preload: functions of the settings that say what to load at the start (services/cli/preload.Preloading).
         http: routes of a protocol (gateway/http/adapter.Adapter).
         grpc: methods of a service (gateway/grpc/methods/service.GrpcService).
         gateway: builders of a part of each gateway (gateway/parts.py).
@@ -89,6 +91,8 @@ class Plugin:
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     backends: tuple[Backend, ...] = ()
     commands: tuple[Command, ...] = ()
+    settings: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
     http: tuple[str, ...] = ()
     grpc: tuple[str, ...] = ()
     gateway: tuple[str, ...] = ()

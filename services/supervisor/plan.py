@@ -92,7 +92,7 @@ _GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THR
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return every setting with a value as `MILLSTREAM_…`, so that children also get those of the command line."""
     environment = {}
-    for name in Settings.model_fields:
+    for name in type(settings).model_fields:
         value = getattr(settings, name)
         if value is not None:
             text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
@@ -107,7 +107,6 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
         update={
             "home": home,
             **_absolute_files(settings),
-            "triton_repositories": ",".join(map(str, settings.triton_repository_dirs)),
             "http_port": port,
             "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import FILE
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.memory_share import check_memory, total_bytes
 from millstream.services.settings import Settings
 from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
@@ -27,7 +30,7 @@ def check_workers_alone(settings: Settings) -> None:
     if settings.redis_url is None:
         raise invalid("--gateways 0: name the Redis of the gateways with --redis or MILLSTREAM_REDIS_URL")
     example = settings.preload_example and "preload_example" in settings.model_fields_set
-    if settings.preload or settings.triton_repositories or example:
+    if settings.preload or example or any(build(settings) for build in contributions("preload", FunctionType)):
         raise invalid(
             "--gateways 0: models are loaded through a gateway: name --preload, --triton-repository and --example "
             "where the gateways run"

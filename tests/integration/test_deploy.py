@@ -17,7 +17,7 @@ from millstream.services.environment import REVISION
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.exemplars import Exemplar
-from millstream.services.settings import SECRET_FILES, Settings
+from millstream.services.settings import SECRET_FILES, Settings, settings_class
 from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.version import VERSION
 from tests.kit.containers import compose
@@ -273,7 +273,7 @@ def test_settings_of_containers_are_settings(place, environment, monkeypatch, tm
             assert place in COMPOSE["services"]
             monkeypatch.setenv(key, str(tmp_path / "secret"))
         else:
-            assert key.removeprefix("MILLSTREAM_").lower() in Settings.model_fields
+            assert key.removeprefix("MILLSTREAM_").lower() in settings_class().model_fields
             monkeypatch.setenv(key, default_of(value))
     Settings()
 
@@ -363,7 +363,7 @@ def test_the_key_of_metrics_is_a_file_that_gateway_and_prometheus_read():
 
 def test_shared_memory_of_the_gateway_holds_its_segments():
     size = int(COMPOSE["services"]["gateway"]["shm_size"].removesuffix("m")) << 20
-    assert size >= Settings.model_fields["shm_bytes_max"].default
+    assert size >= settings_class().model_fields["shm_bytes_max"].default
 
 
 def test_redis_forgets_rather_than_writes():

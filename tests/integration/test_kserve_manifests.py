@@ -19,7 +19,7 @@ from millstream.services.cli.app import full_app
 from millstream.services.cli.commands.serve import discover
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_class
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import CALL_S_MAX, ROOT
@@ -76,7 +76,7 @@ def test_its_arguments_are_those_of_the_command() -> None:
     assert context.params["folder"] == Path("/mnt/models")
     assert context.params["name"] == "{{.Name}}"
     for variable in CONTAINER["env"]:
-        assert variable["name"].removeprefix("MILLSTREAM_").lower() in Settings.model_fields
+        assert variable["name"].removeprefix("MILLSTREAM_").lower() in settings_class().model_fields
 
 
 @pytest.mark.anyio

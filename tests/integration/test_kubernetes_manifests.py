@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from millstream.services.settings import SECRET_FILES, Settings
+from millstream.services.settings import SECRET_FILES, Settings, settings_class
 from millstream.services.version import VERSION
 from tests.kit.containers import kubernetes
 from tests.kit.containers.dockerfile import ROOT, stage
@@ -150,7 +150,7 @@ def test_settings_of_pods_are_settings(overlay: str, monkeypatch: pytest.MonkeyP
                     assert any(value.startswith(mount["mountPath"]) for mount in one["volumeMounts"]), name
                     patch.setenv(name, str(tmp_path / "secret"))
                 elif name.startswith("MILLSTREAM_"):
-                    assert name.removeprefix("MILLSTREAM_").lower() in Settings.model_fields, name
+                    assert name.removeprefix("MILLSTREAM_").lower() in settings_class().model_fields, name
                     patch.setenv(name, value)
             settings = Settings()
         assert settings.redis_url is not None
@@ -293,7 +293,9 @@ def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:
     of_image = stage(IMAGES[one["image"].partition(":")[0]]).environment
     given = of_image | variables(built(overlay), one)
     fields = {name.removeprefix("MILLSTREAM_").lower(): value for name, value in given.items()}
-    settings = Settings.model_validate({name: value for name, value in fields.items() if name in Settings.model_fields})
+    settings = settings_class().model_validate(
+        {name: value for name, value in fields.items() if name in settings_class().model_fields}
+    )
     if one["name"] == "gateway":
         return {"http": settings.http_port, "grpc": settings.grpc_port, "replies": settings.reply_port}
     return {"metrics": settings.controller_metrics_port or settings.worker_metrics_port}

@@ -22,7 +22,7 @@ from millstream.services.installation import installation_name
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_class
 from millstream.services.wire.worker_id import worker_id
 from tests.kit.wait import wait_until
 
@@ -43,7 +43,7 @@ class Up:
             "GRPC_PORT": 0,
             "PRELOAD_EXAMPLE": False,
         } | settings
-        assert {name.lower() for name in environment} <= Settings.model_fields.keys()
+        assert {name.lower() for name in environment} <= settings_class().model_fields.keys()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.programs.supervise"],
             cwd=ROOT,

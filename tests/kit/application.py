@@ -48,7 +48,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import StoredLogLevels
 from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.settings import Settings
+from millstream.services.settings import settings_class
 from millstream.services.traceparent import Trace
 from tests.kit.catalog import RepositoryCatalog
 
@@ -148,7 +148,7 @@ class Application:
     """
 
     def __init__(self, home: Path, gate: Gate | None = None, /, **settings: object) -> None:
-        self.settings = Settings.model_validate(
+        self.settings = settings_class().model_validate(
             {"home": home, "shm_dir": home, "installation_name": "test", **settings}
         )
         self.repository = FolderRepository(self.settings.repository_dir)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from millstream.services.queue.url import RedisAddress
-from millstream.services.settings import Settings
+from millstream.services.settings import settings_class
 from tests.kit.stack import token_of
 from tests.kit.wait import wait_until
 
@@ -36,7 +36,7 @@ class Fleet:
         self.folder = folder
         self._tree = tree
         environment = {"HOME": folder / "home", "REDIS_URL": address.url, "GRPC_PORT": -1} | settings
-        assert {name.lower() for name in environment} <= Settings.model_fields.keys()
+        assert {name.lower() for name in environment} <= settings_class().model_fields.keys()
         self._environment = {f"MILLSTREAM_{name}": str(value) for name, value in environment.items()}
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._ours: list[subprocess.Popen[bytes]] = []  # of this release

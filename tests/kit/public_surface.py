@@ -17,7 +17,7 @@ from millstream.gateway.grpc.handlers import services as grpc_services
 from millstream.gateway.grpc.methods.reflection import described
 from millstream.services.cli.app import full_app
 from millstream.services.metrics.catalogue import CATALOGUE
-from millstream.services.settings import SECRET_FILES, Settings
+from millstream.services.settings import SECRET_FILES, settings_class
 
 PATH = Path(__file__).parents[1] / "unit/public_surface.txt"
 
@@ -59,9 +59,12 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 def settings() -> Iterator[str]:
     """Yield each variable with its type and default."""
-    for name, field in Settings.model_fields.items():
+    annotations: dict[str, str] = {}
+    for one in reversed(settings_class().__mro__):
+        annotations |= vars(one).get("__annotations__", {})
+    for name, field in settings_class().model_fields.items():
         default = "unset" if field.default is None else f"'{field.default}'"
-        yield f"MILLSTREAM_{name.upper()}: {Settings.__annotations__[name]} = {default}"
+        yield f"MILLSTREAM_{name.upper()}: {annotations[name]} = {default}"
     yield from sorted(SECRET_FILES)
 
 

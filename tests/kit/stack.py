@@ -31,7 +31,7 @@ from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_class
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
@@ -66,7 +66,7 @@ class Stack:
         self._installation = settings.get("installation_name")
         self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
         self._line_added = threading.Condition()
-        assert settings.keys() <= Settings.model_fields.keys()
+        assert settings.keys() <= settings_class().model_fields.keys()
         environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()} | {**others}
         self.process = subprocess.Popen(
             [*disk.prefix, *_UP, "--home", str(home), *arguments],

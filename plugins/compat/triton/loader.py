@@ -24,6 +24,7 @@ from millstream.plugins.compat.triton.config.config import ParsedConfig, from_js
 from millstream.plugins.compat.triton.config.repositories import ModelRepositories
 from millstream.plugins.compat.triton.index import IndexEntry
 from millstream.plugins.compat.triton.load_changes import LoadChanges
+from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.plugins.compat.triton.version_sources import VersionSources
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
@@ -33,7 +34,7 @@ from millstream.services.process.audit import audit
 from millstream.services.process.logs import about
 from millstream.services.process.storage_threads import in_storage_thread, to_end_in_storage_thread
 from millstream.services.repository.base import LoadLock, Repository
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_of
 
 log = logging.getLogger("millstream.repository")
 
@@ -89,7 +90,7 @@ class RepositoryLoader:
         self._repository = repository
         self._catalog = catalog
         self._settings = settings
-        self._model_repositories = ModelRepositories(settings.triton_repository_dirs)
+        self._model_repositories = ModelRepositories(settings_of(settings, TritonSettings).triton_repository_dirs)
         self._changes = LoadChanges(repository)
         self._sources = VersionSources(repository, self._changes, settings.upload_bytes_max)
         self._waiter = waiter or ReadyWaiter(catalog)

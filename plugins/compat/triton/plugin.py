@@ -4,6 +4,8 @@ from millstream.services.plugin.plugin import Plugin
 
 PLUGIN = Plugin(
     name="triton",
+    settings=("millstream.plugins.compat.triton.settings:TritonSettings",),
+    preload=("millstream.plugins.compat.triton.cli_repositories:repositories_of",),
     http=("millstream.plugins.compat.triton.gateway_http:ADAPTER",),
     grpc=("millstream.plugins.compat.triton.gateway_grpc:EXTENSIONS",),
     gateway=("millstream.plugins.compat.triton.gateway:build",),

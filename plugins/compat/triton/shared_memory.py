@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 from millstream.gateway.access.principal import CALLER
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.tensors.json_document import excerpt
+from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.installation import shm_prefix
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_of
 
 REGIONS_MAX = 4096  # registered regions; more are refused
 NAME_CHARACTERS_MAX = 255
@@ -268,7 +269,12 @@ class ClientMemory:
 
 def build(settings: Settings, enforced: Callable[[], bool]) -> ClientMemory:
     """Return the shared memory of a gateway's clients. `enforced`: whether calls need a key."""
-    return ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients, enforced=enforced)
+    return ClientMemory(
+        settings.shm_dir,
+        shm_prefix(settings),
+        allowed=settings_of(settings, TritonSettings).shm_allow_clients,
+        enforced=enforced,
+    )
 
 
 def _is_of_caller(registration: _Registration) -> bool:

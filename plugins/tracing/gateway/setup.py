@@ -6,13 +6,14 @@ import logging
 from functools import partial
 
 from millstream.plugins.tracing.gateway.tracer import Tracer
-from millstream.plugins.tracing.otel_variables import OtelVariables
+from millstream.plugins.tracing.otel_variables import OtelVariables, read_variables
 from millstream.plugins.tracing.sampler import Sampler
-from millstream.services.environment import otel_variables
+from millstream.plugins.tracing.settings import TracingSettings
+from millstream.services.environment import variables_of
 from millstream.services.extras import require
 from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_of
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.tracing")
@@ -25,21 +26,24 @@ def build(settings: Settings, registry: MetricsRegistry, name: str) -> Tracer | 
 
     Raises Failure and OSError: traces are on, and their exporter cannot be built.
     """
-    variables = _variables() if settings.tracing else None
-    return None if variables is None else _tracer(settings, variables, registry, name)
+    own = settings_of(settings, TracingSettings)
+    variables = _variables() if own.tracing else None
+    return None if variables is None else _tracer(settings, own.tracing_slow_s, variables, registry, name)
 
 
 def _variables() -> OtelVariables | None:
     """Return what OpenTelemetry's variables say; None: they turn traces off. Raises Failure."""
     require("tracing")
-    variables = otel_variables()
+    variables = read_variables(variables_of("OTEL_"))
     if variables.disabled:
         log.warning("traces are on, but OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER turns them off")
         return None
     return variables
 
 
-def _tracer(settings: Settings, variables: OtelVariables, registry: MetricsRegistry, name: str) -> Tracer:
+def _tracer(
+    settings: Settings, slow_s: float, variables: OtelVariables, registry: MetricsRegistry, name: str
+) -> Tracer:
     # Imported only where traces are on: the messages of the protocol cost time and memory.
     from millstream.plugins.tracing.export import exporter
     from millstream.plugins.tracing.otlp import encode
@@ -53,7 +57,7 @@ def _tracer(settings: Settings, variables: OtelVariables, registry: MetricsRegis
             worker_service=f"{variables.service}-worker" if variables.service else WORKER_SERVICE,
         ),
         registry,
-        Sampler(variables.sampler, settings.tracing_slow_s, refused).selected,
+        Sampler(variables.sampler, slow_s, refused).selected,
     )
 
 

@@ -207,8 +207,7 @@ def run(settings: Settings, *, json_output: bool, required: bool = False) -> int
 
     `required`: its models are all that it is for. It is not ready while they load, and ends if none can be served.
     """
-    from millstream.plugins.compat.triton.cli_repositories import PreloadPlan, check_folders
-    from millstream.services.cli.preload import parse_preload
+    from millstream.services.cli.preload import preload_plan
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.environment import manager_environment
     from millstream.services.process.logs import descriptor_writer
@@ -220,8 +219,7 @@ def run(settings: Settings, *, json_output: bool, required: bool = False) -> int
     _check(settings)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     with usage_of():
-        models = parse_preload(settings.preload, example=settings.preload_example and settings.gateways > 0)
-        plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs), required)
+        plan = preload_plan(settings, required=required)
     lines = LineWriter(descriptor_writer(1)) if settings.log_format == "json" and not json_output else None
     view = StartupView(plan, key) if lines is not None else (JsonView if json_output else TerminalView)(plan, key)
 

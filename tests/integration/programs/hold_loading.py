@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from millstream.plugins.compat.triton.cli_repositories import PreloadPlan
-from millstream.services.cli.preload import parse_preload
+from millstream.services.cli.preload import PreloadPlan, parse_preload
 from millstream.services.cli.startup_view import StartupView
 from millstream.services.settings import Settings
 from millstream.services.supervisor.plan import Running
