@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import orjson
@@ -21,14 +20,14 @@ from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.http import operation
 from millstream.gateway.http.access_middleware import AccessMiddleware
 from millstream.gateway.http.adapter import Adapter, Place
-from millstream.gateway.http.auth import authorize_by, bearer, sagemaker_manages
+from millstream.gateway.http.auth import authorize_by, bearer, platform_of
 from millstream.gateway.http.browser_middleware import BrowserMiddleware
 from millstream.gateway.http.count_replies import CountReplies
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.error_formats import ErrorFormats
 from millstream.gateway.http.errors import ErrorReplies, UnexpectedErrors, documented
 from millstream.gateway.http.openapi import OPEN
-from millstream.gateway.http.openapi_document import Access, complete
+from millstream.gateway.http.openapi_document import complete
 from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddleware
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.v2 import adapter as v2
@@ -65,11 +64,14 @@ def build_app(deps: Deps) -> FastAPI:
             await deps.stop()
 
     settings = deps.settings
-    access = Access(open_paths=("/models",) if settings.management_api == "sagemaker" else ())
+
+    def is_open(path: str) -> bool:
+        return platform_of(settings, path) is not None
+
     served = [one if one.of_settings is None else one.of_settings(settings) for one in adapters()]
     app = _App(
         served,
-        access,
+        is_open,
         version=deps.version,
         lifespan=lifespan,
         telemetry=_telemetry(on=settings.telemetry),
@@ -84,7 +86,7 @@ def build_app(deps: Deps) -> FastAPI:
         guard=deps.browser_guard,
         gate=deps.gate,
         replies=replies,
-        is_keyless=partial(sagemaker_manages, deps),
+        is_keyless=is_open,
     )
     app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
     app.add_middleware(CountReplies, counts=deps.http_counts)
@@ -98,7 +100,7 @@ def build_app(deps: Deps) -> FastAPI:
 
 def api_document(version: str) -> dict[str, Any]:
     """Return the OpenAPI document of a server with a key and the digits example, for docs/openapi.json."""
-    return _App(adapters(), Access(), version=version).openapi()
+    return _App(adapters(), lambda _: False, version=version).openapi()
 
 
 def _telemetry(*, on: bool) -> TelemetryConfig:
@@ -109,7 +111,7 @@ def _telemetry(*, on: bool) -> TelemetryConfig:
 class _App(FastAPI):
     """The routes of all adapters, and their OpenAPI document."""
 
-    def __init__(self, served: Sequence[Adapter], access: Access, **options: Any) -> None:
+    def __init__(self, served: Sequence[Adapter], is_open: Callable[[str], bool], **options: Any) -> None:
         super().__init__(
             title="Millstream",
             summary="Model serving: upload a model, send it requests.",
@@ -128,7 +130,7 @@ class _App(FastAPI):
             {path: adapter.error_format for adapter in served for path in adapter.error_paths}
         )
         self._schemas = [kind for adapter in served for kind in adapter.schemas]
-        self._access = access
+        self._is_open = is_open
         self._making = threading.Lock()
         self._document: dict[str, Any] | None = None
         self._text = b""
@@ -155,7 +157,7 @@ class _App(FastAPI):
         """Return the document. It is made once, which takes some tenths of a second."""
         with self._making:
             if self._document is None:
-                self._document = complete(super().openapi(), self._schemas, self.error_formats, self._access)
+                self._document = complete(super().openapi(), self._schemas, self.error_formats, self._is_open)
                 self._text = orjson.dumps(self._document)
             return self._document
 

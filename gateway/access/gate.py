@@ -28,7 +28,6 @@ from millstream.gateway.access.principal import (
     Principal,
 )
 from millstream.services.access import secret as keys
-from millstream.services.access import sigv4
 from millstream.services.access.document import KeyDocument, Limits
 from millstream.services.access.limits import Account, LimitReached
 from millstream.services.access.scopes import ALL, Grants, Need, grants_of
@@ -88,7 +87,7 @@ class Keyless(NamedTuple):
     warns: bool = False
 
 
-class _Known(NamedTuple):
+class KnownKey(NamedTuple):
     """A key and its account. `principals`: by the hashes of its secrets."""
 
     document: KeyDocument
@@ -132,15 +131,13 @@ class Gate:
         self.warned: Counts[str] = Counts()
         self._anybody = Principal("caller without a right key", "", _OPEN, math.inf, None, 0, _uncounted(""))
         self._counters = counters
-        self._wall = wall
+        self.wall = wall
         self._monotonic = monotonic
         self._memo: dict[bytes, Principal] = {}
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, KnownKey] = {}
         self._admin = Principal("admin key", "", ALL, math.inf, None, 0, counters(ADMIN))
         self._metrics = Principal("metrics key", "", grants_of(("metrics",)), math.inf, None, 0, counters(METRICS))
         self._local = Principal("local caller", "", ALL, math.inf, None, 0, counters(LOCAL))
-        #: SageMaker, which sends no key to its containers
-        self.sagemaker = Principal("SageMaker", "", ALL, math.inf, None, 0, _uncounted("sagemaker"))
 
     def load(self, documents: Iterable[KeyDocument], *, others: bool = False) -> None:
         """Replace the keys. `others`: whether there are keys that could not be read; they are refused."""
@@ -153,7 +150,7 @@ class Gate:
         self._memo.clear()
         self.enforced = others or bool(documents)
 
-    def _update(self, known: _Known | None, document: KeyDocument) -> _Known:
+    def _update(self, known: KnownKey | None, document: KeyDocument) -> KnownKey:
         if known is not None and known.document == document:
             return known
         account = None if known is None else known.account
@@ -181,7 +178,7 @@ class Gate:
                 principal.change(grants, expires_at, account, document.priority_max or 0)
             live[stored.sha256] = principal
         _end(principal for sha256, principal in principals.items() if sha256 not in live)
-        return _Known(document, account, live)
+        return KnownKey(document, account, live)
 
     def is_open(self, row: Row) -> bool:
         """Whether anybody may make a call."""
@@ -211,7 +208,7 @@ class Gate:
         try:
             principal = self._verified(credential)
         except Failure as failure:
-            return self._unidentified(failure, row)
+            return self.unidentified(failure, row)
         assert credential is not None
         if len(credential) <= CREDENTIAL_BYTES_MAX:
             if len(self._memo) >= MEMO_MAX:
@@ -219,7 +216,7 @@ class Gate:
             self._memo[credential] = principal
         return principal
 
-    def _unidentified(self, failure: Failure, row: Row | None) -> Principal:
+    def unidentified(self, failure: Failure, row: Row | None) -> Principal:
         """Count a call without a right key, and return who makes it if it is served all the same, else raise."""
         reason, name = SIGNATURE, NO_KEY
         if isinstance(failure, Unidentified):
@@ -233,15 +230,13 @@ class Gate:
     def recognise(self, credential: bytes | None) -> Principal | None:
         """Return who sent a header that is known to be right; None: only `identify` can tell. Counts nothing."""
         principal = None if credential is None else self._memo.get(credential)
-        if principal is not None and principal.live and principal.expires_at > self._wall():
+        if principal is not None and principal.live and principal.expires_at > self.wall():
             return principal
         return None
 
     def _verified(self, credential: bytes | None) -> Principal:
         if credential is None:
             raise Unidentified(_HOW, MISSING)
-        if sigv4.is_signature(credential):
-            raise Unidentified(f"this call takes no AWS signature: {_HOW}", SIGNATURE)
         text = keys.bearer_of(credential)
         if self._admin_key is not None and keys.same_text(text, self._admin_key):
             return self._admin
@@ -258,67 +253,21 @@ class Gate:
                 found = principal
         if known is None:
             keys.same_text(given, _NO_HASH)  # takes the time of a known key
-        return self._live(known, found)
+        return self.live(known, found)
 
-    def _live(self, known: _Known | None, principal: Principal | None) -> Principal:
+    def live(self, known: KnownKey | None, principal: Principal | None) -> Principal:
+        """Return the caller whose secret is right, if the key still holds. Raises Failure(UNAUTHENTICATED)."""
         if known is not None and known.document.revoked_at is not None:
             raise Unidentified("the key was revoked", REVOKED, known.document.name)
         if known is None or principal is None:
             raise Unidentified("this is not a valid key", UNKNOWN)
-        if principal.expires_at <= self._wall():
+        if principal.expires_at <= self.wall():
             raise Unidentified("the key has expired", EXPIRED, known.document.name)
         return principal
 
-    def check_signer(self, header: bytes, row: Row | None = None) -> Principal | None:
-        """Check that a signature names a live key: before a body is received. Raises Failure(UNAUTHENTICATED).
-
-        Returns who calls if that needs no check: a gate that warns serves the call. `row`: as of `identify`.
-        """
-        try:
-            self._live(*self._signer(sigv4.parse_signature(header.decode("latin-1"))))
-        except Failure as failure:
-            return self._unidentified(failure, row)
-        return None
-
-    def _signer(self, signature: sigv4.Signature) -> tuple[_Known, Principal]:
-        """Return the key that a signature names, and the principal that lives longest. Raises Failure."""
-        known = self._known.get(signature.access_key_id.removeprefix(keys.PREFIX))
-        if known is None:
-            raise Unidentified(
-                "this is no valid access key id: aws_access_key_id is mr_<id>, aws_secret_access_key what follows it",
-                UNKNOWN,
-            )
-        if known.document.revoked_at is not None:
-            raise Unidentified("the key was revoked", REVOKED, known.document.name)
-        return known, max(known.principals.values(), key=lambda principal: principal.expires_at)
-
-    def verify_signed(self, header: bytes, request: sigv4.SignedRequest, row: Row | None = None) -> Principal:
-        """Return who signed a request (AWS Signature Version 4). Raises Failure(UNAUTHENTICATED)."""
-        try:
-            return self._signed(header, request)
-        except Failure as failure:
-            return self._unidentified(failure, row)
-
-    def _signed(self, header: bytes, request: sigv4.SignedRequest) -> Principal:
-        signature = sigv4.parse_signature(header.decode("latin-1"))
-        known, _ = self._signer(signature)
-        refusal: Failure = Unidentified("the key has no secret", SIGNATURE)
-        for stored in known.document.secrets:
-            secret = self.secret_of(known.document.id, stored.salt)
-            if not keys.same_text(keys.hash_secret(secret), stored.sha256):
-                refusal = Unidentified(
-                    "this gateway cannot verify AWS signatures of this key: MILLSTREAM_ACCESS_SECRET differs from the "
-                    "one with which the key was made",
-                    SIGNATURE,
-                )
-                continue
-            try:
-                sigv4.verify(signature, request, secret, self._wall())
-            except Failure as failure:
-                refusal = failure
-            else:
-                return self._live(known, known.principals[stored.sha256])
-        raise refusal
+    def key(self, key_id: str) -> KnownKey | None:
+        """Return a key by its id, also one that was revoked or has expired; None: there is none."""
+        return self._known.get(key_id)
 
     def enter(self, principal: Principal, row: Row, model: str | None = None) -> Pass:
         """Let a call in that `principal` makes.
@@ -358,7 +307,7 @@ class Gate:
         principal.require(row.need, model)
 
     def _check_live(self, principal: Principal) -> None:
-        if not principal.live or principal.expires_at <= self._wall():
+        if not principal.live or principal.expires_at <= self.wall():
             self._counters(NO_KEY).of_outcome(EXPIRED).add()
             raise Unidentified("the key was revoked, or has expired", EXPIRED)
 
@@ -392,6 +341,11 @@ class Gate:
         except Failure as failure:
             return failure
         return None
+
+
+def platform(name: str) -> Principal:
+    """Return a caller that needs no key: a platform that alone reaches its containers."""
+    return Principal(name, "", ALL, math.inf, None, 0, _uncounted(name))
 
 
 def _end(principals: Iterable[Principal]) -> None:

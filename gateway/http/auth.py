@@ -8,9 +8,9 @@ of the home (services/local_token.py).
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from fastapi import Request
@@ -19,14 +19,31 @@ from fastapi.security import HTTPBearer
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.connection.infer_handler import InferHeaders
 from millstream.gateway.http.access_middleware import visit_of
-from millstream.gateway.http.body import read_body
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
-from millstream.services.access.sigv4 import SignedRequest, is_signature
 from millstream.services.access.table import Row, Rows
 from millstream.services.errors import Code, Failure
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.audit import acting, concerns
-from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.settings import Settings
+
+_Check = Callable[[Request, Deps, bytes, Row], Awaitable[Principal]]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """How callers of a platform are known that have no key of ours: the contribution `credentials`.
+
+    Args:
+        recognises: whether a header Authorization is of this kind.
+        check: returns who sent it. Raises Failure(UNAUTHENTICATED).
+        platform: returns who calls a path without any header, where the settings say that the platform alone can.
+    """
+
+    recognises: Callable[[bytes], bool]
+    check: _Check
+    platform: Callable[[Settings, str], Principal | None]
+
 
 #: documents that routes need a key; `authorize` checks it
 bearer = HTTPBearer(
@@ -62,9 +79,9 @@ async def _authorize(request: Request, deps: Deps, rows: Rows) -> None:
         concerns(request.path_params.get(row.model, ""))
     if deps.gate.is_open(row):
         return
-    if sagemaker_manages(deps, path):
-        CALLER.set(deps.gate.sagemaker)
-        visit.label = deps.gate.sagemaker.label
+    if (caller := platform_of(deps.settings, path or "")) is not None:
+        CALLER.set(caller)
+        visit.label = caller.label
         return
     try:
         await _let_in(request, deps, row)
@@ -77,10 +94,11 @@ async def _authorize(request: Request, deps: Deps, rows: Rows) -> None:
 async def _let_in(request: Request, deps: Deps, row: Row) -> None:
     gate, visit = deps.gate, visit_of(request.scope)
     credential = InferHeaders.read(request.scope["headers"]).credential
-    if credential is not None and is_signature(credential):
-        principal = await _signed(request, deps, credential, row)
-    else:
+    check = _check_of(credential)
+    if credential is None or check is None:
         principal = gate.identify(credential, row)
+    else:
+        principal = await check(request, deps, credential, row)
     visit.principal = principal
     model = None if row.model is None else request.path_params.get(row.model)
     visit.passed = gate.enter(principal, row, model)
@@ -89,24 +107,18 @@ async def _let_in(request: Request, deps: Deps, row: Row) -> None:
     acting("unknown address" if request.client is None else request.client.host, principal.label)
 
 
-async def _signed(request: Request, deps: Deps, header: bytes, row: Row) -> Principal:
-    """Return who signed the request. Its body is read for that; routes read it again from memory."""
-    if (anybody := deps.gate.check_signer(header, row)) is not None:
-        return anybody
-    body = await read_body(request, deps.settings.request_bytes_max)
-    request._body = body
-    body_sha256 = await run_in_thread_if_large(len(body), _sha256, body)
-    scope = request.scope
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").partition("?")[0]
-    query = scope["query_string"].decode("latin-1")
-    return deps.gate.verify_signed(header, SignedRequest(request.method, path, query, headers, body_sha256), row)
+def _check_of(credential: bytes | None) -> _Check | None:
+    if credential is None:
+        return None
+    return next((one.check for one in _credentials() if one.recognises(credential)), None)
 
 
-def _sha256(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
+def platform_of(settings: Settings, path: str) -> Principal | None:
+    """Return the platform that calls a path without a credential; None: there is none."""
+    callers = (one.platform(settings, path) for one in _credentials())
+    return next((caller for caller in callers if caller is not None), None)
 
 
-def sagemaker_manages(deps: Deps, path: str | None) -> bool:
-    """Whether SageMaker, which sends no key, calls the routes of its containers."""
-    return deps.settings.management_api == "sagemaker" and (path or "").split("/")[1:2] in (["models"], ["invocations"])
+@cache
+def _credentials() -> list[Credentials]:
+    return contributions("credentials", Credentials)

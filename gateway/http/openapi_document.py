@@ -6,8 +6,8 @@ Schemas, error responses and headers are components, which operations refer to b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -65,16 +65,6 @@ _PARAMETERS = {
 _METHODS = frozenset({"get", "put", "post", "delete", "options", "patch"})
 
 
-class Access(NamedTuple):
-    """Who may call the operations that need a key.
-
-    Args:
-        open_paths: prefixes of paths that need no key in this configuration.
-    """
-
-    open_paths: tuple[str, ...] = ()
-
-
 def operations(document: Document) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield path, method and operation of a document, in order."""
     for path, methods in document["paths"].items():
@@ -83,21 +73,23 @@ def operations(document: Document) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield path, method, operation
 
 
-def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, access: Access) -> Document:
+def complete(
+    document: Document, schemas: Sequence[Any], formats: ErrorFormats, is_open: Callable[[str], bool]
+) -> Document:
     """Complete the document that FastAPI made, and return it.
 
     Args:
         document: FastAPI's document. It is changed.
         schemas: types that operations refer to.
         formats: finds the error format of a path.
-        access: who may call.
+        is_open: whether calls of a path need no key in this configuration.
     """
     components = document.setdefault("components", {})
     responses: dict[str, Any] = {}
     errors: dict[str, Any] = {}
     for path, method, operation in operations(document):
         error_format = formats.of(path)
-        _secure(operation, path, access)
+        _secure(operation, path, is_open)
         inference = _is_inference(operation)
         _describe_parameters(operation, filled=inference or method == "get")  # a click must not delete anything
         operation["responses"].pop("422", None)  # a parameter that does not fit is answered with 400
@@ -119,11 +111,11 @@ def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, 
     return tidied
 
 
-def _secure(operation: dict[str, Any], path: str, access: Access) -> None:
+def _secure(operation: dict[str, Any], path: str, is_open: Callable[[str], bool]) -> None:
     """Remove what is not in force: the key, and the errors of callers without it."""
     if "security" not in operation:
         return
-    if any(path.startswith(prefix) for prefix in access.open_paths):
+    if is_open(path):
         operation["responses"].pop("401", None)
         del operation["security"]
 

@@ -75,6 +75,7 @@ class Plugin:
         preload: functions of the settings that say what to load at the start (services/cli/preload.Preloading).
         http: routes of a protocol (gateway/http/adapter.Adapter).
         grpc: methods of a service (gateway/grpc/methods/service.GrpcService).
+        credentials: how callers without a key of ours are known (gateway/http/auth.Credentials).
         gateway: builders of a part of each gateway (gateway/parts.py).
         recorder: builders of what records requests (gateway/observing/recorder.py).
         client_memory: builder of the memory that clients pass tensors in (gateway/tensors/output_options.py).
@@ -95,6 +96,7 @@ class Plugin:
     preload: tuple[str, ...] = ()
     http: tuple[str, ...] = ()
     grpc: tuple[str, ...] = ()
+    credentials: tuple[str, ...] = ()
     gateway: tuple[str, ...] = ()
     recorder: tuple[str, ...] = ()
     client_memory: tuple[str, ...] = ()

@@ -5,4 +5,5 @@ from millstream.services.plugin.plugin import Plugin
 PLUGIN = Plugin(
     name="sagemaker",
     http=("millstream.plugins.compat.sagemaker.adapter:ADAPTER",),
+    credentials=("millstream.plugins.compat.sagemaker.signed:CREDENTIALS",),
 )

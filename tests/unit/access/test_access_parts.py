@@ -16,7 +16,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from millstream.gateway.access.gate import MEMO_MAX, Gate
-from millstream.services.access import audit_log, sigv4
+from millstream.plugins.compat.sagemaker import sigv4
+from millstream.services.access import audit_log
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.access.audit_log import AuditLog
 from millstream.services.access.document import KeyDocument, Limits, StoredSecret
