@@ -246,7 +246,7 @@ class Gate:
             return self._metrics
         key = keys.parse_key(text)
         if key is None:
-            raise Unidentified(f"this is not a key: {_HOW}", MALFORMED)
+            raise Unidentified(f"this is not a key, and this call takes no other credential: {_HOW}", MALFORMED)
         known, given, found = self._known.get(key.id), keys.hash_secret(key.secret), None
         for sha256, principal in known.principals.items() if known is not None else ():
             if keys.same_text(given, sha256):

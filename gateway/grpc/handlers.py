@@ -112,7 +112,7 @@ CORE = (
     GrpcService(_HEALTH, Health, {"Check": Method(Health.check, _OPEN)}),
 )
 #: methods that read and write their messages themselves
-_STREAMS = {
+STREAMS = {
     f"/{_INFERENCE.full_name}/ModelInfer": Row(Need.INFER),
     f"/{_INFERENCE.full_name}/ModelStreamInfer": Row(Need.INFER),
     f"/{_HEALTH.full_name}/Watch": _OPEN,
@@ -127,7 +127,7 @@ def services() -> tuple[GrpcService, ...]:
 
 def rows() -> dict[str, Row]:
     """Return what each method needs, by its full name."""
-    return {**_STREAMS, **{name: row for service in services() for name, row in service.rows().items()}}
+    return {**STREAMS, **{name: row for service in services() for name, row in service.rows().items()}}
 
 
 class MethodTable:

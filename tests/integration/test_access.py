@@ -318,8 +318,8 @@ def test_a_signature_ends_after_15_minutes_and_covers_the_body(stack: Stack, bar
     headers = signed(stack, document, path, body, datetime.now(UTC))
     assert bare.post(path, content=body + b" ", headers=headers).status_code == 403
     assert bare.post("/endpoints/two/invocations", content=body, headers=headers).status_code == 403
-    # The fast path takes no signatures, and says so.
-    assert "takes no AWS signature" in bare.post("/v2/models/one/infer", content=body, headers=headers).text
+    # The fast path takes keys alone, and says so.
+    assert "takes no other credential" in bare.post("/v2/models/one/infer", content=body, headers=headers).text
 
 
 def test_a_change_of_a_key_holds_in_both_gateways_when_its_reply_comes(stack: Stack) -> None:
