@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import NamedTuple
 
 from millstream.services.extras import backends, exit_unfit, exit_without, require
@@ -23,11 +24,6 @@ if __name__ == "__main__":
     exit_without("worker")
     exit_unfit("millstream.services.queue.redis_parts")
 
-from millstream.plugins.compile.stored.races import environment
-from millstream.plugins.compile.worker.queue import Racer
-from millstream.plugins.compile.worker.races import WorkerRaces
-from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
-from millstream.plugins.compile.worker.trials import VariantTrials
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.crashes.exit_status import LOAD_STUCK
@@ -39,6 +35,7 @@ from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.allocator import use_one_arena
 from millstream.services.process.cpu_share import cpus
 from millstream.services.process.log_level import LogLevel
@@ -85,6 +82,7 @@ from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
 from millstream.workers.orders import OrderThread
 from millstream.workers.overdue_replies import OverdueReplies
+from millstream.workers.parts import Progress, WorkerPart, WorkerParts
 from millstream.workers.reconciler import Reconciler
 from millstream.workers.residency.loader import Limits
 from millstream.workers.residency.residency import Residency
@@ -225,7 +223,7 @@ class WorkerProcess:
         self._reconciler = Reconciler(
             repository, versions, self._models, self._loads, unloads, self._residency, stopping
         )
-        self._races = self._new_races(repository, run_dir)
+        self._parts = self._build_parts(repository, run_dir)
         self._orders = OrderThread(self._connect_briefly, self._residency)
         self._replies = self._new_replies()
         self._heartbeat = Heartbeat(
@@ -256,7 +254,8 @@ class WorkerProcess:
         self._watchdog.start()
         self._heartbeat.start()
         self._reconciler.start()
-        self._races.start()
+        for part in self._parts:
+            part.start()
         self._orders.start()
         IdleTrimmer(self._state.runs_at_rest).start()
         freeze_gc()
@@ -276,7 +275,8 @@ class WorkerProcess:
         """
         # No entry is delivered any longer: the main loop has left the idle workers.
         self._orders.stop()
-        self._races.stop()
+        for part in self._parts:
+            part.stop()
         self._reconciler.stop()  # no further version is loaded, and no lane is added
         self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
         self._departure.leave()  # what it might still lease goes to other workers
@@ -346,12 +346,23 @@ class WorkerProcess:
             self._connect_loop, self._models, self._replies, self.metrics, self._clock, live_check, self._state
         )
 
-    def _new_races(self, repository: FolderRepository, run_dir: Path) -> WorkerRaces:
-        device = environment(self._device.fingerprint, self._packages)
-        trials = VariantTrials(run_dir, self._identity.name)
-        swaps = VariantSwaps(repository, self._environment, self._models, device, self._progress, trials, self.metrics)
-        racer = Racer(self._identity.worker, self._identity.pool, self._host, device)
-        return WorkerRaces(racer, repository, self._environment, self._models, swaps, self.metrics)
+    def _build_parts(self, repository: FolderRepository, run_dir: Path) -> tuple[WorkerPart, ...]:
+        """Return what plug-ins add to the worker."""
+        parts = WorkerParts(
+            id=self._identity.worker,
+            name=self._identity.name,
+            pool=self._identity.pool,
+            host=self._host,
+            device=self._device,
+            packages=self._packages,
+            repository=repository,
+            environment=self._environment,
+            models=self._models,
+            metrics=self.metrics,
+            progress=self._progress,
+            run_dir=run_dir,
+        )
+        return tuple(build(parts) for build in contributions("worker", FunctionType))
 
     def _progress(self) -> Progress:
         waiting = self._state.waiting  # first: a run that begins between the two looks is counted

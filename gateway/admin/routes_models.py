@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FunctionType
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -23,6 +24,7 @@ from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.model.manifest import LABELS_MAX
 from millstream.services.model.usage import usage_of
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
 from millstream.services.repository import activation
@@ -65,7 +67,7 @@ async def get_model(name: str, deps: DepsOf) -> schemas.Model:
 
 
 def _add_details(deps: Deps, versions: Sequence[schemas.Version]) -> None:
-    """Say how the versions are called, and read the reports of their variants and races. Blocking."""
+    """Say how the versions are called, and read the reports of their variants, and what plug-ins add. Blocking."""
     model = deps.catalog.snapshot.models.get(versions[0].model) if versions else None
     for version in versions:
         view = model.versions.get(version.version) if model is not None and version.version is not None else None
@@ -73,12 +75,9 @@ def _add_details(deps: Deps, versions: Sequence[schemas.Version]) -> None:
             version.usage = usage_of(view.manifest)
             found = deps.repository.variants.reports(view.manifest)
             version.variants = [schemas.Variant.of(name, report) for name, report in found.items()]
-            version.races = [
-                schemas.RaceSummary.of(
-                    race, serving=deps.repository.choices.get(view.manifest, race.kind, race.device) is not None
-                )
-                for race in deps.repository.races.of(view.manifest.model, view.manifest.version)
-            ]
+            for section in contributions("model_section", FunctionType):
+                for key, value in section(deps.repository, view.manifest).items():
+                    setattr(version, key, value)
 
 
 @router.get(

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, versions_text
-from millstream.plugins.compile.stored.races import Race
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import ImportRecord, Manifest
 from millstream.services.model.signature import TensorSpec
@@ -100,17 +99,6 @@ class RaceSummary(BaseModel):
     ratio: float = Field(1.0, description="Times as fast as the version's own file.")
     serving: bool = Field(description="Whether workers of this kind follow the verdict.")
     undone: str | None = Field(None, description="Why the winner serves no longer.")
-
-    @classmethod
-    def of(cls, race: Race, *, serving: bool) -> Self:
-        return cls(
-            kind=race.kind,
-            state=race.state.value,
-            winner=race.winner,
-            ratio=(race.report or {}).get("ratio", 1.0),
-            serving=serving,
-            undone=race.undone.why if race.undone is not None else None,
-        )
 
 
 class LoadFailure(BaseModel):

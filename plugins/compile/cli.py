@@ -21,14 +21,11 @@ if TYPE_CHECKING:
 POLL_S = 0.5  # between two pictures of a race
 WHY_CHARACTERS_MAX = 400
 _COLOURS = {"won": "green", "lost": "", "inaccurate": "yellow", "failed": "red", "skipped": "dim", "unavailable": "dim"}
-_RUNNING = frozenset({"waiting", "queued", "running"})
+_RUNNING = frozenset({"queued", "running"})
 
 
 RacePool = Annotated[
     str | None, typer.Option(metavar="NAME", help="Pool whose worker runs it; default: the first that has it.")
-]
-RaceSeconds = Annotated[
-    float | None, typer.Option(metavar="S", min=1, max=86_400, help="Longest time of the race; default 120.")
 ]
 Targets = Annotated[
     str | None,
@@ -77,6 +74,9 @@ _NO_PICTURES = "a report is written as JSON alone (--show --json)"
 NoMetric = Annotated[str | None, _gone("--metric", "the gate has limits alone (--cosine-min, --agreement-min)")]
 NoSvg = Annotated[str | None, _gone("--svg", _NO_PICTURES)]
 NoMarkdown = Annotated[str | None, _gone("--markdown", _NO_PICTURES)]
+NoSeconds = Annotated[
+    str | None, _gone("--race-seconds", "a race measures each candidate as often; name --targets to end it earlier")
+]
 
 
 def race(
@@ -84,7 +84,6 @@ def race(
     name: Name,
     version: Version = None,
     pool: RacePool = None,
-    race_seconds: RaceSeconds = None,
     targets: Targets = None,
     samples: Samples = None,
     accept_random_samples: AcceptRandomSamples = False,
@@ -97,6 +96,7 @@ def race(
     _metric: NoMetric = None,
     _svg: NoSvg = None,
     _markdown: NoMarkdown = None,
+    _race_seconds: NoSeconds = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
@@ -126,7 +126,6 @@ def race(
         found = client.begin_race(
             name,
             number,
-            seconds=race_seconds,
             targets=[one for part in (targets or "").split(",") if (one := part.strip())],
             pool=pool,
             accept_random_samples=accept_random_samples,
@@ -270,7 +269,7 @@ def _reproduce(found: Race, wanted: str) -> str:
         known = ", ".join(f"{number} ({one['candidate']})" for number, one in enumerate(rows, 1))
         raise wrong_usage(f"--reproduce: there is no row {wanted!r}; the report has {known or 'no rows'}")
     command = ["millstream", "race", found["model"], "--version", str(found["version"]), "--pool", found["pool"]]
-    command += ["--targets", row["candidate"], "--race-seconds", f"{found['options']['seconds']:g}"]
+    command += ["--targets", row["candidate"]]
     if found["options"]["accept_random_samples"]:
         command.append("--accept-random-samples")
     given: dict[str, Any] = {**found["options"]["gate"]}

@@ -6,6 +6,8 @@ PLUGIN = Plugin(
     name="compile",
     http=("millstream.plugins.compile.gateway.routes_races:ADAPTER",),
     devices=("millstream.plugins.compile.devices:target_checks",),
+    model_section=("millstream.plugins.compile.gateway.routes_races:races_of",),
+    worker=("millstream.plugins.compile.worker.jobs:build",),
     commands=(
         Command(
             name="race",

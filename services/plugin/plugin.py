@@ -84,6 +84,8 @@ class Plugin:
         supervisor: builders of a part of a machine's supervisor (services/supervisor/parts.py).
         process: programs that an operator may start.
         devices: functions that return checks of `millstream doctor devices` (services/cli/doctor/machine.Check).
+        model_section: functions of a repository and a manifest that return fields of the page of a version.
+        worker: builders of a part of each worker (workers/parts.py).
     """
 
     name: str
@@ -105,3 +107,5 @@ class Plugin:
     supervisor: tuple[str, ...] = ()
     process: tuple[Process, ...] = ()
     devices: tuple[str, ...] = ()
+    model_section: tuple[str, ...] = ()
+    worker: tuple[str, ...] = ()

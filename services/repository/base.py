@@ -9,13 +9,11 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from millstream.plugins.compile.stored.choices import Choices
-from millstream.plugins.compile.stored.races import Races
-from millstream.plugins.compile.stored.samples import Samples
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.repository.footprints import Footprints
 from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import Verdict
+from millstream.services.repository.version_documents import D, VersionDocuments
 
 
 class Staging(Protocol):
@@ -102,17 +100,8 @@ class Repository(Protocol):
     def footprints(self) -> Footprints:
         """What instances of all versions take, measured or predicted."""
 
-    @property
-    def races(self) -> Races:
-        """The races of all versions."""
-
-    @property
-    def choices(self) -> Choices:
-        """Which compiled forms serve."""
-
-    @property
-    def samples(self) -> Samples:
-        """The inputs that races use."""
+    def documents(self, name: str, of: type[D]) -> VersionDocuments[D]:
+        """Return the store of a plug-in's documents of versions, which go with their versions."""
 
     def open_staging(self) -> Staging:
         """Open a staging folder on the same storage as the versions, so that publishing is one rename."""

@@ -5,7 +5,7 @@
 <root>/models/<model>/numbers.json       the highest version number ever published
 <root>/models/<model>/verdicts/…         what running a version has shown
 <root>/footprints/<model>/…              the memory that instances of a version took
-<root>/races/…                           races of versions: jobs, and what they measured
+<root>/<name>/<model>@<version>@…        documents that plug-ins keep of a version (version_documents)
 <root>/.token                            new content of the same length before and after each change
 <root>/.changes                          which model each change was of (change_log)
 """
@@ -23,9 +23,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from millstream.plugins.compile.stored.choices import Choices
-from millstream.plugins.compile.stored.races import Races
-from millstream.plugins.compile.stored.samples import Samples
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
@@ -52,6 +49,7 @@ from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.variants import Variants
 from millstream.services.repository.verdicts import FolderVerdicts
+from millstream.services.repository.version_documents import D, VersionDocuments, forget_documents
 
 T = TypeVar("T")
 
@@ -89,9 +87,10 @@ class FolderRepository:
         self.verdicts = FolderVerdicts(self._root, self._changing)
         self.variants = Variants(self._models)
         self.footprints = Footprints(self._root)
-        self.races = Races(self._root)
-        self.choices = Choices(self._models)
-        self.samples = Samples(self._models)
+
+    def documents(self, name: str, of: type[D]) -> VersionDocuments[D]:
+        """Return the store of a plug-in's documents of versions, which go with their versions."""
+        return VersionDocuments(self._root, name, of)
 
     def open_staging(self) -> FolderStaging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
@@ -193,7 +192,7 @@ class FolderRepository:
                 folder.rename(trash.path)
             self.verdicts.forget(model, version)
             self.footprints.forget(model, version)
-            self.races.forget(model, version)
+            forget_documents(self._root, model, version)
             fsync(folder.parent)
 
     def delete_model(self, model: str, *, if_empty: bool = False) -> None:
@@ -209,7 +208,7 @@ class FolderRepository:
                 return
             folder.rename(trash.path)
             self.footprints.forget_model(model)
-            self.races.forget(model)
+            forget_documents(self._root, model)
             fsync(self._models)
 
     def next_version(self, model: str) -> int:

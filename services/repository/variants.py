@@ -86,13 +86,18 @@ class Variants:
     def __init__(self, models: Path) -> None:
         self._models = models
 
-    def _compiled(self, manifest: Manifest) -> Path:
+    def compiled(self, manifest: Manifest) -> Path:
+        """Return the folder of everything that is compiled from a version."""
         return self._models / manifest.model / str(manifest.version) / "compiled"
+
+    def beside(self, name: str) -> Iterator[Path]:
+        """Yield the folders of a name beside those of what was compiled, of all versions."""
+        return self._models.glob(f"*/*/{name}")
 
     def folder(self, manifest: Manifest, target: Target) -> Path:
         """Return where the variant of a version for a target is, or would be."""
         key = hashlib.sha256("\0".join((content_digest(manifest), *target)).encode()).hexdigest()
-        return self._compiled(manifest) / f"{target.name}-{key[:16]}"
+        return self.compiled(manifest) / f"{target.name}-{key[:16]}"
 
     def report(self, manifest: Manifest, target: Target) -> Report | None:
         """Return the report of a variant; None if there is none, or it is damaged or of something else."""
@@ -107,7 +112,7 @@ class Variants:
     def reports(self, manifest: Manifest) -> dict[str, Report]:
         """Return the readable reports of a version's variants by the names of their folders, engines included."""
         found: dict[str, Report] = {}
-        for path in sorted(self._compiled(manifest).glob(f"[!.]*/{REPORT}")):
+        for path in sorted(self.compiled(manifest).glob(f"[!.]*/{REPORT}")):
             with suppress(OSError, ValueError):
                 found[path.parent.name] = Report.model_validate_json(read_file(path, REPORT_BYTES_MAX))
         return found
@@ -150,7 +155,7 @@ class Variants:
         Raises Failure(STORAGE), Failure(NOT_FOUND) if the version was deleted.
         """
         with storage_errors(self._models):
-            compiled = self._compiled(manifest)
+            compiled = self.compiled(manifest)
             compiled.mkdir(exist_ok=True)  # its parent must be there: the version may have been deleted
             folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=compiled))
             _remove_abandoned(compiled, folder)
@@ -183,7 +188,7 @@ class Variants:
                 if self.report(manifest, target) is None:
                     raise
                 return False
-        self._bound(self._compiled(manifest), self.folder(manifest, target))
+        self._bound(self.compiled(manifest), self.folder(manifest, target))
         return True
 
     def _bound(self, compiled: Path, newest: Path) -> None:

@@ -23,9 +23,9 @@ from tests.kit import models
 RATE = 100.0
 SLICE_S = 5.0
 QUIET_SLICES = 6  # before the race, and again after it
-LATE_S = 60.0  # for which a race may last beyond its budget
+LATE_S = 1200.0  # for which a race may last
 _VERSION = "/admin/v1/models/raced/versions/1"
-_GOES_ON = frozenset({"waiting", "queued", "running"})
+_GOES_ON = frozenset({"queued", "running"})
 
 
 class Neighbour(NamedTuple):
@@ -72,19 +72,19 @@ def _quiet(server: Server, payload: Payload) -> list[float]:
     return [ms for _ in range(QUIET_SLICES) for ms in _slice(server, payload)]
 
 
-def measure_neighbour(folder: Path, seconds: float) -> Neighbour:
-    """Race SqueezeNet for at most `seconds` beside a hot model of the same worker. Raises LoadError, StartError."""
+def measure_neighbour(folder: Path) -> Neighbour:
+    """Race SqueezeNet beside a hot model of the same worker. Raises LoadError, StartError."""
     payload = json_payload(folder, "input", np.random.default_rng(8).standard_normal(64).astype(np.float32))
     served = {"hot": models.mlp(folder / "hot.onnx"), "raced": models.squeezenet(folder / "raced.onnx")}
-    asked = {"seconds": seconds, "accept_random_samples": True}
+    asked = {"accept_random_samples": True}
     with servers.millstream(folder, "race", served) as server:
         _slice(server, payload)
         quiet, beside = _quiet(server, payload), []
         _call(server, "POST", f"{_VERSION}/race", json.dumps(asked).encode())
-        until = time.monotonic() + seconds + LATE_S
+        until = time.monotonic() + LATE_S
         while (race := _call(server, "GET", f"{_VERSION}/race"))["state"] in _GOES_ON:
             if time.monotonic() > until:
-                raise LoadError(f"the race did not end within {LATE_S:.0f} s after its budget: {race['state']}")
+                raise LoadError(f"the race did not end within {LATE_S:.0f} s: {race['state']}")
             beside += _slice(server, payload)
         if race["state"] != "decided":
             raise LoadError(f"the race ended as {race['state']}: {race['why']}")

@@ -17,7 +17,7 @@ from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
 RACE = "/admin/v1/models/m/versions/1/race"
-OPTIONS = {"seconds": 600, "accept_random_samples": True}  # with all targets: each test ends its race
+OPTIONS = {"accept_random_samples": True}  # with all targets: each test ends its race
 BODY = v2.request({"data_0": np.ones((1, 3, 224, 224), np.float32)}, parameters=v2.PATIENT)
 STAGE_S_MAX = 240.0
 DISK_BYTES = 96 << 20

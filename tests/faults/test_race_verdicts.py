@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from millstream.plugins.compile.stored.race_verdicts import decide
-from millstream.plugins.compile.stored.races import Race, RaceState, new_race
+from millstream.plugins.compile.race.report import RaceReport
+from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, new_job
+from millstream.plugins.compile.stored.selection import Selections, decide
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
@@ -32,12 +33,15 @@ _KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from millstream.services.repository.folder import FolderRepository
-from millstream.plugins.compile.stored.race_verdicts import decide
+from millstream.plugins.compile.race.report import RaceReport
+from millstream.plugins.compile.stored.job import Jobs
+from millstream.plugins.compile.stored.selection import Selections, decide
 
 root, left, document = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 repository = FolderRepository(root)
 manifest = repository.manifest("m", 1)
-[race] = repository.races.all()
+jobs = Jobs(repository)
+[job] = jobs.all()
 
 def count(event, arguments):
     global left
@@ -47,7 +51,7 @@ def count(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(count)
-assert decide(repository, manifest, race, document, 3.0)
+assert decide(Selections(repository), jobs, manifest, job, RaceReport.model_validate(document), 3.0)
 """
 
 
@@ -66,38 +70,46 @@ class Scene:
     root: Path
     repository: FolderRepository
     manifest: Manifest
-    race: Race
+    race: Job
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.repository)
+
+    @property
+    def selections(self) -> Selections:
+        return Selections(self.repository)
 
     def decide(self) -> bool:
-        return decide(self.repository, self.manifest, self.race, report(NEW), 3.0)
+        return decide(self.selections, self.jobs, self.manifest, self.race, RaceReport.model_validate(report(NEW)), 3.0)
 
     def state(self) -> RaceState:
-        [race] = FolderRepository(self.root).races.all()
+        [race] = Jobs(FolderRepository(self.root)).all()
         return race.state
 
     def serving(self) -> str | None:
         """Return which form serves, whose files are there, whole."""
-        choice = self.repository.choices.get(self.manifest, KIND, HERE)
-        if choice is None:
+        selection = self.selections.get(self.manifest, KIND, HERE)
+        if selection is None:
             return None
-        [variant] = choice.variants
-        self.repository.choices.file(self.manifest, variant, Path("own"))
-        return variant.key
+        self.selections.file(self.manifest, selection.form, Path("own"))
+        return selection.form.key
 
 
 def scene(root: Path) -> Scene:
     repository = FolderRepository(root)
+    jobs, selections = Jobs(repository), Selections(repository)
     manifest = publish(repository, "m", 1)
-    race = new_race(manifest, KIND, HERE, "cpu", 1.0)
+    race = new_job(manifest, KIND, HERE, "cpu", 1.0)
     for key in (OLD, NEW):
         race = race.model_copy(update={"state": RaceState.RUNNING, "report": None})
-        repository.races.change(race.key, lambda _, race=race: race)  # type: ignore[misc]
+        jobs.put(race, lambda _, race=race: race)  # type: ignore[misc]
         for name in (key, LOSER):
-            folder = repository.choices.make_cache(manifest, KIND, HERE) / name
+            folder = selections.make_cache(manifest, KIND, HERE) / name
             folder.mkdir(exist_ok=True)
             (folder / "model.onnx").write_bytes(name.encode() * 100)
         if key == OLD:
-            assert decide(repository, manifest, race, report(OLD), 2.0)
+            assert decide(selections, jobs, manifest, race, RaceReport.model_validate(report(OLD)), 2.0)
     return Scene(root, repository, manifest, race)
 
 
@@ -145,9 +157,9 @@ def test_a_verdict_of_a_race_that_was_asked_for_anew_changes_nothing(tmp_path: P
     """Also with the clock set back between the two requests."""
     one = scene(tmp_path)
     again = one.race.model_copy(update={"requested_at": one.race.requested_at - 3600})
-    one.repository.races.change(one.race.key, lambda _: again)
+    one.jobs.put(one.race, lambda _: again)
     assert not one.decide()
-    assert one.repository.races.all() == [again]
+    assert one.jobs.all() == [again]
     assert one.serving() == OLD
 
 
@@ -159,9 +171,9 @@ def test_a_verdict_of_a_version_that_was_replaced_changes_nothing(tmp_path: Path
         (staging.path / "source" / "model.onnx").write_bytes(b"other")
         other = one.manifest.model_copy(update={"digest": "0" * 64})
         one.repository.publish(staging, other)
-    race = new_race(other, KIND, HERE, "cpu", 5.0).model_copy(update={"state": RaceState.RUNNING})
-    one.repository.races.change(race.key, lambda _: race)
+    race = new_job(other, KIND, HERE, "cpu", 5.0).model_copy(update={"state": RaceState.RUNNING})
+    one.jobs.put(race, lambda _: race)
     with pytest.raises(Failure, match="cannot be read"):
         one.decide()  # its files went with it
-    assert one.repository.races.all() == [race]
-    assert not list(one.repository.choices.compiled(other).glob("choice-*"))
+    assert one.jobs.all() == [race]
+    assert not list(one.selections.compiled(other).glob("choice-*"))

@@ -19,17 +19,13 @@ from onnx import TensorProto, helper
 from millstream.plugins.compile.candidate import Candidate, Compiled, Missing, Subject
 from millstream.plugins.compile.compile_task import CompileOutcome
 from millstream.plugins.compile.race.bounds import Guard
-from millstream.plugins.compile.race.choice import ROUNDS_MIN, Choice
-from millstream.plugins.compile.race.estimate import estimates_from
-from millstream.plugins.compile.race.race import Result
-from millstream.plugins.compile.race.report import RaceEvent, RaceReport, RaceTask, Row, Verdict
+from millstream.plugins.compile.race.report import SIZES, RaceEvent, RaceReport, RaceTask, Row
 from millstream.plugins.compile.race.samples import write_samples
-from millstream.plugins.compile.stored.race_parts import StoredReport, trials_of
 from millstream.plugins.compile.targets import get_target
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.worker import driver, track
 from millstream.plugins.compile.worker.compiled_cache import NEW, CompiledCache, working
-from millstream.plugins.compile.worker.track import UnfinishedError
+from millstream.plugins.compile.worker.track import LateError
 from millstream.services.errors import Failure
 from millstream.services.process.low_priority import NICE
 from tests.kit import models
@@ -111,15 +107,13 @@ def test_the_fastest_wins_and_the_report_names_the_losers(race: Any, events: lis
     assert report.ratio > 2
     assert [row(report, at).verdict for at in range(3)] == ["lost", "won", "lost"]
     best = row(report, 1)
-    assert best.ratio_low is not None
-    assert best.ratio_high is not None
-    assert best.ratio_low <= report.ratio <= best.ratio_high
-    assert set(best.ratios) == {1, 4} == set(report.baseline_s)
+    assert best.ratio == report.ratio
+    assert set(best.ratios) == set(SIZES) == set(report.baseline_s)
     assert (best.cached, best.compile_s, best.size_bytes) == (True, 1.5, 7)
     assert (report.samples, report.device) == ("random", "cpu")
     assert "RANDOM" in report.notes[0]
     assert {event.stage for event in events} == {"starting", "compiling", "judging", "measuring"}
-    assert report.seconds <= report.seconds_max
+    assert row(report, 2).rounds < best.rounds, "it is slower, which a few rounds show"
 
 
 def test_candidates_that_crash_hang_fail_or_hunger_lose_alone(race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +132,7 @@ def test_candidates_that_crash_hang_fail_or_hunger_lose_alone(race: Any, monkeyp
     reasons = [row(report, at).why for at in range(5)]
     assert "SIGABRT" in reasons[0]
     assert "was not loaded within" in reasons[1]
-    assert "no memory for 4 rows" in reasons[3]
+    assert "no memory for" in reasons[3]
     assert "memory" in reasons[4].lower()
     assert {row(report, at).compiled for at in range(5)} == {None}
 
@@ -251,31 +245,6 @@ def test_what_serves_takes_part_in_a_race_of_other_candidates(tmp_path: Path) ->
     assert "RANDOM" in " ".join(report.notes)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "rounds", "winner", "unfinished"),
-    [
-        ("skipped", 0, None, True),
-        ("skipped", 2, "other", True),
-        ("lost", ROUNDS_MIN - 1, None, True),
-        ("lost", 2, "other", False),
-        ("lost", ROUNDS_MIN, None, False),
-        ("inaccurate", 2, None, False),
-        ("won", ROUNDS_MIN, "serves", False),
-    ],
-)
-def test_what_serves_is_not_ended_for_lack_of_time(
-    tmp_path: Path, verdict: Verdict, rounds: int, winner: str | None, unfinished: bool
-) -> None:
-    task = simulated(tmp_path, serving=("serves",))
-    row = Row(target="prepared", candidate="serves", verdict=verdict, rounds=rounds, why="the budget ended")
-    result = Result((row,), Choice(winner, 1.0, {}, ""))
-    if not unfinished:
-        driver._check_serving(task, result)
-        return
-    with pytest.raises(UnfinishedError, match="serves, which serves now, was not measured often enough: the budget"):
-        driver._check_serving(task, result)
-
-
 @pytest.mark.parametrize(("run_s", "why"), [(60.0, "did not end within"), (0.5, "did not answer the samples within")])
 def test_a_candidate_that_runs_or_answers_too_slowly_is_not_waited_for(
     race: Any, monkeypatch: pytest.MonkeyPatch, run_s: float, why: str
@@ -297,25 +266,6 @@ def test_the_process_prints_progress_and_a_report_and_compiles_nothing_twice(tmp
     for one in again.rows:
         assert one.compiled is not None
         assert (task.cache / one.folder).is_dir()
-
-
-def test_what_earlier_races_say_orders_the_candidates_and_is_in_the_report(tmp_path: Path) -> None:
-    task = race_task(tmp_path)
-    first = driver.run_race(task, lambda _: None)
-    assert {row.estimate_s for row in first.rows} == {None}
-    assert first.model_bytes == (task.folder / task.manifest.served).stat().st_size
-    trials = trials_of(StoredReport.model_validate(first.model_dump(mode="json")))
-    known = estimates_from(trials, first.model_bytes)
-    last = first.rows[-1].candidate
-    known[last] = known[last].model_copy(update={"gain": 9.0})
-    for estimates, cache in ((known, tmp_path / "empty"), ({}, task.cache)):
-        events: list[RaceEvent] = []
-        again = driver.run_race(task.model_copy(update={"estimates": estimates, "cache": cache}), events.append)
-        assert all(row.estimate_s is not None for row in again.rows)
-        if estimates:
-            assert next(event.candidate for event in events if event.stage == "compiling") == last
-        else:
-            assert {row.estimate_s for row in again.rows} == {0.0}, "they are compiled already"
 
 
 def test_a_damaged_compiled_form_is_made_again(tmp_path: Path) -> None:
@@ -353,11 +303,11 @@ def test_a_form_that_is_wrong_where_no_sample_looks_never_serves_there(tmp_path:
     table = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)
     hours.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
     seconds = signature([("t", "INT64", (-1,))], [("y", "FP32", (-1, 8))])
-    task = race_task(tmp_path / "hours", hours.SerializeToString(), seconds, seconds=240.0, targets=("openvino",))
+    task = race_task(tmp_path / "hours", hours.SerializeToString(), seconds, targets=("openvino",))
     [row] = driver.run_race(task, lambda _: None).rows
     assert row.verdict == "failed"
     assert "integers of 't' at Mul (which computes 'm') may be larger" in row.why
-    report = driver.run_race(race_task(tmp_path / "mlp", seconds=240.0, targets=("openvino",)), lambda _: None)
+    report = driver.run_race(race_task(tmp_path / "mlp", targets=("openvino",)), lambda _: None)
     [row] = report.rows
     assert row.verdict in {"won", "lost"}, row.why
     guard = Guard(row.bounds, MLP)
@@ -375,7 +325,7 @@ def test_the_race_and_its_processes_take_only_the_time_that_others_leave_or_a_sh
 ) -> None:
     level = NICE if share else 19
     # It has only the time that the other tests leave, so no limit of its own may end it before it is looked at.
-    race = RaceProcess(race_task(tmp_path, seconds=3600.0, share=share), lowered=True)
+    race = RaceProcess(race_task(tmp_path, share=share), lowered=True)
     try:
         started = wait_until(lambda: descendants(race.process.pid), 250, what="the race started a process")
         for pid in (race.process.pid, *started):
@@ -398,14 +348,14 @@ def test_a_race_with_a_share_reaches_a_verdict_though_all_processors_are_busy(tm
         for _ in range(os.cpu_count() or 1)
     ]
     try:
-        task = race_task(tmp_path, seconds=3600.0, share=True, threads=2, rows={1: 1.0})
+        task = race_task(tmp_path, share=True, threads=2)
         report = RaceProcess(task, lowered=True).report()
     finally:
         kill([one.pid for one in busy])
         for one in busy:
             one.wait()
     assert {row.verdict for row in report.rows} <= {"won", "lost"}
-    assert report.seconds < report.seconds_max / 4, "it ended by itself"
+    assert report.seconds < task.seconds_max / 4, "it ended by itself"
 
 
 def test_token_ids_stay_within_the_embedding(tmp_path: Path) -> None:
@@ -505,21 +455,16 @@ def test_an_unknown_target_is_named(tmp_path: Path) -> None:
         driver.run_race(race_task(tmp_path, targets=("onnxruntime", "nothing")), lambda _: None)
 
 
-def test_a_race_without_time_is_unfinished(tmp_path: Path) -> None:
-    with pytest.raises(UnfinishedError, match="--race-seconds"):
-        driver.run_race(race_task(tmp_path, seconds=0.2), lambda _: None)
+def test_a_machine_that_is_too_busy_for_a_race_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track, "BASELINE_S_MAX", 0.001)
+    with pytest.raises(LateError, match="the machine is busy"):
+        driver.run_race(race_task(tmp_path), lambda _: None)
 
 
-def test_a_version_too_slow_for_the_budget_says_how_many_seconds_it_takes(tmp_path: Path) -> None:
-    with pytest.raises(UnfinishedError, match=r"--race-seconds"):  # or not loaded, if others take that time
-        driver.run_race(simulated(tmp_path, {"run_s": 0.4}, seconds=10.0), lambda _: None)
-
-
-def test_batches_too_slow_for_the_budget_are_left_out_and_said(race: Any, tmp_path: Path) -> None:
-    task = simulated(tmp_path / "slow", {"row_s": 0.08}, seconds=40.0, rows={1: 1.0, 16: 1.0})
-    report = driver.run_race(task, lambda _: None)
-    assert set(report.weights) == {1}
-    assert "[16] rows are not measured" in report.notes[-1]
+def test_candidates_beyond_the_longest_time_are_skipped(race: Any) -> None:
+    report = race([{"run_s": 0}], seconds_max=0.001)
+    assert (row(report, 0).verdict, report.winner) == ("skipped", None)
+    assert "--targets" in row(report, 0).why
 
 
 def test_a_version_whose_file_is_gone_says_so(tmp_path: Path) -> None:
@@ -537,5 +482,5 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 def test_a_version_without_batching_is_raced_call_by_call(tmp_path: Path) -> None:
     single = MLP.model_copy(update={"batching": False, "inputs": signature([("input", "FP32", (3, 64))], []).inputs})
     report = driver.run_race(race_task(tmp_path, of=single), lambda _: None)
-    assert set(report.weights) == {1}
+    assert set(report.baseline_s) == {1}
     assert all(one.verdict in {"won", "lost"} for one in report.rows)

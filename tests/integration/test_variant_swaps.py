@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.plugins.compile.stored.choices import Choice, ChosenVariant
-from millstream.plugins.compile.stored.race_verdicts import decide, undo
-from millstream.plugins.compile.stored.races import Race, RaceState, new_race
-from millstream.plugins.compile.worker import swaps
-from millstream.plugins.compile.worker.swaps import Progress, VariantSwaps
-from millstream.plugins.compile.worker.table import VariantTable
-from millstream.plugins.compile.worker.trials import DEATHS_MAX, VariantTrials
+from millstream.plugins.compile.race.report import RaceReport
+from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, RaceUndone, new_job
+from millstream.plugins.compile.stored.selection import Selections, decide, undo
+from millstream.plugins.compile.worker import forms
+from millstream.plugins.compile.worker.form import ServingForm
+from millstream.plugins.compile.worker.forms import DEATHS_MAX, Forms, Trials
 from millstream.services.metrics.catalogue import VARIANTS_SWAPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
@@ -26,13 +25,14 @@ from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment, load
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import MemoryBudget
+from millstream.workers.parts import Progress
 from tests.contract.backend_cases import signature
 from tests.kit import models as kit
-from tests.kit.versions import publish, publish_content
+from tests.kit.versions import publish_content
+from tests.kit.worker_parts import parts
 
 MLP = signature([("input", "FP32", (-1, 64))], [("output", "FP32", (-1, 10))])
 KIND, HERE = "onnxruntime.cpu", "0123456789abcdef"
@@ -50,12 +50,13 @@ class Worker:
         self.models = LoadedModels()
         self.registry = MetricsRegistry(None, "worker")
         self.progress = Progress(0, True)
-        self.trials = VariantTrials(folder, "cpu-0")
-        self.swaps = self.new_swaps()
+        self.jobs, self.selections = Jobs(self.repository), Selections(self.repository)
+        self.forms = self.new_forms()
 
-    def new_swaps(self) -> VariantSwaps:
-        metrics = WorkerMetrics(self.registry, "cpu", "cpu-0", "cpu")
-        return VariantSwaps(self.repository, self.at, self.models, HERE, lambda: self.progress, self.trials, metrics)
+    def new_forms(self) -> Forms:
+        """Return what a process of the worker follows selections with."""
+        of = parts(self.folder, self.repository, self.at, self.models, self.registry, lambda: self.progress)
+        return Forms(of, HERE)
 
     def load(self, manifest: Manifest) -> None:
         loaded = load(manifest, self.repository.folder_of(manifest), self.at, Stop())
@@ -70,9 +71,9 @@ class Worker:
         assert found is not None
         return found
 
-    def table(self, manifest: Manifest) -> VariantTable:
+    def table(self, manifest: Manifest) -> ServingForm:
         instance = self.model(manifest).instance
-        assert isinstance(instance, VariantTable)
+        assert isinstance(instance, ServingForm)
         return instance
 
     def run(self, manifest: Manifest) -> np.ndarray:
@@ -81,7 +82,11 @@ class Worker:
         return np.asarray(instance.run(INPUTS)[0])
 
     def follow(self) -> None:
-        self.swaps.follow({(one.model, one.version) for one in self.repository.races.all()})
+        self.forms.follow({(one.model, one.version) for one in self.jobs.all()})
+
+
+def undone(worker: Worker, manifest: Manifest, one: Job) -> bool:
+    return undo(worker.selections, worker.jobs, manifest, one, RaceUndone(why="asked for", at=2.0, automatic=False))
 
 
 @pytest.fixture
@@ -98,9 +103,9 @@ def manifest(worker: Worker, tmp_path: Path) -> Manifest:
     return found
 
 
-def race(worker: Worker, manifest: Manifest, state: RaceState = RaceState.RUNNING) -> Race:
-    one = new_race(manifest, KIND, HERE, "cpu", 1.0).model_copy(update={"state": state})
-    worker.repository.races.change(one.key, lambda _: one)
+def race(worker: Worker, manifest: Manifest, state: RaceState = RaceState.RUNNING) -> Job:
+    one = new_job(manifest, KIND, HERE, "cpu", 1.0).model_copy(update={"state": state})
+    worker.jobs.put(one, lambda _: one)
     return one
 
 
@@ -114,20 +119,20 @@ def report(
     return {"winner": "v-1", "ratio": 2.0, "table": table, "rows": rows}
 
 
-def decided(worker: Worker, manifest: Manifest, document: dict[str, object], content: bytes | None = None) -> Race:
+def decided(worker: Worker, manifest: Manifest, document: dict[str, object], content: bytes | None = None) -> Job:
     one = race(worker, manifest)
-    cache = worker.repository.choices.cache(manifest, KIND, HERE)
+    cache = worker.selections.cache(manifest, KIND, HERE)
     for name in ("v-1", "loser-2"):
         (cache / name).mkdir(parents=True, exist_ok=True)
         (cache / name / "model.onnx").write_bytes(content or b"")
-    assert decide(worker.repository, manifest, one, document, time.time())
+    assert decide(worker.selections, worker.jobs, manifest, one, RaceReport.model_validate(document), time.time())
     assert [path.name for path in cache.iterdir()] == ["v-1"]
     return one
 
 
 def test_the_winner_serves_and_an_undo_brings_the_baseline_back(worker: Worker, manifest: Manifest) -> None:
     before, baseline = worker.run(manifest), worker.model(manifest).instance
-    one = decided(worker, manifest, report({1: "baseline", 16: "v-1"}))
+    one = decided(worker, manifest, report({16: "v-1"}))
     worker.follow()
     table = worker.table(manifest)
     assert table.baseline is baseline
@@ -139,13 +144,13 @@ def test_the_winner_serves_and_an_undo_brings_the_baseline_back(worker: Worker, 
     assert worker.budget.used_bytes > 20 << 20, "both are accounted for"
     worker.follow()
     assert worker.table(manifest) is table, "nothing changes until the choice does"
-    assert undo(worker.repository, manifest, one.key, "asked for", 2.0, automatic=False)
+    assert undone(worker, manifest, one)
     worker.follow()
     assert worker.model(manifest).instance is baseline
     assert worker.model(manifest).variant == ""
     np.testing.assert_array_equal(worker.run(manifest), before)
     assert worker.budget.footprint(f"{manifest.content_id} variants") is None
-    stored = worker.repository.races.get(one.key)
+    stored = worker.jobs.get(one)
     assert stored is not None
     assert stored.undone is not None
     assert stored.undone.why == "asked for"
@@ -157,11 +162,11 @@ def test_a_worker_that_stopped_its_variants_undoes_them_for_all(worker: Worker, 
     worker.table(manifest).fall_back("it was slow")
     worker.follow()
     assert worker.model(manifest).variant == ""
-    stored = worker.repository.races.get(one.key)
+    stored = worker.jobs.get(one)
     assert stored is not None
     assert stored.undone is not None
     assert (stored.undone.why, stored.undone.automatic) == ("it was slow", True)
-    assert worker.repository.choices.get(manifest, KIND, HERE) is None
+    assert worker.selections.get(manifest, KIND, HERE) is None
 
 
 @pytest.mark.parametrize("content", [b"not a model", b""])
@@ -173,7 +178,7 @@ def test_a_variant_that_cannot_be_loaded_is_undone_and_the_version_serves_on(
     used = worker.budget.used_bytes
     worker.follow()
     np.testing.assert_array_equal(worker.run(manifest), before)
-    [one] = worker.repository.races.of("mlp", 1)
+    [one] = worker.jobs.of("mlp", 1)
     assert one.undone is not None
     assert "cannot be loaded" in one.undone.why
     assert worker.budget.used_bytes == used
@@ -187,16 +192,16 @@ def test_a_choice_that_makes_the_library_fail_is_undone_and_other_versions_follo
     worker.load(other)
     decided(worker, other, report({16: "v-1"}))
     one = decided(worker, manifest, report({16: "v-1"}))
-    found = worker.repository.choices.get(manifest, KIND, HERE)
+    found = worker.selections.get(manifest, KIND, HERE)
     assert found is not None
-    variant = found.variants[0].model_copy(
+    form = found.form.model_copy(
         update={"folder": "no\0folder", "files": (SourceFile(path="x", size_bytes=1, sha256="0" * 64),)}
     )
-    worker.repository.choices.write(manifest, found.model_copy(update={"variants": (variant,)}))
+    worker.selections.put(manifest, KIND, HERE, found.model_copy(update={"form": form}))
     worker.follow()
-    assert isinstance(worker.model(other).instance, VariantTable)
-    assert not isinstance(worker.model(manifest).instance, VariantTable)
-    stored = worker.repository.races.get(one.key)
+    assert isinstance(worker.model(other).instance, ServingForm)
+    assert not isinstance(worker.model(manifest).instance, ServingForm)
+    stored = worker.jobs.get(one)
     assert stored is not None
     assert stored.undone is not None
     assert "cannot be loaded" in stored.undone.why
@@ -210,11 +215,11 @@ def manifest_bytes(worker: Worker, manifest: Manifest) -> bytes:
 def test_a_damaged_variant_is_undone(worker: Worker, manifest: Manifest, tmp_path: Path) -> None:
     content = kit.mlp(tmp_path / "other.onnx").read_bytes()
     decided(worker, manifest, report({16: "v-1"}, "onnxruntime", content), content)
-    [path] = worker.repository.choices.compiled(manifest).glob("race-*/v-1/model.onnx")
+    [path] = worker.selections.compiled(manifest).glob("race-*/v-1/model.onnx")
     path.write_bytes(content[:-1] + b"\0")
     worker.follow()
     assert worker.model(manifest).variant == ""
-    [one] = worker.repository.races.of("mlp", 1)
+    [one] = worker.jobs.of("mlp", 1)
     assert one.undone is not None
     assert "damaged" in one.undone.why
 
@@ -228,28 +233,28 @@ def test_without_memory_for_both_nothing_is_swapped_or_unloaded(tmp_path: Path) 
     decided(worker, manifest, report({16: "v-1"}))
     worker.follow()
     assert worker.model(manifest).variant == ""
-    assert worker.repository.choices.get(manifest, KIND, HERE) is not None, "it is tried again later"
+    assert worker.selections.get(manifest, KIND, HERE) is not None, "it is tried again later"
 
 
 def test_after_the_trial_a_death_says_nothing_of_the_form(
     worker: Worker, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps, "TRIAL_RUNS", 3)
-    monkeypatch.setattr(swaps, "TRIAL_S_MIN", 0.0)
+    monkeypatch.setattr(forms, "TRIAL_RUNS", 3)
+    monkeypatch.setattr(forms, "TRIAL_S_MIN", 0.0)
     decided(worker, manifest, report({16: "v-1"}))
     worker.follow()
-    assert worker.trials.names()
+    assert (worker.folder / "variants-cpu-0.json").exists()
     for _ in range(3):
         worker.run(manifest)
     worker.follow()
-    assert not worker.trials.names()
+    assert not (worker.folder / "variants-cpu-0.json").exists()
 
 
 def test_a_choice_of_an_earlier_release_serves_only_after_another_race(worker: Worker, manifest: Manifest) -> None:
     decided(worker, manifest, report({16: "v-1"}))
-    found = worker.repository.choices.get(manifest, KIND, HERE)
+    found = worker.selections.get(manifest, KIND, HERE)
     assert found is not None
-    worker.repository.choices.write(manifest, found.model_copy(update={"format": 1}))
+    worker.selections.put(manifest, KIND, HERE, found.model_copy(update={"format": 1}))
     worker.follow()
     assert worker.model(manifest).variant == ""
 
@@ -276,12 +281,11 @@ def test_processes_that_end_during_a_trial_undo_the_variant(worker: Worker, mani
         worker.follow()
         assert worker.model(manifest).variant
         worker.models.remove(manifest.content_id)  # the process dies, and its successor loads the version again
-        worker.trials = VariantTrials(worker.folder, "cpu-0")
-        worker.swaps = worker.new_swaps()
+        worker.forms = worker.new_forms()
         worker.load(manifest)
     worker.follow()
     assert worker.model(manifest).variant == ""
-    [one] = worker.repository.races.of("mlp", 1)
+    [one] = worker.jobs.of("mlp", 1)
     assert one.undone is not None
     assert "processes ended" in one.undone.why
 
@@ -289,36 +293,17 @@ def test_processes_that_end_during_a_trial_undo_the_variant(worker: Worker, mani
 def test_a_worker_that_leaves_in_order_counts_no_death(worker: Worker, manifest: Manifest) -> None:
     decided(worker, manifest, report({16: "v-1"}))
     worker.follow()
-    worker.swaps.close()
-    assert not VariantTrials(worker.folder, "cpu-0").deaths(
-        f"{manifest.content_id} {worker.table(manifest).choice.raced_at}"
-    )
+    worker.forms.close()
+    trial = f"{manifest.content_id} {worker.table(manifest).selection.raced_at}"
+    assert not Trials(worker.folder, "cpu-0").deaths(trial)
     assert not (worker.folder / "variants-cpu-0.json").exists()
-
-
-def test_trials_of_deleted_versions_are_forgotten(worker: Worker, manifest: Manifest) -> None:
-    """A worker died in them, and the version was deleted before it was loaded again."""
-    damaged = publish(worker.repository, "damaged", 1)
-    deleted = publish(worker.repository, "deleted", 1)
-    replaced = publish(worker.repository, "replaced", 1)
-    for one in (manifest, damaged, deleted, replaced):
-        worker.trials.begin(f"{one.content_id} 1.0")
-    worker.repository.delete_model("deleted")
-    worker.repository.delete_model("replaced")
-    with worker.repository.open_staging() as staging:
-        worker.repository.publish(staging, replaced.model_copy(update={"digest": "0" * 64}))
-    (worker.repository.folder_of(damaged) / "manifest.json").write_text("{")
-    worker.trials = VariantTrials(worker.folder, "cpu-0")
-    worker.swaps = worker.new_swaps()
-    worker.follow()
-    assert worker.trials.names() == [f"{one.content_id} 1.0" for one in (manifest, damaged)]
 
 
 def test_a_busy_main_loop_is_waited_for_before_anything_is_closed(worker: Worker, manifest: Manifest) -> None:
     one = decided(worker, manifest, report({16: "v-1"}))
     worker.follow()
     table = worker.table(manifest)
-    undo(worker.repository, manifest, one.key, "asked for", 2.0, automatic=False)
+    undone(worker, manifest, one)
     worker.progress = Progress(7, False)
     thread = threading.Thread(target=worker.follow)
     thread.start()
@@ -343,21 +328,22 @@ def test_an_unloaded_version_leaves_no_account(worker: Worker, manifest: Manifes
 
 def test_a_report_of_a_race_that_was_cancelled_changes_nothing(worker: Worker, manifest: Manifest) -> None:
     one = race(worker, manifest, RaceState.CANCELLED)
-    assert not decide(worker.repository, manifest, one, report({16: "v-1"}), 2.0)
-    assert worker.repository.choices.get(manifest, KIND, HERE) is None
+    assert not decide(
+        worker.selections, worker.jobs, manifest, one, RaceReport.model_validate(report({16: "v-1"})), 2.0
+    )
+    assert worker.selections.get(manifest, KIND, HERE) is None
 
 
 def test_a_choice_names_every_file_of_its_variant(worker: Worker, manifest: Manifest, tmp_path: Path) -> None:
     one = race(worker, manifest)
-    folder = worker.repository.choices.cache(manifest, KIND, HERE) / "v-1"
+    folder = worker.selections.cache(manifest, KIND, HERE) / "v-1"
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(b"a")
     (folder / "weights.bin").write_bytes(b"b")
-    assert decide(worker.repository, manifest, one, report({1: "v-1"}, content=b"a"), 2.0)
-    choice = worker.repository.choices.get(manifest, KIND, HERE)
-    assert choice is not None
-    assert [file.path for file in choice.variants[0].files] == ["model.onnx", "weights.bin"]
-    assert choice.variants[0].files[1] == describe_file(folder, "weights.bin")
-    assert isinstance(choice, Choice)
-    assert isinstance(choice.variants[0], ChosenVariant)
-    assert choice.content == content_digest(manifest)
+    document = RaceReport.model_validate(report({1: "v-1"}, content=b"a"))
+    assert decide(worker.selections, worker.jobs, manifest, one, document, 2.0)
+    found = worker.selections.get(manifest, KIND, HERE)
+    assert found is not None
+    assert [file.path for file in found.form.files] == ["model.onnx", "weights.bin"]
+    assert found.form.files[1] == describe_file(folder, "weights.bin")
+    assert found.content == content_digest(manifest)

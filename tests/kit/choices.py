@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from millstream.plugins.compile.stored.race_verdicts import decide
-from millstream.plugins.compile.stored.races import Race, RaceState, environment, new_race
+from millstream.plugins.compile.race.report import RaceReport
+from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, environment, new_job
+from millstream.plugins.compile.stored.selection import Selections, decide
 from millstream.services.device import installed_packages
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.stack import Stack
@@ -41,25 +42,27 @@ def here() -> str:
     return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def choose(stack: Stack, model: str, path: Path, backend: str = "onnxruntime") -> Race:
+def choose(stack: Stack, model: str, path: Path, backend: str = "onnxruntime") -> Job:
     """Serve version 1 of a model with the file at `path`; return the race that decided it."""
     repository = FolderRepository(stack.home / "repository")
     manifest = repository.manifest(model, 1)
-    race = new_race(manifest, KIND, here(), "cpu", time.time())
-    lock = repository.races.try_run(race.key)
-    assert lock is not None
+    jobs, selections = Jobs(repository), Selections(repository)
+    race = new_job(manifest, KIND, here(), "cpu", time.time())
+    locks = jobs.try_locks(race, "by hand", "cpu")
+    assert locks
     try:
         running = race.model_copy(update={"state": RaceState.RUNNING})
-        repository.races.change(race.key, lambda _: running)
-        folder = repository.choices.cache(manifest, KIND, here()) / "v-1"
+        jobs.put(race, lambda _: running)
+        folder = selections.cache(manifest, KIND, here()) / "v-1"
         folder.mkdir(parents=True)
         copyfile(path, folder / "model.onnx")
         compiled = {"files": ["model.onnx"], "backend": backend, "options": {}, "runtime": ""}
         row = {"target": "by-hand", "candidate": "v-1", "folder": "v-1", "verdict": "won", "compiled": compiled}
         report = {"baseline": "fp32", "winner": "v-1", "ratio": 2.0, "table": {"16": "v-1"}, "rows": [row]}
-        assert decide(repository, manifest, race, report, time.time())
+        assert decide(selections, jobs, manifest, race, RaceReport.model_validate(report), time.time())
     finally:
-        lock.release()
+        for lock in locks:
+            lock.release()
     return race
 
 

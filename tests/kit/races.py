@@ -66,7 +66,7 @@ def race_task(
             embeddings=embeddings,
         )  # fmt: skip
         manifest = manifest.model_copy(update={"imported": record})
-    fields = {"seconds": 120.0, "rows": {1: 1.0, 4: 1.0}, "targets": ("onnxruntime",), **more}
+    fields = {"targets": ("onnxruntime",), **more}
     return RaceTask(manifest=manifest, folder=repository.folder_of(manifest), cache=folder / "cache", **fields)
 
 

@@ -6,19 +6,19 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from millstream.services.repository.access_keys import AccessKeys
 
-from millstream.plugins.compile.stored.choices import Choices
-from millstream.plugins.compile.stored.races import _read as read_race
-from millstream.services.access.access_keys import AccessKeys
+from millstream.plugins.compile.stored.job import Job
+from millstream.plugins.compile.stored.selection import Selections
 from millstream.services.errors import Failure
 from millstream.services.repository.disk import read_file
 from millstream.services.repository.documents import read_document
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.variants import Target, Variants
+from millstream.services.repository.version_documents import VersionDocuments
 from tests.contract.repositories import manifest
 from tests.kit.versions import publish
 
@@ -58,16 +58,14 @@ def place(make: Callable[[Path], object], path: Path) -> None:
 
 
 def race(root: Path, make: Callable[[Path], object]) -> object:
-    place(make, root / "m:1:x.json")
-    with suppress(IsADirectoryError):  # one that cannot be read at present
-        return read_race(root / "m:1:x.json")
-    return None
+    place(make, root / "races" / "m@1@k@d.json")
+    return next(iter(VersionDocuments(root, "races", Job).all()), None)
 
 
 def choice(root: Path, make: Callable[[Path], object]) -> object:
-    choices = Choices(root)
-    place(make, choices._path(ONE, "onnxruntime.cpu", "d"))
-    return choices.get(ONE, "onnxruntime.cpu", "d")
+    selections = Selections(FolderRepository(root))
+    place(make, selections._path(ONE, "onnxruntime.cpu", "d"))
+    return selections.get(ONE, "onnxruntime.cpu", "d")
 
 
 def variant(root: Path, make: Callable[[Path], object]) -> object:

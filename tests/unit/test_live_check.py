@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.plugins.compile.stored.choices import Choice, ChosenVariant
+from millstream.plugins.compile.race.gate import differing
+from millstream.plugins.compile.race.report import Gate
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
@@ -252,11 +253,13 @@ class Forms:
     """A table with one form, as `plugins/compile/worker/table.py` has it."""
 
     def __init__(self, lossy: bool) -> None:
-        variant = ChosenVariant(key="form-1", target="form", backend="b", lossy=lossy)
-        self.choice = Choice(content="", kind="", device="", table={1: "form-1"}, variants=(variant,))
-        self.form = "form-1"
+        self.lossy = lossy
+        self.form = self.key = "form-1"
         self.baseline = object()
         self.undo_reason = ""
+
+    def difference(self, expected: Sequence[Array], outputs: Sequence[Array]) -> str:
+        return differing(signature(), expected, outputs, Gate(), lossy=self.lossy)
 
     def fall_back(self, reason: str) -> None:
         self.undo_reason = reason

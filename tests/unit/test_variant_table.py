@@ -1,18 +1,18 @@
-"""Which form of a version runs a batch, and when variants are undone."""
+"""Which form of a version runs a batch, and when it is undone."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from millstream.plugins.compile.candidate import Bounds
-from millstream.plugins.compile.stored.choices import BASELINE, Choice, ChosenVariant
+from millstream.plugins.compile.stored import selection
+from millstream.plugins.compile.stored.selection import Selection
 from millstream.plugins.compile.worker import watch
-from millstream.plugins.compile.worker.table import Entry, VariantTable, serving_table
-from millstream.plugins.compile.worker.watch import COMPARED, WINDOW, VariantWatch
+from millstream.plugins.compile.worker.form import ServingForm
+from millstream.plugins.compile.worker.watch import COMPARED, WINDOW, FormWatch
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated
@@ -55,54 +55,24 @@ def batch(rows: int) -> dict[str, Array]:
     return {"x": np.ones((rows, 1), np.float32)}
 
 
-def choice(table: dict[int, str], *single: str) -> Choice:
-    keys = sorted(set(table.values()) - {BASELINE})
-    variants = tuple(ChosenVariant(key=key, target=key, backend="b", single=key in single) for key in keys)
-    return Choice(content="c", kind="k", device="d", table=table, variants=variants)
+def serving(form: Form, baseline: Form, on_close: Callable[[], None] = lambda: None, **more: object) -> ServingForm:
+    of = selection.Form.model_validate({"key": "v", "target": "v", "backend": "b", **more})
+    chosen = Selection(content="c", kind="k", device="d", form=of)
+    return ServingForm(form, baseline, SIGNATURE, FormWatch({}), chosen, on_close)
 
 
-def table_of(baseline: Form, variants: Mapping[str, Form], *entries: Entry, watch: VariantWatch) -> VariantTable:
-    of = choice({one.rows_max: one.key for one in entries})
-    return VariantTable(entries, variants, baseline, SIGNATURE, watch, of)
-
-
-def one_variant(variant: Form, baseline: Form, bounds: Bounds | None = None) -> VariantTable:
-    form = ChosenVariant(key="v", target="v", backend="b", bounds=bounds or {})
-    of = choice({1: "v"}).model_copy(update={"variants": (form,)})
-    return VariantTable([Entry(1, "v")], {"v": variant}, baseline, SIGNATURE, VariantWatch({}), of)
-
-
-@pytest.mark.parametrize(
-    ("table", "single", "expected"),
-    [
-        ({1: "a"}, (), [(1, "a")]),
-        ({16: "b", 1: "a", 4: BASELINE}, (), [(1, "a"), (4, BASELINE), (16, "b")]),
-        ({1: "a", 16: "a"}, ("a",), [(1, "a"), (16, BASELINE)]),
-        ({4: "a", 16: "b"}, ("a",), [(1, "a"), (4, BASELINE), (16, "b")]),
-        ({1: "a"}, ("a",), [(1, "a"), (2, BASELINE)]),
-        ({8: "a"}, ("a",), [(1, "a"), (8, BASELINE)]),
-    ],
-)
-def test_variants_whose_rows_influence_each_other_run_single_rows_only(
-    table: dict[int, str], single: tuple[str, ...], expected: list[tuple[int, str]]
-) -> None:
-    assert list(serving_table(choice(table, *single))) == expected
-
-
-def test_a_batch_runs_with_the_form_of_the_next_larger_size() -> None:
-    small, large, own = Form(2), Form(3), Form(1)
-    entries = (Entry(1, "s"), Entry(4, BASELINE), Entry(16, "l"))
-    table = table_of(own, {"s": small, "l": large}, *entries, watch=VariantWatch({}))
-    for rows in (1, 2, 4, 5, 16, 17, 500):
+def test_a_form_whose_rows_influence_each_other_runs_single_rows_only() -> None:
+    form, own = Form(2), Form(1)
+    table = serving(form, own, single=True)
+    for rows in (1, 2, 1, 16):
         assert len(table.run(batch(rows))[0]) == rows
-    assert (small.rows, own.rows, large.rows) == ([1], [2, 4], [5, 16, 17, 500])
-    assert table.runs == 5
-    assert table.size_bytes == 30
+    assert (form.rows, own.rows, table.runs) == ([1, 1], [2, 16], 2)
+    assert table.size_bytes == 20
 
 
 def test_a_variant_that_raises_where_the_baseline_does_not_costs_no_request_and_is_undone() -> None:
     broken, own = Form(2, Failure(Code.MODEL, "unsupported operator")), Form(1)
-    table = one_variant(broken, own)
+    table = serving(broken, own)
     assert table.run(batch(2))[0].tolist() == [[1], [1]]
     assert "unsupported operator" in table.undo_reason
     assert table.run(batch(3))[0].tolist() == [[1], [1], [1]]
@@ -110,14 +80,14 @@ def test_a_variant_that_raises_where_the_baseline_does_not_costs_no_request_and_
 
 
 def test_outputs_of_wrong_shapes_count_as_a_failure_of_the_variant() -> None:
-    table = one_variant(Form(2, wrong_rows=1), Form(1))
+    table = serving(Form(2, wrong_rows=1), Form(1))
     assert table.run(batch(2))[0].tolist() == [[1], [1]]
     assert "for 2 rows" in table.undo_reason
 
 
 def test_inputs_that_the_baseline_refuses_too_undo_nothing() -> None:
     broken, own = Form(2, Failure(Code.MODEL, "of the variant")), Form(1, Failure(Code.MODEL, "bad index"))
-    table = one_variant(broken, own)
+    table = serving(broken, own)
     with pytest.raises(Failure, match="bad index"):
         table.run(batch(2))
     assert not table.undo_reason
@@ -125,7 +95,7 @@ def test_inputs_that_the_baseline_refuses_too_undo_nothing() -> None:
 
 def test_a_run_that_finds_no_memory_is_halved_as_before() -> None:
     own = Form(1)
-    table = one_variant(Form(2, OutOfMemory("none")), own)
+    table = serving(Form(2, OutOfMemory("none")), own)
     with pytest.raises(OutOfMemory):
         table.run(batch(2))
     assert not own.rows
@@ -137,7 +107,7 @@ def test_a_variant_whose_run_had_to_be_ended_is_undone_and_the_baseline_answers(
 ) -> None:
     monkeypatch.setattr(watch, "ENDLESS_S", 0.0)
     hung = Form(2, Terminated())
-    table = one_variant(hung, Form(1))
+    table = serving(hung, Form(1))
     assert table.run(batch(1))[0].tolist() == [[1]]
     assert "took too long" in table.undo_reason
     assert table.run(batch(1))[0].tolist() == [[1]]
@@ -145,7 +115,7 @@ def test_a_variant_whose_run_had_to_be_ended_is_undone_and_the_baseline_answers(
 
 
 def test_a_run_that_was_ended_for_a_short_deadline_undoes_nothing() -> None:
-    table = one_variant(Form(2, Terminated()), Form(1))
+    table = serving(Form(2, Terminated()), Form(1))
     with pytest.raises(Terminated):
         table.run(batch(1))
     assert not table.undo_reason
@@ -155,7 +125,7 @@ def test_a_run_that_was_ended_for_a_short_deadline_undoes_nothing() -> None:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_the_baseline_runs_a_batch_with_one_number_outside_of_the_bounds(value: float, rows: int) -> None:
     variant, own = Form(2), Form(1)
-    table = one_variant(variant, own, {"x": (-1.0, 4.0)})
+    table = serving(variant, own, bounds={"x": (-1.0, 4.0)})
     given = batch(rows)
     assert table.run(given)[0].tolist() == [[2]] * rows
     assert table.form == "v"
@@ -168,10 +138,7 @@ def test_the_baseline_runs_a_batch_with_one_number_outside_of_the_bounds(value: 
 
 def test_everything_is_closed_once_and_a_released_baseline_is_not() -> None:
     own, variant, closed = Form(), Form(), []
-    of = choice({1: "v"})
-    table = VariantTable(
-        [Entry(1, "v")], {"v": variant}, own, SIGNATURE, VariantWatch({}), of, lambda: closed.append(1)
-    )
+    table = serving(variant, own, lambda: closed.append(1))
     table.rebuild()
     table.terminate()
     assert (own.rebuilt, variant.rebuilt, own.terminated) == (1, 1, 1)
@@ -180,7 +147,7 @@ def test_everything_is_closed_once_and_a_released_baseline_is_not() -> None:
     assert (own.closed, variant.closed, closed) == (0, 1, [1])
 
 
-def feed(watch: VariantWatch, variant_s: float, baseline_s: float, runs: int, noise: float = 0.0) -> str:
+def feed(watch: FormWatch, variant_s: float, baseline_s: float, runs: int, noise: float = 0.0) -> str:
     source = random.Random(3)
     for _ in range(runs):
         baseline = watch.baseline_next
@@ -191,20 +158,20 @@ def feed(watch: VariantWatch, variant_s: float, baseline_s: float, runs: int, no
 
 
 def test_a_variant_that_is_faster_stays() -> None:
-    watch = VariantWatch({1: 0.001, 4: 0.004})
+    watch = FormWatch({1: 0.001, 4: 0.004})
     assert not feed(watch, 0.002, 0.004, 10 * WINDOW, noise=0.5)
     assert not watch.comparing
 
 
 def test_a_variant_that_turns_slow_is_undone_after_a_comparison_with_the_baseline() -> None:
-    watch = VariantWatch({1: 0.001, 4: 0.004})
+    watch = FormWatch({1: 0.001, 4: 0.004})
     assert not feed(watch, 0.002, 0.004, WINDOW)
     reason = feed(watch, 0.008, 0.004, WINDOW + 4 * COMPARED, noise=0.2)
     assert "2.0" in reason or "1.9" in reason
 
 
 def test_a_busier_machine_undoes_nothing_and_is_not_suspected_again() -> None:
-    watch = VariantWatch({1: 0.001, 4: 0.004})
+    watch = FormWatch({1: 0.001, 4: 0.004})
     assert not feed(watch, 0.008, 0.016, WINDOW + 2 * COMPARED, noise=0.1)
     assert not watch.comparing, "the comparison has ended"
     assert not feed(watch, 0.008, 0.016, 3 * WINDOW, noise=0.1)
@@ -223,7 +190,7 @@ def test_a_variant_that_is_slower_is_found_in_noise() -> None:
 
 def compared_under_noise(seed: int, factor: float) -> str:
     """Return why a variant is undone that takes `factor` times as long as its baseline, where runs are often late."""
-    source, watch = random.Random(seed), VariantWatch({1: 0.001})
+    source, watch = random.Random(seed), FormWatch({1: 0.001})
     for _ in range(1000):
         baseline = watch.baseline_next
         seconds = 0.0016 * source.lognormvariate(0, 0.3) * (1 if baseline else factor)
@@ -235,14 +202,14 @@ def compared_under_noise(seed: int, factor: float) -> str:
 
 
 def test_a_few_slow_runs_start_no_comparison() -> None:
-    watch = VariantWatch({4: 0.004})
+    watch = FormWatch({4: 0.004})
     assert not feed(watch, 0.1, 0.004, WINDOW // 3)
     assert not feed(watch, 0.002, 0.004, WINDOW)
     assert not watch.comparing
 
 
 def test_a_comparison_alternates_and_stays_bounded_without_a_baseline() -> None:
-    watch = VariantWatch({4: 0.004})
+    watch = FormWatch({4: 0.004})
     assert not feed(watch, 0.008, 0.004, WINDOW)
     assert watch.comparing
     turns = []
@@ -255,6 +222,6 @@ def test_a_comparison_alternates_and_stays_bounded_without_a_baseline() -> None:
 
 
 def test_nothing_is_judged_without_a_profile() -> None:
-    watch = VariantWatch({})
+    watch = FormWatch({})
     assert not feed(watch, 10.0, 0.001, 10 * WINDOW)
     assert not watch.comparing

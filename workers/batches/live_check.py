@@ -22,8 +22,6 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from millstream.plugins.compile.race.gate import differing
-from millstream.plugins.compile.stored.choices import Choice
 from millstream.services.errors import Code, Failure
 from millstream.services.model.agreement import REPEATED, column_scale, disagreeing_rows
 from millstream.services.model.datatypes import FLOATS
@@ -73,16 +71,21 @@ class RowSample(NamedTuple):
     form: str = ""  # key of the compiled form that ran; "": the version's own file
 
 
-class Forms(Protocol):
-    """An instance that runs batches with compiled forms: see `variants.table`."""
+class Form(Protocol):
+    """An instance that runs batches with a compiled form.
 
-    choice: Choice
+    `form` is its `key` if it made the last run, "" if the version's own file did, which is `baseline`.
+    """
+
+    key: str
     form: str
+    baseline: Instance
 
-    @property
-    def baseline(self) -> Instance: ...
+    def fall_back(self, reason: str) -> None:
+        """Run everything with the version's own file from the next run on."""
 
-    def fall_back(self, reason: str) -> None: ...
+    def difference(self, expected: Sequence[Array], outputs: Sequence[Array]) -> str:
+        """Return how outputs of the form differ from those that are expected; empty: they agree well enough."""
 
 
 def sampled(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
@@ -157,21 +160,20 @@ def compare(
 
 
 def compare_form(
-    sample: RowSample, signature: Signature, choice: Choice, run: Callable[[Mapping[str, Array]], Sequence[Array]]
+    sample: RowSample, form: Form, run: Callable[[Mapping[str, Array]], Sequence[Array]]
 ) -> Iterator[None]:
     """Check the answers of a form; `run` runs the version's own file. Raises Mismatch or Failure."""
-    form = next((one for one in choice.variants if one.key == sample.form), None)
-    if form is None:
+    if form.key != sample.form:
         raise Failure(Code.UNAVAILABLE, "another form serves now")
     try:
         expected = list(run(sample.inputs))
     except Failure as failure:
         if failure.code not in {Code.MODEL, Code.INVALID} or isinstance(failure, OutOfMemory):
             raise
-        raise Mismatch(f"{form.key} answers what the version's own file refuses: {failure.message}") from failure
+        raise Mismatch(f"{sample.form} answers what the version's own file refuses: {failure.message}") from failure
     yield
-    if why := differing(signature, expected, sample.outputs, choice.gate, lossy=form.lossy):
-        raise Mismatch(f"{form.key} gave another answer to a live batch of {sample.rows} rows: {why}")
+    if why := form.difference(expected, sample.outputs):
+        raise Mismatch(f"{sample.form} gave another answer to a live batch of {sample.rows} rows: {why}")
 
 
 def _describe(signature: Signature, output: int, how: str) -> str:
@@ -243,7 +245,7 @@ class LiveCheck:
         """Count a shared run, or one of a compiled form; returns whether it is to be sampled."""
         if not self._one_in:
             return False
-        if model.variant:  # forms of one table differ, and a race compared rows
+        if model.variant:  # a race compared rows
             return self._sample is None and self._clock() >= self._next_form
         if model.alone:
             return False
@@ -260,7 +262,7 @@ class LiveCheck:
         """Copy some rows of a run, before its memory is reused."""
         if self._sample is not None or not outputs:
             return
-        form = cast("Forms", model.instance).form if model.variant else ""
+        form = cast("Form", model.instance).form if model.variant else ""
         apart = model.manifest.signature.batching and not model.alone
         if (model.variant and not form) or (not form and len(outputs[0]) < 2):
             return
@@ -292,7 +294,7 @@ class LiveCheck:
             self._end(model, Outcome.AGREES, "")
         except Mismatch as mismatch:
             if form:
-                cast("Forms", model.instance).fall_back(str(mismatch))
+                cast("Form", model.instance).fall_back(str(mismatch))
             self._end(model, Outcome.FORM_DIFFERS if form else Outcome.DIFFERS, str(mismatch))
         except Undecided as why:
             loaded = {content_id for content_id in self._undecided if self._models.get(content_id) is not None}
@@ -305,8 +307,8 @@ class LiveCheck:
         return compare(sample, model.manifest.signature, lambda inputs: self._run(self._model_of(sample), inputs))
 
     def _compare_form(self, sample: RowSample, model: LoadedModel) -> Iterator[None]:
-        forms = cast("Forms", model.instance)
-        baseline = replace(model, instance=forms.baseline)
+        form = cast("Form", model.instance)
+        baseline = replace(model, instance=form.baseline)
 
         def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
             began = self._clock()
@@ -316,7 +318,7 @@ class LiveCheck:
                 ended = self._clock()
                 self._next_form = ended + max(BUSY_STEP_S, (ended - began) / FORMS_SHARE)
 
-        return compare_form(sample, model.manifest.signature, forms.choice, run)
+        return compare_form(sample, form, run)
 
     def _model_of(self, sample: RowSample) -> LoadedModel:
         model = self._models.get(sample.content_id)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from millstream.gateway.admin.schemas_models import RaceSummary
 from millstream.gateway.catalog.snapshot import VersionView
 from millstream.gateway.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.http.body import read_body, read_document
@@ -19,8 +20,9 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import BINARY, OCTETS, json_body, request_body
 from millstream.plugins.compile.gateway import schemas_races as schemas
-from millstream.plugins.compile.stored.race_verdicts import undo
-from millstream.plugins.compile.stored.races import Race, RaceKey, RaceState, environment, has_worker, new_race
+from millstream.plugins.compile.stored.job import Job, Jobs, RaceState, RaceUndone, environment, has_worker, new_job
+from millstream.plugins.compile.stored.samples import write_uploaded
+from millstream.plugins.compile.stored.selection import Selections, undo
 from millstream.plugins.compile.targets import target_of
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
@@ -30,6 +32,7 @@ from millstream.services.model.samples import read_samples, stored
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.repository.base import Repository
 from millstream.services.repository.verdicts import content_digest
 from millstream.services.wire.records import State, WorkerRecord
 
@@ -45,7 +48,7 @@ _NOT_COMPILED = {
 _LOADS = frozenset({State.PENDING, State.STANDBY, State.LOADING, State.WARMING})
 _BEING_LOADED = "the version is being loaded"
 _PATH = "/models/{name}/versions/{version}/race"
-_Change = Callable[[Deps, VersionView, str | None], Race]
+_Change = Callable[[Deps, VersionView, str | None], Job]
 _Pool = Annotated[str | None, Query(description="Of which pool; default: the race that was asked for last.")]
 
 
@@ -53,11 +56,10 @@ _Pool = Annotated[str | None, Query(description="Of which pool; default: the rac
     _PATH,
     status_code=202,
     summary="Compile a version in every way, measure, and serve the winner",
-    description="A worker that has the version ready runs the race at low priority while it serves; while the version "
-    "is being loaded, the race waits for it. A race that waits or runs with the same options is returned as it is; one "
-    "that ended begins anew.",
+    description="A worker that has the version ready runs the race at low priority while it serves. A race "
+    "that waits or runs with the same options is returned as it is; one that ended begins anew.",
     responses=documented(400, 404, 409, 413, 503),
-    openapi_extra=json_body(schemas.RaceRequest, required=False, example={"seconds": 60}),
+    openapi_extra=json_body(schemas.RaceRequest, required=False, example={"targets": ["openvino"]}),
 )
 async def request_race(name: str, version: int, request: Request, deps: DepsOf) -> schemas.RaceDocument:
     asked = await read_document(request, schemas.RaceRequest)
@@ -118,7 +120,7 @@ async def put_samples(name: str, version: int, request: Request, deps: DepsOf) -
 
 def _store(deps: Deps, manifest: Manifest, body: bytes) -> dict[str, list[int]]:
     arrays = stored(read_samples(io.BytesIO(body), manifest.signature))
-    deps.repository.samples.write(manifest, arrays)
+    write_uploaded(deps.repository, manifest, arrays)
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
@@ -165,51 +167,40 @@ async def _worker(deps: Deps, view: VersionView, pool: str | None) -> tuple[Work
     )
 
 
-def _request(deps: Deps, view: VersionView, found: tuple[WorkerRecord, bool], asked: schemas.RaceRequest) -> Race:
+def _request(deps: Deps, view: VersionView, found: tuple[WorkerRecord, bool], asked: schemas.RaceRequest) -> Job:
     """Queue the race, unless it waits or runs already. Blocking. Raises Failure(CONFLICT, STORAGE)."""
     manifest, (worker, ready) = view.manifest, found
-    state = {"state": RaceState.QUEUED} if ready else {"state": RaceState.WAITING, "why": _BEING_LOADED}
     fingerprint = worker.hardware.fingerprint if worker.hardware is not None else ""
     here = environment(fingerprint, worker.packages)
     now = time.time()  # noqa: TID251 - for people
-    first = new_race(manifest, worker.kind, here, worker.pool, now).model_copy(
-        update={"options": asked.options, "rows": _batches(view), **state}
-    )
+    why = "" if ready else _BEING_LOADED
+    first = new_job(manifest, worker.kind, here, worker.pool, now)
+    first = first.model_copy(update={"options": asked.options, "why": why})
 
-    def change(race: Race | None) -> Race | None:
-        if race is None or race.content != content_digest(manifest):
+    def change(job: Job | None) -> Job | None:
+        if job is None or job.content != first.content:
             return first
-        if race.state.ended:
-            return race.requeued(now, asked.options, first.rows).model_copy(update={"pool": worker.pool, **state})
-        if race.options != asked.options:
+        if job.state.ended:
+            return job.requeued(now, asked.options, worker.pool).model_copy(update={"why": why})
+        if job.options != asked.options:
             raise Failure(
                 Code.CONFLICT,
-                f"a race of version {manifest.version} of '{manifest.model}' is {race.state.value} with other options: "
+                f"a race of version {manifest.version} of '{manifest.model}' is {job.state.value} with other options: "
                 "wait for its end, or cancel it (DELETE)",
             )
         return None
 
-    race = deps.repository.races.change(first.key, change)
-    assert race is not None, "it was there, or was written"
-    return race
+    job = Jobs(deps.repository).put(first, change)
+    assert job is not None, "it was there, or was written"
+    return job
 
 
-def _batches(view: VersionView) -> dict[int, float]:
-    """Return how many batches of each size all workers ran since they loaded the version."""
-    found: dict[int, float] = {}
-    for replica in view.replicas:
-        for rows, count in replica.instance.batches.items():
-            found[rows] = found.get(rows, 0.0) + count
-    return found
-
-
-def _find(deps: Deps, view: VersionView, pool: str | None) -> Race:
+def _find(deps: Deps, view: VersionView, pool: str | None) -> Job:
     """Return the race of a version that was asked for last. Blocking. Raises Failure(NOT_FOUND)."""
     manifest = view.manifest
-    races = deps.repository.races.of(manifest.model, manifest.version)
-    for race in races:
-        if race.content == content_digest(manifest) and pool in {None, race.pool}:
-            return race
+    for job in Jobs(deps.repository).of(manifest.model, manifest.version):
+        if job.content == content_digest(manifest) and pool in {None, job.pool}:
+            return job
     where = "" if pool is None else f" in pool '{pool}'"
     raise not_found(
         f"no race of version {manifest.version} of '{manifest.model}' was asked for{where}: "
@@ -229,40 +220,57 @@ async def _changed(
     return await asyncio.to_thread(_document, deps, view.manifest, race)
 
 
-def _cancel(deps: Deps, view: VersionView, pool: str | None) -> Race:
-    race = _find(deps, view, pool)
+def _cancel(deps: Deps, view: VersionView, pool: str | None) -> Job:
+    job = _find(deps, view, pool)
     now = time.time()  # noqa: TID251 - for people
 
-    def change(present: Race | None) -> Race | None:
+    def change(present: Job | None) -> Job | None:
         if present is None or present.state is RaceState.CANCELLED:
             return None
-        if present.state.ended and present.state is not RaceState.UNFINISHED:
+        if present.state.ended:
             raise Failure(Code.CONFLICT, f"the race is over ({present.state.value}): to take a verdict back, undo it")
         return present.ended(RaceState.CANCELLED, now, "it was cancelled")
 
-    return deps.repository.races.change(race.key, change) or race
+    return Jobs(deps.repository).put(job, change) or job
 
 
-def _undo(deps: Deps, view: VersionView, pool: str | None) -> Race:
-    race = _find(deps, view, pool)
-    key: RaceKey = race.key
+def _undo(deps: Deps, view: VersionView, pool: str | None) -> Job:
+    job, jobs = _find(deps, view, pool), Jobs(deps.repository)
     now = time.time()  # noqa: TID251 - for people
-    served = undo(deps.repository, view.manifest, key, "it was asked for", now, automatic=False)
-    after = deps.repository.races.get(key) or race
+    undone = RaceUndone(why="it was asked for", at=now, automatic=False)
+    served = undo(Selections(deps.repository), jobs, view.manifest, job, undone)
+    after = jobs.get(job) or job
     if not served and after.undone is None:
         raise Failure(
             Code.CONFLICT,
-            f"version {race.version} of '{race.model}' is served by its own file: there is nothing to undo",
+            f"version {job.version} of '{job.model}' is served by its own file: there is nothing to undo",
         )
     return after
 
 
-def _document(deps: Deps, manifest: Manifest, race: Race) -> schemas.RaceDocument:
-    serving = deps.repository.choices.get(manifest, race.kind, race.device) is not None
-    if race.state in {RaceState.WAITING, RaceState.QUEUED} and not has_worker(race, deps.catalog.snapshot.workers):
-        why = f"no worker of pool '{race.pool}' has its device now: it waits for one"
-        race = race.model_copy(update={"why": why})
-    return schemas.RaceDocument.of(race, serving=serving)
+def _document(deps: Deps, manifest: Manifest, job: Job) -> schemas.RaceDocument:
+    serving = Selections(deps.repository).get(manifest, job.kind, job.device) is not None
+    if job.state is RaceState.QUEUED and not has_worker(job, deps.catalog.snapshot.workers):
+        why = f"no worker of pool '{job.pool}' has its device now: it waits for one"
+        job = job.model_copy(update={"why": why})
+    return schemas.RaceDocument.of(job, serving=serving)
+
+
+def races_of(repository: Repository, manifest: Manifest) -> dict[str, list[RaceSummary]]:
+    """Return the section `races` of the page of a version. Blocking."""
+    selections = Selections(repository)
+    found = [
+        RaceSummary(
+            kind=job.kind,
+            state=job.state.value,
+            winner=job.winner,
+            ratio=job.ratio,
+            serving=selections.get(manifest, job.kind, job.device) is not None,
+            undone=job.undone.why if job.undone is not None else None,
+        )
+        for job in Jobs(repository).of(manifest.model, manifest.version)
+    ]
+    return {"races": found}
 
 
 _ADMIN_PATH = f"/admin/v1{_PATH}"

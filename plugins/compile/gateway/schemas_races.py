@@ -6,36 +6,39 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millstream.plugins.compile.stored.races import (
-    SECONDS_DEFAULT,
-    SECONDS_MAX,
-    TARGETS_MAX,
-    Gate,
-    Race,
-    RaceOptions,
-    RaceState,
-)
+from millstream.plugins.compile.race.report import Gate
+from millstream.plugins.compile.stored.job import TARGETS_MAX, Job, RaceOptions, RacePast, RaceState, RaceUndone
+
+#: What earlier releases took -> why it is refused.
+_GONE = {
+    "seconds": "a race measures each candidate as often; name targets to end it earlier",
+    "metric": "the gate has limits alone, cosine_min and agreement_min",
+}
 
 
-class GateLimits(Gate):
-    """The gate of a request."""
+class Refusing(BaseModel):
+    """A document that refuses what earlier releases took with the reason."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_metric(cls, document: Any) -> Any:
-        if isinstance(document, dict) and "metric" in document:
-            raise ValueError("metric: the gate has limits alone, cosine_min and agreement_min")
+    def _refuse(cls, document: Any) -> Any:
+        for name in _GONE if isinstance(document, dict) else ():
+            if name in document and name not in cls.model_fields:
+                raise ValueError(f"{name}: {_GONE[name]}")
         return document
 
 
-class RaceRequest(BaseModel):
-    """What a race is asked for. Every field has a default."""
+class GateLimits(Refusing, Gate):
+    """What the outputs of a candidate must agree in with those of the baseline."""
 
     model_config = ConfigDict(extra="forbid")
 
-    seconds: float = Field(SECONDS_DEFAULT, gt=0, le=SECONDS_MAX, description="Longest time of the race.")
+
+class RaceRequest(Refusing):
+    """What a race is asked for. Every field has a default."""
+
     targets: tuple[str, ...] = Field(
         (), max_length=TARGETS_MAX, description="Targets, or keys of candidates, that take part; empty: all."
     )
@@ -48,29 +51,10 @@ class RaceRequest(BaseModel):
     @property
     def options(self) -> RaceOptions:
         return RaceOptions(
-            seconds=self.seconds,
             targets=self.targets,
             gate=Gate(**self.gate.model_dump()),
             accept_random_samples=self.accept_random_samples,
         )
-
-
-class RaceUndone(BaseModel):
-    """Why the winner of a race serves no longer."""
-
-    why: str
-    at: float = Field(description="Seconds since the epoch.")
-    automatic: bool = Field(description="Whether a worker decided it; false: it was asked for.")
-
-
-class RacePast(BaseModel):
-    """How an earlier race of the version ended on this kind of device."""
-
-    state: RaceState
-    ended_at: float
-    winner: str | None
-    ratio: float
-    why: str
 
 
 class RaceDocument(BaseModel):
@@ -101,32 +85,35 @@ class RaceDocument(BaseModel):
     past: list[RacePast] = []
 
     @classmethod
-    def of(cls, race: Race, *, serving: bool) -> Self:
-        report = race.report or {}
+    def of(cls, job: Job, *, serving: bool) -> Self:
+        report = job.report.model_dump(mode="json") if job.report is not None else {}
+        kept = (
+            "model",
+            "version",
+            "pool",
+            "kind",
+            "device",
+            "state",
+            "why",
+            "requested_at",
+            "tries",
+            "options",
+            "undone",
+        )
         return cls(
-            model=race.model,
-            version=race.version,
-            pool=race.pool,
-            kind=race.kind,
-            device=race.device,
-            state=race.state,
-            why=race.why,
-            requested_at=race.requested_at,
-            began_at=race.began_at or None,
-            ended_at=race.ended_at or None,
-            worker=race.worker or None,
-            tries=race.tries,
-            options=race.options,
-            progress=race.progress,
+            **{name: getattr(job, name) for name in kept},
+            began_at=job.began_at or None,
+            ended_at=job.ended_at or None,
+            worker=job.worker or None,
+            progress=job.progress.model_dump(exclude_defaults=True),
             baseline=report.get("baseline"),
-            winner=race.winner,
-            ratio=report.get("ratio", 1.0),
+            winner=job.winner,
+            ratio=job.ratio,
             table=report.get("table", {}),
             rows=report.get("rows", []),
-            report=race.report,
+            report=report or None,
             serving=serving,
-            undone=RaceUndone(**race.undone.model_dump()) if race.undone is not None else None,
-            past=[RacePast(**one.model_dump()) for one in race.past],
+            past=list(job.past),
         )
 
 

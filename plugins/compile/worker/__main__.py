@@ -1,8 +1,8 @@
 """python -m millstream.plugins.compile.worker: race the compiled candidates of one version on this machine.
 
 stdin: a RaceTask ─> stdout: RaceEvents, a line each; the last one has the report, or an error
-It runs with the processor time that others leave, or with a share of it, ends 10 % after its budget at the latest, and
-may be killed at any time: what it compiled is in the task's cache, and the next race goes on from there.
+It runs with the processor time that others leave, or with a share of it, and may be killed at any time: what it
+compiled is in the task's cache, and the next race goes on from there.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 
 from pydantic import ValidationError
 
-from millstream.plugins.compile.race.report import OVERDUE, RaceEvent, RaceTask
+from millstream.plugins.compile.race.report import RaceEvent, RaceTask
 from millstream.plugins.compile.worker.driver import run_race
-from millstream.plugins.compile.worker.track import UnfinishedError
+from millstream.plugins.compile.worker.track import LateError
 from millstream.services.errors import Failure
 from millstream.services.process.low_priority import lower_process
 from millstream.services.sandbox.confine import begin
 
 FAILED = 1  # exit code where no race took place
-OVERTIME = 0.1  # of the budget, after which the race is ended from outside itself
 
 
 def main() -> int:
@@ -43,13 +41,10 @@ def main() -> int:
         tell(RaceEvent(stage="finished", error=f"the task is no RaceTask: {error.errors()[0]['msg']}"))
         return FAILED
     lower_process(idle=not task.share, session=True)
-    timer = threading.Timer(task.seconds * (1 + OVERTIME), os._exit, (OVERDUE,))
-    timer.daemon = True
-    timer.start()
     try:
         report = run_race(task, tell)
-    except UnfinishedError as error:
-        tell(RaceEvent(stage="finished", error=str(error), unfinished=True))
+    except LateError as error:
+        tell(RaceEvent(stage="finished", error=str(error), late=True))
         return FAILED
     except Failure as failure:
         tell(RaceEvent(stage="finished", error=failure.message))

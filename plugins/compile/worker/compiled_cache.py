@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from millstream.plugins.compile.candidate import Candidate
+from millstream.plugins.compile.candidate import Candidate, Compiled
 from millstream.plugins.compile.compile_task import CompileOutcome
-from millstream.plugins.compile.race.race import Prepared
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX, RaceTask
 from millstream.services.device import find_device
 from millstream.services.model.manifest import SourceFile
@@ -54,6 +54,17 @@ class Kept(BaseModel):
     files: tuple[SourceFile, ...]
 
 
+class Prepared(NamedTuple):
+    """A compiled candidate. `folder`: its folder's name in the cache; `compile_s` is what it took to compile."""
+
+    compiled: Compiled
+    folder: str
+    compile_s: float
+    size_bytes: int
+    cached: bool
+    stderr: str = ""
+
+
 class CompiledCache:
     """The compiled candidates of one version, for one device.
 
@@ -72,10 +83,6 @@ class CompiledCache:
         """Return the name of a candidate's folder."""
         parts = [*self._of_all, candidate.key, self._samples if candidate.lossy else ""]
         return f"{candidate.key}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:DIGITS]}"
-
-    def has(self, candidate: Candidate) -> bool:
-        """Return whether a candidate seems to be compiled; `find` looks whether it is damaged."""
-        return (self.root / self.name(candidate) / DOCUMENT).is_file()
 
     def find(self, candidate: Candidate) -> Prepared | None:
         """Return a compiled candidate whose files have their digests; a damaged one is deleted."""

@@ -5,25 +5,24 @@ RaceTask ─> stdin of python -m millstream.plugins.compile.worker ─> RaceEven
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from millstream.plugins.compile.race.report import OVERDUE, RaceEvent, RaceTask
+from millstream.plugins.compile.race.report import RaceEvent, RaceReport, RaceTask
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.environment import library_environment
 
 log = logging.getLogger("millstream.races")
 
-#: The race ends 10 % beyond its budget by itself; a process that does not is killed after this time.
-GRACE_S = 60.0
+#: The race ends after `seconds_max` by itself; a process that does not is killed after this further time.
+GRACE_S = 600.0
 LINE_BYTES_MAX = 8 << 20  # of one event; a longer one ends the race
 SAID_CHARACTERS_MAX = 2000  # of its standard error
 
@@ -32,16 +31,14 @@ class Outcome(NamedTuple):
     """How the process ended.
 
     Args:
-        report: the RaceReport as a document; None: there is none.
+        report: None: there is none.
         error: why; empty: it was stopped.
-        died: whether the process ended without saying why, so that another try may go further.
-        unfinished: whether the budget ended before a verdict, so that another try on an idle machine may reach one.
+        again: whether another try may go further: the process died, or other work left it no time.
     """
 
-    report: dict[str, Any] | None
+    report: RaceReport | None
     error: str = ""
-    died: bool = False
-    unfinished: bool = False
+    again: bool = False
 
 
 class RaceProcess:
@@ -62,7 +59,7 @@ class RaceProcess:
             if self._process is not None:
                 self._process.kill()
 
-    def run(self, on_event: Callable[[dict[str, Any]], None]) -> Outcome:
+    def run(self, on_event: Callable[[RaceEvent], None]) -> Outcome:
         """Run the race; `on_event` is called with each event that is not the last."""
         command = [sys.executable, "-P", "-m", "millstream.plugins.compile.worker", "--parent", str(os.getpid())]
         with self._lock:
@@ -75,7 +72,7 @@ class RaceProcess:
                 stderr=subprocess.PIPE,
                 env=library_environment({}),
             )
-        limit = threading.Timer(1.1 * self._task.seconds + GRACE_S, self._end_late)
+        limit = threading.Timer(self._task.seconds_max + GRACE_S, self._end_late)
         limit.daemon = True
         limit.start()
         drain = threading.Thread(target=self._listen, args=(process,), name="race stderr", daemon=True)
@@ -89,7 +86,7 @@ class RaceProcess:
             drain.join(1.0)
         return self._outcome(last, process.returncode)
 
-    def _follow(self, process: subprocess.Popen[bytes], on_event: Callable[[dict[str, Any]], None]) -> RaceEvent | None:
+    def _follow(self, process: subprocess.Popen[bytes], on_event: Callable[[RaceEvent], None]) -> RaceEvent | None:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -105,7 +102,7 @@ class RaceProcess:
                 continue
             if event.report is not None or event.error:
                 return event
-            on_event(json.loads(line))
+            on_event(event)
         return None
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
@@ -124,12 +121,10 @@ class RaceProcess:
         if self._stopped:
             return Outcome(None)
         if last is not None and last.report is not None:
-            return Outcome(last.report.model_dump(mode="json"))
+            return Outcome(last.report)
         if last is not None:
-            return Outcome(None, last.error, unfinished=last.unfinished)
+            return Outcome(None, last.error, again=last.late)
         if self._late:
-            return Outcome(None, f"its process did not end {GRACE_S:g} s after its budget", unfinished=True)
-        if code == OVERDUE:
-            return Outcome(None, "it did not end with its budget", unfinished=True)
+            return Outcome(None, f"it did not end within {self._task.seconds_max + GRACE_S:g} s", again=True)
         said = self._said.decode(errors="replace").strip().rpartition("\n")[2]
-        return Outcome(None, f"its process {describe_exit(code)}" + (f": {said}" if said else ""), died=True)
+        return Outcome(None, f"its process {describe_exit(code)}" + (f": {said}" if said else ""), again=True)

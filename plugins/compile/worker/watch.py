@@ -25,11 +25,11 @@ ENDLESS_S = 0.5
 SLOWER = 1.1  # the variant is undone if its median is larger than the baseline's by this factor
 
 
-class VariantWatch:
-    """What live runs of one variant table showed.
+class FormWatch:
+    """What live runs of one form showed.
 
     Args:
-        baseline: rows of a run -> seconds that the baseline took, as measured when the variant was swapped in; empty:
+        baseline: rows of a run -> seconds that the baseline took, as measured when the form was swapped in; empty:
             not known, and nothing is compared.
     """
 

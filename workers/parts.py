@@ -1,0 +1,67 @@
+"""parts: what a plug-in may use of a worker, and what it adds to one.
+
+contributions("worker", WorkerPart's builder) ─> build(WorkerParts) ─> WorkerPart: started and stopped with the worker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from millstream.services.repository.base import Repository
+from millstream.services.wire.records import DeviceRecord
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.models.load_version import LoadEnvironment
+from millstream.workers.models.loaded_models import LoadedModels
+from millstream.workers.models.spare_memory import SpareMemory
+
+
+class Progress(NamedTuple):
+    """How far the main loop is.
+
+    Args:
+        runs: that it began.
+        waiting: whether it waits for work.
+    """
+
+    runs: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker's plug-ins may use.
+
+    Args:
+        id: of this process.
+        name: of the worker, also after a restart.
+        host: equal for processes of one machine.
+        packages: inference libraries and compilers -> versions.
+        progress: how far the main loop is.
+        run_dir: for files that outlive the process.
+    """
+
+    id: str
+    name: str
+    pool: str
+    host: str
+    device: DeviceRecord
+    packages: dict[str, str]
+    repository: Repository
+    environment: LoadEnvironment
+    models: LoadedModels
+    metrics: WorkerMetrics
+    progress: Callable[[], Progress]
+    run_dir: Path
+
+
+class WorkerPart(Protocol):
+    """A part of a worker that a plug-in adds. `memory`: what it gives back to loads that need it."""
+
+    memory: SpareMemory
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
