@@ -15,7 +15,6 @@ from millstream.services.wire.records import DeviceRecord
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModels
-from millstream.workers.models.spare_memory import SpareMemory
 
 
 class Progress(NamedTuple):
@@ -58,9 +57,7 @@ class WorkerParts:
 
 
 class WorkerPart(Protocol):
-    """A part of a worker that a plug-in adds. `memory`: what it gives back to loads that need it."""
-
-    memory: SpareMemory
+    """A part of a worker that a plug-in adds."""
 
     def start(self) -> None: ...
 

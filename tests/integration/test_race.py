@@ -245,15 +245,12 @@ def test_what_serves_takes_part_in_a_race_of_other_candidates(tmp_path: Path) ->
     assert "RANDOM" in " ".join(report.notes)
 
 
-@pytest.mark.parametrize(("run_s", "why"), [(60.0, "did not end within"), (0.5, "did not answer the samples within")])
-def test_a_candidate_that_runs_or_answers_too_slowly_is_not_waited_for(
-    race: Any, monkeypatch: pytest.MonkeyPatch, run_s: float, why: str
-) -> None:
+def test_a_candidate_that_answers_too_slowly_is_not_waited_for(race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "SLOWER_MAX", 1.0)
     monkeypatch.setattr(track, "SLOW_S", 1.5)
-    report = race([{"run_s": run_s}])
+    report = race([{"run_s": 60.0}])
     assert row(report, 0).verdict == "failed"
-    assert why in row(report, 0).why
+    assert "did not answer the samples within" in row(report, 0).why
 
 
 def test_the_process_prints_progress_and_a_report_and_compiles_nothing_twice(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from millstream.services.repository.access_keys import AccessKeys
 
 from millstream.plugins.compile.stored.job import Job
 from millstream.plugins.compile.stored.selection import Selections
+from millstream.services.access.access_keys import AccessKeys
 from millstream.services.errors import Failure
 from millstream.services.repository.disk import read_file
 from millstream.services.repository.documents import read_document

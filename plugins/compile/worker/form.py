@@ -17,8 +17,7 @@ from millstream.plugins.compile.stored.selection import Selection
 from millstream.plugins.compile.worker.watch import FormWatch
 from millstream.services.errors import Failure
 from millstream.services.model.signature import Signature
-from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated
-from millstream.workers.batches.lease import check_outputs
+from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated, check_outputs
 
 #: For the baseline to answer a batch with which a form did not end; the watchdog ends the process later.
 RESCUE_S = 1.0

@@ -37,7 +37,7 @@ from millstream.services.model.samples import read_inputs
 from millstream.services.process.memory_use import memory_use
 from millstream.services.sandbox.confine import Limits, begin, confine
 from millstream.workers.backends import get_backend
-from millstream.workers.backends.base import Array, Instance
+from millstream.workers.backends.base import Array, Backend, Instance
 from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
 from millstream.workers.models.reshape import Reshaped
 
@@ -49,10 +49,9 @@ WARM_UPS = 2  # runs of a size before its first block
 class Measurements:
     """A loaded instance, and the samples that it is measured with."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, backend: Backend) -> None:
         self._signature = opening.signature
         self._inputs = read_inputs(opening.inputs, opening.signature)
-        backend = get_backend(opening.backend)
         backend.prepare(opening.device)
         self._instance: Instance = backend.load(
             opening.path, opening.signature, opening.device, opening.threads, options=opening.options
@@ -121,6 +120,7 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print write to standard error
     opening = Opening.model_validate_json(sys.stdin.readline())
+    backend = get_backend(opening.backend)  # looks plug-ins up, in files that the sandbox hides
     _confine(opening)
     limit = MemoryLimit(opening.memory_bytes)
 
@@ -129,7 +129,7 @@ def main() -> None:
         print(said.model_dump_json(), file=output, flush=True)
 
     try:
-        measurements = Measurements(opening)
+        measurements = Measurements(opening, backend)
     except BaseException as error:
         say(Said(error=_why(error)))
         return
