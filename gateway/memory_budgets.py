@@ -70,7 +70,7 @@ def _segment_pool(settings: Settings, name: str, registry: MetricsRegistry) -> S
 
 log = logging.getLogger("millstream.memory")
 
-CHECK_S = 0.25  # period of the checks
+CHECK_S = 0.5  # period of the checks
 QUIET_BYTES_MAX = 1 << 20  # the gateway is quiet below this many bytes in flight, being received or unread
 
 

@@ -23,7 +23,7 @@ from millstream.workers.residency.unloads import EvictionReason
 
 log = logging.getLogger("millstream.orders")
 
-ORDER_WAIT_S = 0.25  # interval at which orders of the worker itself are noticed
+ORDER_WAIT_S = 0.5  # interval at which orders of the worker itself are noticed
 #: Likewise while a load waits for its turn, and after an order to load, for SHORT_LOAD_S: memory is made free again as
 #: soon as its load has ended.
 LOAD_WAIT_S = 0.01

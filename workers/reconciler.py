@@ -25,6 +25,8 @@ log = logging.getLogger("millstream.reconciler")
 
 PAUSE_S_MAX = 1.0  # longest pause after a failure, before the next look at the repository
 CHECK_S = 0.2  # interval at which the repository's token is compared: one small file is read
+IDLE_CHECK_S = 0.5  # the same interval while nothing has changed for IDLE_AFTER_S
+IDLE_AFTER_S = 30.0
 BUSY_CHECK_S = 0.01  # the same interval after a change: models are often registered one after the other
 SERIES_S = 60.0  # interval at which the metrics of deleted versions are looked for
 BUSY_S = 1.0  # for this long after a change
@@ -96,7 +98,8 @@ class Reconciler:
             now = time.monotonic()
             # Among thousands of versions a look takes long: it takes at most a quarter of the time.
             busy_check_s = min(CHECK_S, max(BUSY_CHECK_S, 3 * (now - began)))
-            self._stopping.wait(busy_check_s if now < busy_until else CHECK_S)
+            idle_check_s = CHECK_S if now < busy_until + IDLE_AFTER_S else IDLE_CHECK_S
+            self._stopping.wait(busy_check_s if now < busy_until else idle_check_s)
 
     def sync(self, token: str) -> None:
         """Request the loads that are missing and unload what was removed, as the repository is now.

@@ -25,7 +25,7 @@ from millstream.services.settings import Settings
 log = logging.getLogger("millstream.access")
 
 #: between two looks at the folder, for changes whose event was lost
-POLL_S = 0.5
+POLL_S = 2.0
 #: between two settlements, while keys with limits are in use; a key may exceed its limit by what is let in meanwhile
 SETTLE_S = 0.2
 #: how long a gateway goes on telling what keys used through it after the last call

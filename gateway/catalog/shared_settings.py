@@ -20,7 +20,7 @@ from millstream.services.repository.disk import storage_errors, try_lock
 
 log = logging.getLogger("millstream.settings")
 
-WATCH_S = 0.1
+WATCH_S = 0.5
 LOCK_S_MAX = 5.0  # that a call waits for the lock of a document; beyond, it is refused
 LOCK_PAUSE_S = 0.005
 UNLOCKED_PAUSE_S = 0.05  # between tries in the event loop

@@ -2,6 +2,7 @@
 
 every TICK_S ─> batches in flight past a deadline: recovery.expire; whose callers have gone: recovery.leave
              ─> lanes in `timed`: Lane.tick ─> count_traffic
+It sleeps while there is neither.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from millstream.gateway.scheduling.lane_table import LaneTable
 
 log = logging.getLogger("millstream.expirer")
 
 TICK_S = 0.02  # bounds how late a request gets the answer that its deadline passed
+IDLE_S = 1.0  # between two ticks while nothing is in flight or waits for an instant: for the metrics of traffic
 LEFT_S = 0.25  # in flight, after which it is checked whether callers of a batch are left; shorter runs are left to end
 
 
@@ -33,7 +36,13 @@ class Expirer:
 
     async def run(self) -> None:
         """Tick until cancelled."""
+        lanes = self._lanes
         while True:
+            if not (lanes.pending or lanes.timed):
+                lanes.busy.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await lanes.busy.wait()
             await asyncio.sleep(TICK_S)
             try:
                 self._tick(time.monotonic())

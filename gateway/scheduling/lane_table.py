@@ -5,6 +5,7 @@ Made before all that use it. The router puts routes and lanes in; the producer, 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 
@@ -17,13 +18,15 @@ class LaneTable:
     """The lanes of all versions, and of removed versions with batches in flight. Call it only in the event loop.
 
     `routes`: by content id. `pending`: batches in flight, by name. `timed`: lanes that wait for an instant; others cost
-    the expirer nothing. `used`: lanes that got a batch or refused a request since `take_used`.
+    the expirer nothing. `used`: lanes that got a batch or refused a request since `take_used`. `busy`: set when a batch
+    or a lane is added to the first two.
     """
 
     def __init__(self) -> None:
         self.routes: Mapping[str, ModelRoute] = {}
-        self.pending: dict[str, InFlightBatch] = {}
-        self.timed: set[LaneState] = set()
+        self.busy = asyncio.Event()
+        self.pending: dict[str, InFlightBatch] = _Pending(self.busy)
+        self.timed: set[LaneState] = _Timed(self.busy)
         self.used: set[LaneState] = set()
         self._lanes: dict[LaneState, Lane] = {}
         self._closed: list[Lane] = []
@@ -75,3 +78,23 @@ class LaneTable:
                 found.append(preferred)
         self._answered = answered
         return found
+
+
+class _Pending(dict[str, InFlightBatch]):
+    def __init__(self, busy: asyncio.Event) -> None:
+        super().__init__()
+        self._busy = busy
+
+    def __setitem__(self, name: str, batch: InFlightBatch) -> None:
+        super().__setitem__(name, batch)
+        self._busy.set()
+
+
+class _Timed(set[LaneState]):
+    def __init__(self, busy: asyncio.Event) -> None:
+        super().__init__()
+        self._busy = busy
+
+    def add(self, state: LaneState) -> None:
+        super().add(state)
+        self._busy.set()

@@ -73,7 +73,7 @@ class Producer:
                 self.direct = DirectDispatch(registry, lanes, self._known_workers)
             self._listener = ReplyListener(ways.sockets, keys, gateway, self._on_socket_reply, self.direct)
         self._remote = None if ways.port is None else RemoteListener(ways.port, self._on_remote_reply)
-        self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, self.direct)
+        self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s, lanes.pending, self.direct)
         self._expirer = Expirer(lanes, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._logins_refused = registry.counter(catalogue.REPLY_LOGINS_REFUSED)

@@ -29,7 +29,8 @@ from millstream.services.model.signature import Signature, TensorSpec, needed_in
 log = logging.getLogger("millstream.readiness")
 
 EVERY_S = 0.5  # a round of probes
-FRESH_S = 2.5  # a model is ready for this long after its last reply
+FRESH_S = 3.0  # a model is ready for this long after its last reply: the timeout of a probe, and two rounds
+RESTED_S = 0.75  # a model that answered or was probed for less than this time ago is not probed
 TIMEOUT_S = 2.0  # timeout of a probe
 #: Probes per round; if more models are idle, they take turns. More where the next one may be ready and is not known to
 #: be, as after a start.
@@ -186,8 +187,8 @@ class ReadinessProbe:
         probed.sort(key=_FIRST)
         due: list[Lane] = []
         for at, lane in probed:
-            # Half a round: one that was probed in the last round is due again, unless it came late in it.
-            if len(due) == HASTY_ROUND_MAX or at > now - EVERY_S / 2:
+            # One and a half rounds: what was probed or answered in the last one rests for this one.
+            if len(due) == HASTY_ROUND_MAX or at > now - RESTED_S:
                 break
             if len(due) >= ROUND_MAX and self._fresh(lane):
                 break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
@@ -32,6 +32,7 @@ class Reclaimer:
         circuit_breaker: is refreshed after each pool was reclaimed.
         registry: counts reclaimed batches.
         lease_s: seconds without a heartbeat after which a worker loses its leases.
+        in_flight: the batches of this gateway that are in flight.
         direct: the batches that were dispatched directly.
     """
 
@@ -41,6 +42,7 @@ class Reclaimer:
         circuit_breaker: CircuitBreaker,
         registry: MetricsRegistry,
         lease_s: float,
+        in_flight: Collection[object],
         direct: DirectDispatch | None = None,
     ) -> None:
         self._direct = direct
@@ -48,13 +50,21 @@ class Reclaimer:
         self._circuit_breaker = circuit_breaker
         self._registry = registry
         self._lease_s = lease_s
+        self._in_flight = in_flight
 
     async def run(self) -> None:
-        """Reclaim four times per lease, until cancelled. A pool whose Redis does not answer delays no other."""
+        """Reclaim four times per lease while batches are in flight, else once, until cancelled.
+
+        A pool whose Redis does not answer delays no other.
+        """
         looks: dict[str, asyncio.Task[None]] = {}
+        look = 0
         try:
             while True:
                 await asyncio.sleep(self._lease_s / 4)
+                look += 1
+                if look % 4 and not self._in_flight:
+                    continue
                 for pool, link in self._links.items():
                     if pool not in looks or looks[pool].done():
                         looks[pool] = asyncio.create_task(self._look(pool, link))

@@ -21,7 +21,7 @@ from millstream.services.errors import Failure
 
 log = logging.getLogger("millstream.process")
 
-CHECK_S = 1.0  # delay until a process follows a change
+CHECK_S = 2.0  # delay until a process follows a change
 KINDS = ("gateway", "worker", "controller")
 LEVELS = {
     name.lower(): number

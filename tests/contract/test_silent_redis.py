@@ -103,7 +103,7 @@ def test_a_silent_pool_delays_no_other_pool(server: tuple[RedisAddress, str], mo
             return links[pool]
 
         breaker = CircuitBreaker(link_of, LaneTable(), registry)
-        reclaimer = asyncio.create_task(Reclaimer(links, breaker, registry, 0.1).run())
+        reclaimer = asyncio.create_task(Reclaimer(links, breaker, registry, 0.1, [links]).run())
         async with asyncio.timeout(TIMEOUT_S / 2):
             while {*looks} != {"a", "b"}:
                 await asyncio.sleep(0.01)

@@ -25,6 +25,7 @@ from millstream.services.queue.cluster_state import ClusterState
 log = logging.getLogger("millstream.controller.autoscaler")
 
 EVERY_S = 1.0  # between two decisions
+STEADY_S = 4.0  # the same while no pool may change its size: decisions tell what runs, and stay fresh
 
 #: limits of the pools that the settings name
 LimitsOf = Mapping[str, ScaleLimits]
@@ -57,6 +58,7 @@ class Autoscaler:
         self._scale_state = scale_state
         self._limits = limits
         self._unnamed = unnamed
+        self._scales = any(one.workers_min < one.workers_max for one in limits.values())
         self._metrics = metrics
         self._clock = clock
         self._facts = FactsOfPools()
@@ -87,7 +89,7 @@ class Autoscaler:
                 self._problem = failure.message
             except Exception:
                 log.exception("the pools' sizes could not be decided; trying again")
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(EVERY_S if self._scales or not self._policies else STEADY_S)
 
     def _not_leading(self) -> None:
         """Forget everything: a later lead begins anew, and keeps what it finds for a while."""
