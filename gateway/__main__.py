@@ -20,7 +20,7 @@ from millstream.gateway.connection.server import Server, connections_within_limi
 from millstream.gateway.connection.tls_connection import HANDSHAKES_MAX
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.listeners import grpc_server, http_config, http_protocol
-from millstream.gateway.scheduling.preloads import Preloads
+from millstream.gateway.scheduling.readiness import Preloads
 from millstream.services.errors import Failure
 from millstream.services.process.descriptors import keep_from_children
 from millstream.services.process.logs import configure_logs, exit_message

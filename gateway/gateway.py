@@ -12,10 +12,8 @@ from types import FunctionType
 from millstream.gateway.access.access_control import AccessControl
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.interfaces import ScaleView
-from millstream.gateway.catalog.labels import Labels, read_labels
-from millstream.gateway.catalog.quotas import Quotas
+from millstream.gateway.catalog.quotas import Quotas, UploadSlots
 from millstream.gateway.catalog.snapshot import Snapshot, SnapshotCell
-from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.certificate_watch import CertificateWatch
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http_counts import HttpCounts
@@ -32,15 +30,14 @@ from millstream.gateway.redis_events import ClusterEvents, QuarantineNews, Redis
 from millstream.gateway.scheduling.caller import caller_of
 from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.gateway.scheduling.pool_context import SharedParts
-from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.producer import Producer, ReplyWays
 from millstream.gateway.scheduling.quarantine import Quarantine
-from millstream.gateway.scheduling.readiness import ReadinessProbe
+from millstream.gateway.scheduling.readiness import Preloads, ReadinessProbe
 from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.output_options import ClientRegions
 from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
-from millstream.gateway.v2.codec import V2CodecFactory
+from millstream.gateway.v2.codec import Labels, V2CodecFactory, read_labels
 from millstream.gateway.v2.service import InferService
 from millstream.plugins.convert.conversion import end_warm_importers
 from millstream.services.errors import Code, Failure, invalid

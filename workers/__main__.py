@@ -66,17 +66,15 @@ from millstream.workers.batches.lease import Lease, LeaseValidity, ReplyWriter
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.watchdog import GRACE_S, LoopState, Watchdog
-from millstream.workers.batching_off import BatchingOff
 from millstream.workers.departure import Departure
 from millstream.workers.drain import DrainThread
 from millstream.workers.heartbeat import LIFE_LEASES, Heartbeat
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.beat_signal import BeatSignal
-from millstream.workers.models.idle_trim import IdleTrimmer
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import SPARE_BYTES, DeviceBudget, MemoryBudget
-from millstream.workers.models.memory_limit import MemoryLimit, prefer_for_oom_kill
+from millstream.workers.models.memory_limit import IdleTrimmer, MemoryLimit, prefer_for_oom_kill
 from millstream.workers.models.profiler import KnownProfiles
 from millstream.workers.models.usage_log import UsageLog
 from millstream.workers.models.wanted import WantedVersions
@@ -88,6 +86,7 @@ from millstream.workers.residency.loader import Limits
 from millstream.workers.residency.residency import Residency
 from millstream.workers.residency.unloads import Unloads
 from millstream.workers.residency.version_loads import LoadGuard, VersionLoads
+from millstream.workers.run_outcomes import BatchingOff
 from millstream.workers.run_reports import RunReports
 from millstream.workers.unseen_deaths import record_unseen_load_deaths, report_unseen_deaths
 from millstream.workers.worker import Worker

@@ -16,10 +16,9 @@ from millstream.services.repository.base import Repository
 from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import WantedVersions
-from millstream.workers.residency.lost_instances import unload_lost
 from millstream.workers.residency.residency import Residency
 from millstream.workers.residency.unloads import PROPAGATION_S, Unloads
-from millstream.workers.residency.version_loads import VersionLoads
+from millstream.workers.residency.version_loads import VersionLoads, about_version
 
 log = logging.getLogger("millstream.reconciler")
 
@@ -127,3 +126,19 @@ class Reconciler:
                 self._unloads.remove(model)
         if any(model.state is State.DRAINING for model in unwanted) and not self._stopping.is_set():
             self.sync(token)
+
+
+def unload_lost(models: LoadedModels, unloads: Unloads, loads: VersionLoads) -> None:
+    """Unload the instances that cannot run any longer, so that gateways send their requests elsewhere.
+
+    Raises Failure(UNAVAILABLE) without Redis.
+    """
+    for model in models.all().values():
+        reason = model.instance.lost if model.state is State.READY and model.instance is not None else ""
+        if reason:
+            manifest = model.manifest
+            log.warning(
+                "lost: %s version %s: %s", manifest.model, manifest.version, reason, extra=about_version(manifest)
+            )
+            unloads.remove(model)
+            loads.lose(manifest, reason)

@@ -25,13 +25,12 @@ from millstream.workers.batches.direct_work import AGAIN_S
 from millstream.workers.batches.lease import Lease, RunCost
 from millstream.workers.batches.live_check import LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
-from millstream.workers.batches.run_time import RunTime
 from millstream.workers.batches.runner import OnRun, RunResult, merge, run
-from millstream.workers.batches.watchdog import Guarded, LoopState
+from millstream.workers.batches.watchdog import Guarded, LoopState, RunTime
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.models.usage_log import SIZES_MAX
-from millstream.workers.out_of_memory import OutOfMemoryPolicy
+from millstream.workers.run_outcomes import OutOfMemoryPolicy
 
 log = logging.getLogger("millstream.worker")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from millstream.gateway.access.browser_guard import BrowserGuard
@@ -15,10 +18,53 @@ from millstream.services.access.audit_log import AuditLog
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.local_token import keep_token
 from millstream.services.metrics import catalogue
-from millstream.services.metrics.refusal_log import RefusalLog
+from millstream.services.metrics.catalogue import REQUESTS_REFUSED
 from millstream.services.metrics.registry import Counter, MetricsRegistry
+from millstream.services.process.logs import about
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.settings import Settings
+
+log = logging.getLogger("millstream.refusals")
+
+INTERVAL_S = 60.0
+
+
+class RefusalLog:
+    """Logs how many requests this process refused, from its own counters.
+
+    Args:
+        registry: has the counters.
+    """
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+        self._counted: Counts[str] = Counts()
+        self._logged: Mapping[str, float] = self._counts()
+
+    def count(self, reason: str) -> None:
+        """Count a refusal that no counter of the registry has."""
+        self._counted[reason] += 1
+
+    async def run(self) -> None:
+        """Log every INTERVAL_S until cancelled, and then what is left."""
+        try:
+            while True:
+                await asyncio.sleep(INTERVAL_S)
+                self.log()
+        finally:
+            self.log()
+
+    def log(self) -> None:
+        """Log the refusals since the last call."""
+        counts = self._counts()
+        for reason, count in counts.items():
+            if (refused := round(count - self._logged.get(reason, 0.0))) > 0:
+                values = about(reason=reason, count=refused)
+                log.warning("%d requests were refused within a minute: %s", refused, reason, extra=values)
+        self._logged = counts
+
+    def _counts(self) -> dict[str, float]:
+        return {labels[0]: value for labels, value in self._registry.counts(REQUESTS_REFUSED).items()} | self._counted
 
 
 class AccessControl:

@@ -10,8 +10,8 @@ from millstream.gateway.access.browser_guard import BrowserGuard
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.quotas import UploadSlots
 from millstream.gateway.catalog.snapshot import VersionView
-from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler

@@ -18,9 +18,8 @@ from millstream.gateway.catalog.interfaces import ScaleView
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.gateway.placement.decision import ColdVersion, Decision, Waiting, decide
 from millstream.gateway.placement.other_pools import OtherPools
-from millstream.gateway.placement.pool_fleets import PoolFleets
+from millstream.gateway.placement.pool_fleets import PoolFleets, UsageMemory
 from millstream.gateway.placement.refusals import failure_of, too_slow
-from millstream.gateway.placement.usage_memory import UsageMemory
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.line import ready_in_s

@@ -23,7 +23,8 @@ from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.scheduling.request import FORM, FORM_HEADER, Request, bill, served_by
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
+from millstream.gateway.tensors.outputs import Outputs, OutputTensor, Reply, own_copies, size_of
+from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Failure
 from millstream.services.process.request_id import REQUEST_ID
 
@@ -197,3 +198,10 @@ def caller_of(
 ) -> Callable[[str], Caller]:
     """Return what makes the caller of each protocol, once. Arguments as of Caller."""
     return cache(lambda protocol: Caller(protocol, find, timeout_s_max, check))
+
+
+async def infer_arrays(
+    caller: Caller, route: ModelRoute, inputs: Inputs, options: RequestOptions = DEFAULT_OPTIONS
+) -> list[OutputTensor]:
+    """Run inputs and return copies of all outputs, in the signature's order. Raises Failure."""
+    return await caller.call(route, inputs.tensors, inputs.rows, inputs.size_bytes, own_copies, options)

@@ -5,14 +5,13 @@ enter ─> batcher ─(credit free)─> in_flight.put            a deadline pass
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.batching.batcher import RANK_MAX, Batcher
 from millstream.gateway.scheduling.batching.coalescing import Coalescer
 from millstream.gateway.scheduling.batching.dispatch import EXPIRE, HOLD, DispatchPolicy
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
-from millstream.gateway.scheduling.early_put import EarlyPut
 from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.lane_state import LaneState
@@ -21,6 +20,70 @@ from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.inference import Reason
 from millstream.services.model.signature import Signature
+from millstream.services.wire.batch import INLINE_BYTES_MAX
+
+#: Cold lanes of a pool with a request ahead, in one gateway; beyond it requests wait in the gateway. The queue's
+#: scripts look at each lane that has batches, also if no worker serves it.
+EARLY_LANES_MAX = 16
+
+
+class EarlyPut:
+    """The request that one lane has ahead while no instance is ready.
+
+    `served`: a worker has answered it, and no record that the gateway has read says that the version is ready.
+    """
+
+    __slots__ = ("_arrivals", "_context", "_put_at", "_state", "served")
+
+    def __init__(self, state: LaneState, context: PoolContext) -> None:
+        self.served = False
+        self._state = state
+        self._context = context
+        self._arrivals: Sequence[float] = ()  # of the requests ahead whose wait for the load was not counted
+        self._put_at = 0.0
+
+    def allows(self, first: Request) -> bool:
+        """Return whether `first`, which waits, may be put now: one at a time, and only what its entry contains."""
+        context, lane = self._context, self._state
+        if lane.failed is not None or not lane.alone or lane.in_flight:
+            return False
+        if not context.owner.reads_newest(lane.pool) or not lane.link.writable:
+            return False
+        if sum([tensor.size_bytes for tensor in first.inputs]) > INLINE_BYTES_MAX:
+            return False
+        early = context.early
+        if len(early) >= EARLY_LANES_MAX:
+            early.intersection_update([one for one in early if one.in_flight and not one.instances])
+        return len(early) < EARLY_LANES_MAX
+
+    def put(self, requests: Sequence[Request], now: float) -> None:
+        """Note that these requests are put now."""
+        self._context.early.add(self._state)
+        self._put_at = now
+        self._arrivals = [request.arrival for request in requests]
+
+    def loaded(self, waiting: Iterable[float], now: float, *, ready: bool) -> list[float]:
+        """Return for how many seconds requests waited for a load that has ended; [] if none has, or they are counted.
+
+        Args:
+            waiting: arrivals of the requests that wait in the gateway.
+            now: the current instant.
+            ready: whether the gateway reads now in a record that the version is ready.
+        """
+        lane = self._state
+        if self.served:
+            self.served = not ready
+            return []
+        answered = bool(self._arrivals) and not lane.in_flight and lane.replied_at >= self._put_at
+        if not ready and not answered:
+            return []
+        waits = [now - arrival for arrival in (*self._arrivals, *waiting)]
+        self._arrivals, self.served = (), not ready
+        return waits
+
+    def forget(self) -> None:
+        """Forget what was put: no instance can serve."""
+        self._arrivals, self.served = (), False
 
 
 class Dispatcher:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.scheduling.lane import Lane
-from millstream.gateway.scheduling.preloads import Preloads
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
@@ -41,6 +41,29 @@ UNANSWERED = frozenset({Code.EXPIRED, Code.UNAVAILABLE})  # failures of probes t
 PAUSE_RUNS = 20  # pause between probes of a model, in runs: probes take at most 1/20 of its time
 
 _FIRST = itemgetter(0)
+
+
+class Preloads:
+    """The models that are loaded at the start of an installation.
+
+    Args:
+        fd: the read end of the supervisor's PreloadPipe, not blocking; None: no supervisor loads models.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = fd
+
+    def loading(self) -> bool:
+        """Whether models of the start are still being loaded. Never true again once it was false."""
+        if self._fd is None:
+            return False
+        try:
+            os.read(self._fd, 1)
+        except BlockingIOError:
+            return True
+        os.close(self._fd)  # the end of the pipe
+        self._fd = None
+        return False
 
 
 class ReadinessProbe:

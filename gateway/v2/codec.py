@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
-from millstream.gateway.catalog.labels import Labels
 from millstream.gateway.connection.budgets import ReplyBudget
 from millstream.gateway.scheduling.router import Codec
 from millstream.gateway.tensors.classification import LabelledOutputs
@@ -14,10 +14,27 @@ from millstream.gateway.tensors.output_options import ClientRegions, Extensions
 from millstream.gateway.v2.decode import V2Decoder
 from millstream.gateway.v2.encode import V2Encoder
 from millstream.gateway.v2.responder import RestResponder
-from millstream.services.errors import Failure
+from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.version_files import overwritten, read_label_names
 
 log = logging.getLogger("millstream.router")
+
+
+Labels = dict[str, tuple[str, ...]]
+
+
+def read_labels(folder: Path, manifest: Manifest) -> Labels:
+    """Return the class names of each output of the version in `folder`.
+
+    Raises:
+        Failure: INVALID for a file that is not in the version's list, cannot be read, or was changed.
+    """
+    try:
+        names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
+    except Failure as failure:
+        raise invalid(failure.message + overwritten(manifest)) from None
+    return {output: names[path] for output, path in manifest.config.labels.items()}
 
 
 class V2CodecFactory:

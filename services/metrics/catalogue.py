@@ -89,7 +89,7 @@ COLD_REQUESTS = Metric(
     "Requests that found no ready instance in the pool, those that were refused included.",
     _LANE,
 )
-CACHE_HITS = Metric(  # computed for each page: services.metrics.cache_hits
+CACHE_HITS = Metric(  # computed for each page: services.metrics.page
     "millstream_model_cache_hits_total",
     Kind.COUNTER,
     "Requests answered that found their model loaded.",

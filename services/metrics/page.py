@@ -15,8 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from millstream.services.metrics.cache_hits import CacheHits
-from millstream.services.metrics.catalogue import CACHE_HITS, CATALOGUE, Metric
+from millstream.services.metrics.catalogue import CACHE_HITS, CACHE_MISSES, CATALOGUE, REQUESTS, Metric
 from millstream.services.metrics.exemplars import Exemplar, Exemplars
 from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
 from millstream.services.metrics.label_limit import Exists, all_exist, other_labels
@@ -32,6 +31,26 @@ _SERIES_PER_TURN = 100
 _PAUSE_S = 0.0005
 
 Encode = Callable[[Collector], bytes]
+
+
+_Version = tuple[str, ...]  # model, version
+
+
+class CacheHits:
+    """Computes hits for the pages of one process. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._shown: dict[_Version, float] = {}
+
+    def rows(self, rows: Mapping[Shape, Rows]) -> Rows:
+        """Return the hits of each version on a page with these rows."""
+        hits: dict[_Version, float] = {}
+        for labels, (count,) in rows.get(shape_of(REQUESTS), ()):
+            hits[labels[:2]] = hits.get(labels[:2], 0.0) + count
+        for labels, (count,) in rows.get(shape_of(CACHE_MISSES), ()):
+            hits[labels] = hits.get(labels, 0.0) - count
+        self._shown = {version: max(0.0, count, self._shown.get(version, 0.0)) for version, count in hits.items()}
+        return [(version, [count]) for version, count in self._shown.items()]
 
 
 class GaugeSample(NamedTuple):

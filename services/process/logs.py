@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
 
-from millstream.services.process.bounded_writer import BoundedWriter
 from millstream.services.process.printable import printable
 from millstream.services.process.request_id import REQUEST_ID, TRACE
 from millstream.services.traceparent import trace_id_of
@@ -30,6 +30,56 @@ MESSAGE_MAX, TRACEBACK_MAX, FIELD_MAX = 4096, 8192, 512
 JSON_BYTES_MAX = 60_000
 
 _LEVEL_NAMES = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
+
+
+STALL_S_MAX = 0.1  # for a reader that is slow, once: while it does not read, further lines wait for nothing
+
+
+class BoundedWriter:
+    """Writes lines to one descriptor. Not thread-safe: a log handler has a lock.
+
+    Args:
+        fd: the descriptor. It stays blocking: others may share its file, a terminal for instance.
+        dropped: makes the line that says how many lines were dropped.
+    """
+
+    def __init__(self, fd: int, dropped: Callable[[int], bytes]) -> None:
+        self._fd = fd
+        self._dropped_line = dropped
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._dropped = 0
+        self._cut = False  # whether the reader has only a part of the last line
+
+    def write(self, line: bytes) -> None:
+        """Write a line, or count it as dropped. Never raises: a reader may have closed its end."""
+        try:
+            if self._dropped:
+                if not self._takes(0):
+                    self._dropped += 1
+                    return
+                said, self._dropped = self._dropped, 0
+                if not self._put((b"\n" if self._cut else b"") + self._dropped_line(said)):
+                    self._dropped += said + 1
+                    return
+            if not self._put(line):
+                self._dropped += 1
+        except OSError:
+            return
+
+    def _put(self, data: bytes) -> bool:
+        """Write all of `data`; False: its reader stalled, and has a part of it or none."""
+        self._cut, rest = False, memoryview(data)
+        while rest:
+            if not self._takes(STALL_S_MAX):
+                self._cut = len(rest) < len(data)
+                return False
+            rest = rest[os.write(self._fd, rest[: select.PIPE_BUF]) :]
+        return True
+
+    def _takes(self, seconds: float) -> bool:
+        """Whether the descriptor takes bytes now, or within some seconds; also if a write would fail."""
+        return bool(self._poll.poll(seconds * 1000))
 
 
 def about(model: str | None = None, **fields: object) -> dict[str, Any]:

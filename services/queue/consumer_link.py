@@ -12,7 +12,7 @@ from typing import Any, cast
 import hiredis
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.handshake import check_reply, handshake_commands
+from millstream.services.queue.pipeline import check_reply, handshake_commands
 from millstream.services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18

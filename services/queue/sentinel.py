@@ -20,13 +20,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from millstream.services.queue.cancellable import make_cancellable
 from millstream.services.queue.redis_parts import (
     AsyncConnectionPool,
     AsyncSentinelConnectionPool,
     ConnectionPool,
     MasterNotFoundError,
     SentinelConnectionPool,
+    make_cancellable,
 )
 
 PORT_DEFAULT = 26379

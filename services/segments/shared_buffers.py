@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from millstream.services.segments.arena import ALIGN_BYTES
 from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.segment import ALIGN_BYTES
 from millstream.services.wire.batch import ALIGN_BYTES as ELEMENT_BYTES
 from millstream.services.wire.batch import ShmSlice
 

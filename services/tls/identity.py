@@ -5,15 +5,18 @@ TlsFiles ─> Contents ─> Identity: SSLContexts for our own connections, the s
 
 from __future__ import annotations
 
+import binascii
+import calendar
 import os
+import re
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from millstream.services.errors import invalid
-from millstream.services.tls.certificate import Validity, pem_blocks, validity
 from millstream.services.tls.files import CERTIFICATE, CLIENT_CA, KEY, Contents, TlsFiles
 
 #: certificates of a server: its own and the intermediates, which every handshake sends; a longer file is a bundle of
@@ -27,6 +30,67 @@ _REASONS = {
     "EE_KEY_TOO_SMALL": "the key is too short",
     "CA_MD_TOO_WEAK": "the certificate is signed with a hash that is broken",
 }
+
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]*-----END CERTIFICATE-----")
+_SEQUENCE, _VERSION, _UTC_TIME = 0x30, 0xA0, 0x17
+#: format of each type of time; two digits of a year mean 1950 to 2049, but 1969 to 2068 to strptime
+_GENERALIZED = "%Y%m%d%H%M%SZ"
+_PIVOT = b"50"
+
+
+class Validity(NamedTuple):
+    """The instants between which a certificate is valid, in seconds since the epoch."""
+
+    begins: float
+    ends: float
+
+
+def pem_blocks(content: bytes) -> list[str]:
+    """Return the certificates in a file, without the text around them."""
+    return [block.decode("ascii") for block in _PEM.findall(content)]
+
+
+def validity(pem: str) -> Validity:
+    """Return the validity of a certificate. Raises ValueError for text that is none."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert(pem)
+        _, certificate, _ = _element(der, 0)
+        _, at, _ = _element(der, certificate)  # TBSCertificate
+        tag, _, end = _element(der, at)
+        if tag == _VERSION:
+            at = end
+        for _ in ("serialNumber", "signature", "issuer"):
+            _, _, at = _element(der, at)
+        tag, at, _ = _element(der, at)
+        if tag != _SEQUENCE:
+            raise ValueError("it has no validity")
+        begins, at = _time(der, at)
+        ends, _ = _time(der, at)
+    except (IndexError, binascii.Error) as error:
+        raise ValueError(f"it is cut off or damaged: {error}") from error
+    return Validity(begins, ends)
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of the element at `at`, and where its content begins and ends. Raises IndexError."""
+    tag, length = der[at], der[at + 1]
+    begin = at + 2
+    if length & 0x80:
+        count = length & 0x7F
+        length = int.from_bytes(der[begin : begin + count], "big")
+        begin += count
+    if begin + length > len(der):
+        raise IndexError("an element is longer than the certificate")
+    return tag, begin, begin + length
+
+
+def _time(der: bytes, at: int) -> tuple[float, int]:
+    tag, begin, end = _element(der, at)
+    digits = der[begin:end]
+    if tag == _UTC_TIME:
+        digits = (b"20" if digits < _PIVOT else b"19") + digits
+    return float(calendar.timegm(time.strptime(digits.decode("ascii"), _GENERALIZED))), end
 
 
 @dataclass(frozen=True, slots=True)

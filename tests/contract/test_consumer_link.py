@@ -14,8 +14,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
-from millstream.services.queue.handshake import handshake_commands
-from millstream.services.queue.pipeline import connect
+from millstream.services.queue.pipeline import connect, handshake_commands
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
 from tests.kit.redis_server import redis_server

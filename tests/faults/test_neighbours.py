@@ -16,7 +16,7 @@ from millstream.gateway.scheduling.in_flight import PROVEN_RUNS
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.queue.keys import InstallationKeys, PoolKeys
 from millstream.services.repository.folder import FolderRepository
-from millstream.workers.models.run_history import RUNS_MIN
+from millstream.workers.models.usage_log import RUNS_MIN
 from tests.faults.test_endless_runs import ENDLESS, answer
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load

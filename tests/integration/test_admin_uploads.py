@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from millstream.gateway.catalog.upload_slots import AT_ONCE_MAX
+from millstream.gateway.catalog.quotas import AT_ONCE_MAX
 from millstream.services.wire.records import State
 from tests.kit import models
 from tests.kit.application import OPERATOR, Application, Exchange

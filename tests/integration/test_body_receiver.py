@@ -19,8 +19,8 @@ import pytest
 from millstream.gateway.connection.body_receiver import RECEIVED_BYTES_MIN, BodyReceiver
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.services.segments.arena import ALIGN_BYTES
 from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.segment import ALIGN_BYTES
 from millstream.services.segments.shared_buffers import SharedBuffer, SharedBuffers, place_of
 from tests.kit.handlers import Echo
 from tests.kit.servers import Front, fronting

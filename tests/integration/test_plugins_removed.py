@@ -35,7 +35,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.gateway import Gateway
 from millstream.gateway.grpc.codec.messages import Messages
 from millstream.gateway.grpc.handlers import MethodTable, rows
-from millstream.gateway.scheduling.preloads import Preloads
+from millstream.gateway.scheduling.readiness import Preloads
 from millstream.services.settings import Settings
 
 async def main():

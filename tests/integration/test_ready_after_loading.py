@@ -20,7 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from millstream.gateway.scheduling.preloads import Preloads
+from millstream.gateway.scheduling.readiness import Preloads
 from millstream.services.environment import child_environment
 from millstream.services.supervisor.preload_pipe import PreloadPipe
 from tests.kit.stack import children

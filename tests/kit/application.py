@@ -20,8 +20,8 @@ from millstream.gateway.access.key_watch import KeyWatch
 from millstream.gateway.access.principal import Principal
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.interfaces import ScaleView
+from millstream.gateway.catalog.quotas import UploadSlots
 from millstream.gateway.catalog.snapshot import version_number
-from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.http_counts import HttpCounts

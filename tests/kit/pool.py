@@ -16,8 +16,7 @@ from millstream.services.queue.consumer_link import ConsumerLink
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress, client
-from millstream.services.wire.batch import BatchHeader, encode_batch
-from millstream.services.wire.inbox import read_item
+from millstream.services.wire.batch import BatchHeader, encode_batch, read_item
 from millstream.workers.batches.consumer import Consumer, Finished
 from millstream.workers.batches.lease import Lease
 

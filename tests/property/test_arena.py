@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.services.segments.arena import ALIGN_BYTES, Arena
+from millstream.services.segments.segment import ALIGN_BYTES, Arena
 
 
 @given(

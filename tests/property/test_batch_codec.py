@@ -29,8 +29,8 @@ from millstream.services.wire.batch import (
     decode_reply,
     encode_batch,
     encode_reply,
+    read_item,
 )
-from millstream.services.wire.inbox import read_item
 
 pack = msgspec.msgpack.encode
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.services.model.profile import EFFICIENT_SHARE, TRIAL_GROWTH, TRIAL_S, Profile
-from millstream.workers.models.exploration import STEP, TRIALS, Exploration
+from millstream.workers.models.loaded_models import STEP, TRIALS, Exploration
 
 ROWS_MAX = st.sampled_from([1, 2, 7, 64, 1000])
 

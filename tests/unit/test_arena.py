@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.segments.arena import ALIGN_BYTES, Arena
+from millstream.services.segments.segment import ALIGN_BYTES, Arena
 
 
 def test_places_are_handed_out_from_the_front_each_on_a_cache_line():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.services.process.bounded_writer import BoundedWriter
+from millstream.services.process.logs import BoundedWriter
 
 LINE = b"x" * 99 + b"\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from millstream.gateway.scheduling.early_put import EARLY_LANES_MAX
+from millstream.gateway.scheduling.dispatcher import EARLY_LANES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply

@@ -6,7 +6,7 @@ import pytest
 
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import client
-from millstream.services.wire.inbox import read_item
+from millstream.services.wire.batch import read_item
 from tests.kit.redis_server import redis_server
 
 PACK = "return cmsgpack.pack({ARGV[1], ARGV[2], ARGV[3], ARGV[4]})"

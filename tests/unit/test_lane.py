@@ -16,7 +16,7 @@ from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import AGAIN, NO_ROOM, decode_batch
-from millstream.workers.models.exploration import Exploration
+from millstream.workers.models.loaded_models import Exploration
 from tests.kit.lane_harness import REST_S, ROW, SPIN_S, LaneBench
 from tests.kit.responders import Discard
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.workers.residency.load_threads import LoadThreads
+from millstream.workers.residency.loader import LoadThreads
 from tests.kit.wait import wait_until
 
 
@@ -42,7 +42,7 @@ def test_work_waits_for_a_thread_that_could_not_be_started(monkeypatch: pytest.M
         short.setattr(_thread, "start_new_thread", _refuse)
         threads.renew()
         short.setattr(_thread, "start_new_thread", _never_begin)
-        short.setattr("millstream.workers.residency.load_threads.BEGIN_S_MAX", 0.01)
+        short.setattr("millstream.workers.residency.loader.BEGIN_S_MAX", 0.01)
         threads.renew()
     assert threads.waiting == 0
     ended = threading.Event()

@@ -18,7 +18,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.workers.backends import get_backend
 from millstream.workers.models.load_version import LoadEnvironment
 from millstream.workers.models.open_form import open_form
-from millstream.workers.residency.load_threads import LoadThreads
+from millstream.workers.residency.loader import LoadThreads
 from tests.kit import models
 from tests.kit.versions import SIGNATURE, publish_model
 from tests.kit.wait import wait_until

@@ -23,7 +23,7 @@ from millstream.services.process.memory_share import (
 from millstream.services.wire.records import State
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
-from millstream.workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy
+from millstream.workers.run_outcomes import REBUILD_S_MIN, OutOfMemoryPolicy
 from tests.kit.versions import SIGNATURE
 
 GIB = 1 << 30

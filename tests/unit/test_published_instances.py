@@ -6,7 +6,7 @@ import random
 
 from millstream.services.queue.record_cache import Fetched, RecordCache
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
-from millstream.workers.models.published_instances import RECENT_MAX, RECENT_S, PublishedInstances
+from millstream.workers.heartbeat import RECENT_MAX, RECENT_S, PublishedInstances
 
 
 class _Redis:

@@ -10,8 +10,14 @@ import pytest
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.scheduling.lane import Lane
-from millstream.gateway.scheduling.preloads import Preloads
-from millstream.gateway.scheduling.readiness import EVERY_S, FRESH_S, HASTY_ROUND_MAX, ROUND_MAX, ReadinessProbe
+from millstream.gateway.scheduling.readiness import (
+    EVERY_S,
+    FRESH_S,
+    HASTY_ROUND_MAX,
+    ROUND_MAX,
+    Preloads,
+    ReadinessProbe,
+)
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.signature import Signature
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.gateway.access.access_control import RefusalLog
 from millstream.services.metrics.catalogue import REQUESTS_REFUSED
-from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.cancel import cancel_all
 

@@ -3,7 +3,7 @@
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.handshake import check_reply, handshake_commands
+from millstream.services.queue.pipeline import check_reply, handshake_commands
 from millstream.services.queue.sentinel import Sentinels
 from millstream.services.queue.url import REPLY_S_MAX, WATCHED_REPLY_S_MAX, RedisAddress, Tls, async_client, client
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from millstream.services.segments.arena import ALIGN_BYTES
 from millstream.services.segments.pool import SegmentPool
-from millstream.services.segments.segment import Segments
+from millstream.services.segments.segment import ALIGN_BYTES, Segments
 from millstream.services.segments.shared_buffers import SharedBuffers, place_of
 
 pytestmark = pytest.mark.anyio

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 from millstream.services.placement.views import Footprint
-from millstream.workers.models.memory_budget import MemoryBudget
-from millstream.workers.models.spare_memory import GIVING_WAY_S_MAX, SpareMemory
+from millstream.workers.models.memory_budget import GIVING_WAY_S_MAX, MemoryBudget, SpareMemory
 
 BUDGET_BYTES = 1000
 NEED = Footprint(600)

@@ -22,8 +22,7 @@ from millstream.gateway.texts.text_limits import (
     check_tokens,
 )
 from millstream.gateway.texts.text_plans import are_strings, plans_of_texts, text_plans
-from millstream.gateway.texts.texts import check_texts, strings_of
-from millstream.gateway.texts.token_inputs import rows_padded_max, token_inputs
+from millstream.gateway.texts.texts import check_texts, rows_padded_max, strings_of, token_inputs
 from millstream.gateway.v2.decode import V2Decoder
 from millstream.gateway.v2.metadata import model_metadata, usage_parameters
 from millstream.services.errors import Failure

@@ -13,9 +13,8 @@ import pytest
 
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings
-from millstream.services.tls.certificate import pem_blocks, validity
 from millstream.services.tls.files import FILE_BYTES_MAX, TlsFiles
-from millstream.services.tls.identity import CHAIN_MAX, load_identity
+from millstream.services.tls.identity import CHAIN_MAX, load_identity, pem_blocks, validity
 from tests.kit.certificates import Authority, Pair, encrypted
 from tests.kit.tls import CERTIFICATES
 from tests.kit.tools import program

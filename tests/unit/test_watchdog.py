@@ -20,8 +20,7 @@ from millstream.workers.batches.watchdog import (
     LoopState,
     Watchdog,
 )
-from millstream.workers.models.run_history import RUNS_MIN
-from millstream.workers.models.usage_log import Calls
+from millstream.workers.models.usage_log import RUNS_MIN, Calls
 from tests.unit.test_runner import holding, lease, signature
 
 

@@ -30,7 +30,7 @@ from millstream.services.wire.batch import (
     encode_reply,
 )
 from millstream.workers.batches.reply_limits import fit
-from millstream.workers.models.direct_gate import DirectGate
+from millstream.workers.models.loaded_models import DirectGate
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Array]

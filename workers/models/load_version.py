@@ -30,9 +30,8 @@ from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, OutOfMemory, Stop
 from millstream.workers.models.footprint_meter import FootprintMeter, Measurement
 from millstream.workers.models.memory_budget import DEVICE_MEMORY_OPTION, MEMORY_OPTION, MemoryBudget
-from millstream.workers.models.profiler import KnownProfiles, measure, runs_as_known
+from millstream.workers.models.profiler import KnownProfiles, measure, runs_as_known, warm_up
 from millstream.workers.models.reshape import Reshaped
-from millstream.workers.models.warmup import warm_up
 
 log = logging.getLogger("millstream.variants")
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream.services.model.manifest import Manifest
+from millstream.services.model.profile import Profile
 from millstream.services.placement.views import Footprint
+from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
 from millstream.workers.models.beat_signal import BeatSignal
-from millstream.workers.models.direct_gate import DirectGate
-from millstream.workers.models.exploration import Exploration
 from millstream.workers.models.usage_log import Calls, Known, UsageLog
 
 #: Records show calls at most this old: a record that changes is read and parsed by every gateway.
@@ -27,6 +27,97 @@ PROFILE_STEP = 0.2
 PROFILE_STEP_S_MIN = 500e-6
 #: A Redis clock that moved further against the monotonic clock was set: instants are published anew. Drift takes hours.
 CLOCK_STEP_S = 1.0
+
+
+#: Weight of the latest run in the known time of its size.
+CORRECTION = 0.1
+#: Runs of a size before deciding whether to run that many rows; the fastest run counts.
+TRIALS = 3
+#: A size is measured only if it is this many times the largest measured size, so that few are kept.
+STEP = 1.5
+
+
+class Exploration:
+    """Run times of one instance by size.
+
+    Args:
+        measured: rows -> seconds from the warm-up; changed in place.
+    """
+
+    def __init__(self, measured: dict[int, float], rows_max: int) -> None:
+        self._measured = measured
+        self._largest = max(measured, default=0)
+        self._rows_max = rows_max
+        self._complete = self._largest >= rows_max
+        self._runs: dict[int, int] = {}  # number of runs of each measured size, while larger sizes are left to try
+
+    def ran(self, rows: int, seconds: float, rows_fitting: int) -> int | None:
+        """Record a run; returns how many rows should run together from now on, or None for no change.
+
+        `rows_fitting` is the largest number of rows that fit into memory.
+        """
+        measured, largest = self._measured, self._largest
+        known = measured.get(rows)
+        if self._complete:
+            if known is not None:
+                measured[rows] = known + (seconds - known) * CORRECTION
+            return None
+        seen = self._runs.get(rows, 0)
+        if known is None:
+            if largest and rows < min(STEP * largest, self._rows_max):
+                return None
+            measured[rows] = seconds
+            self._largest = rows
+        elif not seen:
+            # The warm-up used generated inputs: sizes are compared by the times of real requests.
+            measured[rows] = seconds
+        elif seen < TRIALS and rows == largest:
+            measured[rows] = min(known, seconds)
+        else:
+            measured[rows] = known + (seconds - known) * CORRECTION
+        self._runs[rows] = seen + 1
+        self._complete = rows >= self._rows_max and seen + 1 >= TRIALS
+        return self._target(rows_fitting) if seen < TRIALS else None
+
+    def _target(self, rows_fitting: int) -> int:
+        target = Profile(self._measured).rows_worth_running(self._rows_max)
+        if target < self._largest and 0 < self._runs.get(self._largest, 0) < TRIALS:
+            target = self._largest  # the first run of a size, or a disturbed run, says little
+        return max(1, min(target, rows_fitting))
+
+
+class DirectGate:
+    """One for each load of a version. Redis does not know of these batches, so `release_lane` cannot see them.
+
+    The main loop enters before it looks whether the gate is closed, and an unload closes it before it looks whether
+    anything is inside: at least one of them sees the other.
+    """
+
+    __slots__ = ("closed", "inside")
+
+    def __init__(self) -> None:
+        self.closed = False  # written by unloads
+        self.inside = 0  # written by the main loop
+
+    def enter(self) -> bool:
+        """Count a batch; False: the version is being unloaded, and the batch is not counted."""
+        self.inside += 1
+        if self.closed:
+            self.inside -= 1
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Count a batch as answered."""
+        self.inside -= 1
+
+    def close(self) -> bool:
+        """Admit no more batches; False, and the gate stays open, if one is inside."""
+        self.closed = True
+        if self.inside:
+            self.closed = False
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +343,24 @@ class LoadedModels:
     def lanes(self) -> dict[str, Calls]:
         """Return the content ids that can run now, each with an object of its own for each instance."""
         return {content_id: model.calls for content_id, model in self.all().items() if model.state is State.READY}
+
+
+class BatchingVerdicts:
+    """Applies verdicts on batching. Called by one thread at a time."""
+
+    def __init__(self, models: LoadedModels) -> None:
+        self._models = models
+        self._alone: set[str] = set()  # content ids that are not batched because of their verdict
+
+    def apply(self, content_id: str, verdict: Verdict) -> None:
+        """Let a loaded version follow its verdict."""
+        if verdict.batching_off:
+            self._alone.add(content_id)
+            self._models.run_alone(content_id, verdict.batching_off)
+        elif content_id in self._alone:
+            self._alone.discard(content_id)
+            self._models.run_alone(content_id, "")
+
+    def forget(self, content_id: str) -> None:
+        """Forget a version that was removed."""
+        self._alone.discard(content_id)

@@ -12,8 +12,11 @@ import ctypes
 import logging
 import resource
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 from millstream.services.process.c_library import c_library
 from millstream.services.process.memory_use import memory_use
 
@@ -74,3 +77,34 @@ def prefer_for_oom_kill() -> None:
         score.write_text(str(min(1000, int(score.read_text()) + OOM_SCORE)))
     except (OSError, ValueError) as error:
         log.debug("the score of the out-of-memory killer cannot be set: %s", error)
+
+
+CHECK_S = 0.5
+
+
+class IdleTrimmer:
+    """Checks every CHECK_S whether the worker is idle and should return memory; runs until the process ends.
+
+    `runs_at_rest` returns the number of runs so far, without readiness probes; None during a run.
+    """
+
+    def __init__(self, runs_at_rest: Callable[[], int | None]) -> None:
+        self._runs_at_rest = runs_at_rest
+        self._thread = threading.Thread(target=self._run, name="trim", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        policy, runs = IdleTrim(resident_bytes()), self._runs_at_rest()
+        while True:
+            time.sleep(CHECK_S)
+            before, runs = runs, self._runs_at_rest()
+            idle = runs is not None and runs == before
+            resident = resident_bytes()
+            if policy.due(idle=idle, quiet=False) and policy.grown(resident):
+                trim()
+                after = resident_bytes()
+                policy.trimmed(after)
+                if after < resident:
+                    log.info("returned %d MiB of freed memory to the system", (resident - after) >> 20)

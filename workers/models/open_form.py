@@ -10,9 +10,8 @@ from millstream.services.model.manifest import Manifest
 from millstream.services.process.low_priority import at_low_priority, in_own_thread
 from millstream.workers.backends.base import Backend, Instance, Stop
 from millstream.workers.models.load_version import LoadEnvironment, took_too_long
-from millstream.workers.models.profiler import measure
+from millstream.workers.models.profiler import measure, warm_up
 from millstream.workers.models.reshape import Reshaped
-from millstream.workers.models.warmup import warm_up
 
 LOAD_S_MAX = 300.0  # for loading, warming up and measuring one form
 MEASURE_S_MAX = 2.0

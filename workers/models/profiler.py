@@ -9,8 +9,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_inputs import (
@@ -20,9 +22,11 @@ from millstream.services.model.warmup_inputs import (
     has_variable_dims,
     input_bytes,
     make_inputs,
+    requested_inputs,
+    requested_rows,
     run_sizes,
 )
-from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated
+from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated, check_outputs
 
 Clock = Callable[[], float]
 
@@ -142,3 +146,16 @@ class KnownProfiles:
             self._profiles.move_to_end(content_id)
             while len(self._profiles) > PROFILES_MAX:
                 self._profiles.popitem(last=False)
+
+
+def warm_up(instance: Instance, manifest: Manifest, folder: Path) -> None:
+    """Run all warm-up requests; `folder` has the version's files. Raises Failure(MODEL) with the request's name."""
+    signature = manifest.signature
+    for warmup in manifest.config.warmup:
+        try:
+            inputs = requested_inputs(warmup, signature, folder)
+            for _ in range(warmup.count):
+                check_outputs(list(instance.run(inputs)), signature, requested_rows(warmup, signature))
+        except (Failure, OSError, ValueError) as error:
+            why = error.message if isinstance(error, Failure) else str(error)
+            raise Failure(Code.MODEL, f"warm-up {warmup.name[:80]!r} failed: {why}") from error

@@ -27,17 +27,15 @@ from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.services.wire.worker_id import name_of, pool_of
 from millstream.workers.batches.consumer import Consumer
-from millstream.workers.models.batching_verdicts import BatchingVerdicts
-from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.loaded_models import BatchingVerdicts, LoadedModel, LoadedModels
 from millstream.workers.models.refusals import Refusals
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.failed_loads import FAILED_OFTEN_RETRY_S, FAILURES_MAX
-from millstream.workers.residency.fit_checks import FitChecks, is_doubtful
 from millstream.workers.residency.loader import LoadPolicy, LoadRequest
 from millstream.workers.residency.own_view import OwnView, is_held
 from millstream.workers.residency.owner_quotas import OwnerQuotas
-from millstream.workers.residency.room_making import RoomMaking
+from millstream.workers.residency.room_making import FitChecks, RoomMaking, is_doubtful
 from millstream.workers.residency.state import ResidencyState
 from millstream.workers.residency.turns import Turns
 from millstream.workers.residency.unloads import Unloads

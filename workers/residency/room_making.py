@@ -16,6 +16,7 @@ from millstream.services.placement.room import Room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 from millstream.services.wire.orders import Order
 from millstream.workers.batches.consumer import Consumer
+from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.models.wanted import Wanted
 from millstream.workers.residency.evictions import Evictions
 from millstream.workers.residency.own_view import OwnView
@@ -25,6 +26,50 @@ from millstream.workers.residency.unloads import Unloads
 from millstream.workers.residency.version_loads import VersionLoads
 
 TOO_LARGE_RETRY_S = 30.0
+
+
+WHY = "to find out whether it fits"
+
+
+class FitChecks:
+    """The fit checks of one worker, by content id. Called with the lock of its residency."""
+
+    def __init__(self) -> None:
+        self._orders: dict[str, Order] = {}
+        self._unloaded: dict[str, set[str]] = {}
+
+    def begin(self, content_id: str) -> Order:
+        """Return the order to load a version for its check."""
+        order = self._orders[content_id] = Order(do="load", content_id=content_id, why=WHY, evict=True)
+        self._unloaded[content_id] = set()
+        return order
+
+    def __contains__(self, content_id: str) -> bool:
+        return content_id in self._orders
+
+    def is_over(self, order: Order) -> bool:
+        """Return whether an order is that of a check that has ended, for example because a call ordered the load."""
+        return order.why == WHY and order.content_id not in self._orders
+
+    def order_of(self, content_id: str) -> Order | None:
+        """Return the order of the check of a version, for its second try; None: it is not being checked."""
+        return self._orders.get(content_id)
+
+    def unloaded(self, content_id: str, others: set[str]) -> None:
+        """Record what was unloaded for a check."""
+        self._unloaded[content_id] |= others
+
+    def end(self, content_id: str) -> set[str]:
+        """End a check, if there is one; return what was unloaded for it, by content id."""
+        self._orders.pop(content_id, None)
+        return self._unloaded.pop(content_id, set())
+
+
+def is_doubtful(need: Footprint, budget: MemoryBudget) -> bool:
+    """Return whether only a load can tell if a version fits: what is predicted takes all memory for models."""
+    if need.measured or budget.too_large(need):
+        return False
+    return need.load_bytes >= budget.room_bytes or need.device_load_bytes >= budget.device_room_bytes
 
 
 class Answer(Enum):

@@ -15,10 +15,9 @@ from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.models.loaded_models import LoadedModels
 from millstream.workers.models.wanted import Wanted
-from millstream.workers.residency.fit_checks import FitChecks
 from millstream.workers.residency.loader import SET_ASIDE_S
 from millstream.workers.residency.own_view import OwnView
-from millstream.workers.residency.room_making import Answer, RoomMaking
+from millstream.workers.residency.room_making import Answer, FitChecks, RoomMaking
 from millstream.workers.residency.state import ResidencyState
 from millstream.workers.residency.version_loads import VersionLoads
 

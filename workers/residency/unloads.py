@@ -20,8 +20,7 @@ from millstream.services.process.allocator import return_freed
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.models.direct_gate import DirectGate
-from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.loaded_models import DirectGate, LoadedModel, LoadedModels
 from millstream.workers.models.memory_budget import MemoryBudget
 from millstream.workers.residency.version_loads import about_version
 

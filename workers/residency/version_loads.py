@@ -23,9 +23,8 @@ from millstream.services.wire.records import LoadRecord, State
 from millstream.workers.backends.base import Instance, OutOfMemory, Stop
 from millstream.workers.heartbeat import YIELD_S
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.models.exploration import Exploration
 from millstream.workers.models.load_version import LoadedVersion, LoadEnvironment, load, probe
-from millstream.workers.models.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.models.loaded_models import Exploration, LoadedModel, LoadedModels
 from millstream.workers.residency.failed_loads import FailedLoad, FailedLoads
 from millstream.workers.residency.load_memory import LoadMemory, NotFree
 from millstream.workers.residency.loader import NOT_WANTED, Limits, Load, Loader, LoadPolicy, LoadRequest

@@ -20,8 +20,7 @@ from millstream.services.repository.footprints import file_bytes
 from millstream.services.repository.variants import Target, Variants
 from millstream.services.sizes import sizes
 from millstream.workers.models.load_version import LoadEnvironment, pays_to_compile
-from millstream.workers.models.memory_budget import MemoryBudget
-from millstream.workers.models.spare_memory import SpareMemory
+from millstream.workers.models.memory_budget import MemoryBudget, SpareMemory
 
 log = logging.getLogger("millstream.variants")
 

@@ -17,7 +17,7 @@ from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.numpy_arrays import as_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
-from millstream.gateway.texts.token_inputs import Array, rows_padded_max, token_inputs
+from millstream.gateway.texts.texts import Array, rows_padded_max, token_inputs
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.model.signature import Signature

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from millstream.gateway.scheduling.caller import Caller
-from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.scheduling.caller import Caller, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans

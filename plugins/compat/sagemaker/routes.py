@@ -23,8 +23,7 @@ from millstream.gateway.http.openapi import (
     request_body,
 )
 from millstream.gateway.http.row_schemas import PredictReply, PredictRequest
-from millstream.gateway.scheduling.caller import Caller
-from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.scheduling.caller import Caller, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import rows_body

@@ -15,7 +15,7 @@ from millstream.gateway.http.errors import documented
 from millstream.gateway.http.model_list import model_list
 from millstream.gateway.http.openapi import JSON, content, ref, reply, request_body
 from millstream.gateway.http.row_schemas import ModelList, PredictReply, PredictRequest
-from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import BodyWriter, rows_body
 from millstream.gateway.tensors.input_plans import InputPlans

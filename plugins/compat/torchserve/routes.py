@@ -10,7 +10,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.docs import document
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
-from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.examples import value_body
 from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY, media_type

@@ -9,13 +9,14 @@ OpenMetrics they therefore have the type `unknown`, so that a query finds them b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.metrics_page import AddedLines
 from millstream.plugins.compat.triton.statistics import loaded
 from millstream.services.metrics.gpus import Gpu, gpus
 from millstream.services.metrics.inference import FAILED, Field, Recorded, recorded
-from millstream.services.metrics.machine import CpuTimes, cpu_times, memory
 from millstream.services.metrics.merge import OTHER, Totals
 
 _Samples = list[tuple[dict[str, str], float]]
@@ -32,6 +33,43 @@ _DURATIONS: tuple[tuple[str, str, tuple[Field, ...]], ...] = (
     ("compute_infer", "time that models ran", (Field.INFER_S,)),
     ("compute_output", "time of sharing out outputs", (Field.OUTPUT_S,)),
 )
+
+
+_STAT, _MEMINFO = Path("/proc/stat"), Path("/proc/meminfo")
+
+
+class CpuTimes(NamedTuple):
+    """Ticks of all processors since the machine started."""
+
+    busy: int
+    all: int
+
+
+class MachineMemory(NamedTuple):
+    """Bytes of the machine's memory."""
+
+    total: int
+    used: int  # not available to programs without swapping
+
+
+def cpu_times() -> CpuTimes:
+    """Return the ticks of all processors; zeros without /proc."""
+    try:
+        ticks = [int(field) for field in _STAT.read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return CpuTimes(0, 0)
+    idle = sum(ticks[3:5])  # idle and iowait
+    return CpuTimes(sum(ticks) - idle, sum(ticks))
+
+
+def memory() -> MachineMemory:
+    """Return the memory of the machine; zeros without /proc."""
+    try:
+        lines = (line.partition(":") for line in _MEMINFO.read_text().splitlines())
+        kib = {name: int(value.split()[0]) for name, _, value in lines if value}
+        return MachineMemory(kib["MemTotal"] * 1024, (kib["MemTotal"] - kib["MemAvailable"]) * 1024)
+    except (OSError, ValueError, KeyError):
+        return MachineMemory(0, 0)
 
 
 def build(snapshot: Callable[[], Snapshot]) -> AddedLines:

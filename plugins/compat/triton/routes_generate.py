@@ -12,7 +12,7 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import content, json_body, ref, reply
 from millstream.gateway.http.versioned import versioned
-from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.scheduling.caller import infer_arrays
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts

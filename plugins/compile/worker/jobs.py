@@ -28,8 +28,7 @@ from millstream.services.repository.version_documents import Lock
 from millstream.services.sizes import sizes
 from millstream.services.wire.records import State
 from millstream.workers.models.loaded_models import LoadedModel
-from millstream.workers.models.memory_budget import MEMORY_OPTION, MemoryBudget
-from millstream.workers.models.spare_memory import SpareMemory
+from millstream.workers.models.memory_budget import MEMORY_OPTION, MemoryBudget, SpareMemory
 from millstream.workers.parts import WorkerParts
 
 log = logging.getLogger("millstream.races")

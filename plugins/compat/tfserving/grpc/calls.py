@@ -13,8 +13,7 @@ from google.protobuf.json_format import ParseDict
 from millstream.gateway.grpc.codec.parse_cost import ANY, Fields
 from millstream.gateway.grpc.methods.service import GrpcService, Method
 from millstream.gateway.http.deps import Deps
-from millstream.gateway.scheduling.caller import RequestOptions
-from millstream.gateway.scheduling.infer_arrays import infer_arrays
+from millstream.gateway.scheduling.caller import RequestOptions, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
