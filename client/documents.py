@@ -331,7 +331,6 @@ class Race(TypedDict):
 class RaceOptions(TypedDict):
     """What a race is asked for."""
 
-    seconds: float
     targets: list[str]
     gate: Gate
     accept_random_samples: bool
