@@ -18,9 +18,9 @@ from millstream.client.errors import Timeout, VersionFailed, WrongFile
 from millstream.client.models import admin_path, version, wait
 from millstream.client.replies import document_of
 from millstream.client.retry import Budget
-from millstream.plugins.convert.base import SOURCE
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.file_kind import PICKLE_REFUSAL, content_head, is_pickle
+from millstream.services.ingest.importers import SOURCE
 from millstream.services.ingest.layout import NoModel, recognise
 from millstream.services.ingest.packing import Part, parts_of, pieces, total_bytes
 

@@ -39,7 +39,6 @@ from millstream.gateway.texts.texts import Texts
 from millstream.gateway.texts.tokenizers import Tokenizers
 from millstream.gateway.v2.codec import Labels, V2CodecFactory, read_labels
 from millstream.gateway.v2.service import InferService
-from millstream.plugins.convert.conversion import end_warm_importers
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name
@@ -254,7 +253,6 @@ class Gateway:
         await self.log_levels.close()
         await asyncio.to_thread(self.recorder.close)
         await end_fork_server()
-        await end_warm_importers()
         self.budgets.close()
         self._process_metrics.stop()
         self.registry.close()

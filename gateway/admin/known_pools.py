@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from millstream.gateway.http.deps import Deps
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.platforms import BACKEND_OF_FORMAT
+from millstream.services.model.formats import ONNX, backend_of
 from millstream.services.placement.pools import pools_text, unknown_pool
 from millstream.services.supervisor.pool_specs import parse_pools
 
@@ -47,12 +47,12 @@ def check_format(deps: Deps, named: Collection[str], source_format: str) -> None
 
     A pool whose workers were never seen may load any. Every installation has a backend for ONNX, or is to have one.
     """
-    if source_format == "onnx":
+    if source_format == ONNX:
         return
     pools = deps.catalog.snapshot.pools
     traits = [pools.get(pool) for pool in named or {*pools, *parse_pools(deps.settings.pools)}]
     if traits and all(one is not None and one.formats and source_format not in one.formats for one in traits):
-        backend = BACKEND_OF_FORMAT.get(source_format, source_format)
+        backend = backend_of(source_format)
         raise invalid(
             f"no worker of {pools_text(sorted(named or pools))} loads {source_format}: start workers that do, like "
             f"`millstream up --pool {backend}=1,backend={backend}`"

@@ -28,8 +28,8 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.multipart import is_form
 from millstream.gateway.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
-from millstream.plugins.convert.base import INPUTS_MAX, ImportOptions
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.importers import INPUTS_MAX, ImportOptions
 from millstream.services.ingest.upload import Published
 from millstream.services.model.manifest import Manifest
 from millstream.services.nearest_names import unknown_key

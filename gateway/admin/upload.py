@@ -23,10 +23,10 @@ from millstream.gateway.catalog.quotas import Quotas
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.plugins.convert.base import ImportOptions
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.layout import recognise
 from millstream.services.ingest.packing import parts_of, pieces
 from millstream.services.ingest.report import CheckedModel

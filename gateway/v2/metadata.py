@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.services.model.formats import platform_of
 from millstream.services.model.manifest import Manifest
-from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
 from millstream.services.model.usage import TEXT, takes_texts, usage_of
 from millstream.services.plugin.registry import plugins

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, SCRATCH, Imported, Sample
+from millstream.plugins.convert.base import SCRATCH, Imported
 from millstream.plugins.convert.boosted_columns import Columns, catboost_columns, lightgbm_columns, xgboost_columns
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, Sample
 from millstream.services.model.paths import FILE
 
 Array = np.ndarray[Any, Any]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from millstream.plugins.convert.base import Imported, ImportOptions, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.lightgbm_text import text_fault
 from millstream.services.errors import invalid
 from millstream.services.ingest.file_kind import HEAD_BYTES
+from millstream.services.ingest.importers import ImportOptions, Source
 
 _XGBOOST_JSON = re.compile(rb'\s*\{\s*"(learner|version)"')
 _XGBOOST_UBJ = re.compile(rb"\{L.{8}(learner|version)|\{[iUIlL].{1,8}(learner|version)", re.DOTALL)
@@ -24,12 +25,14 @@ def _head(source: Source) -> bytes:
         return file.read(HEAD_BYTES)
 
 
-class XgboostImporter:
+class XgboostImporter(Importer):
     """Imports what XGBoost's `save_model` writes."""
 
     name = "XGBoost"
     extra = "xgboost"
     modules = ("xgboost", "onnxmltools", "skl2onnx")
+    executes = False
+    rehearsal = "millstream.plugins.convert.rehearsals:load_scikit_learn"
 
     def recognises(self, source: Source) -> bool:
         head = _head(source)
@@ -54,12 +57,14 @@ class XgboostImporter:
         return convert_boosted(self.name, booster, source.folder)
 
 
-class LightgbmImporter:
+class LightgbmImporter(Importer):
     """Imports what LightGBM's `save_model` writes."""
 
     name = "LightGBM"
     extra = "lightgbm"
     modules = ("lightgbm", "onnxmltools", "skl2onnx")
+    executes = False
+    rehearsal = "millstream.plugins.convert.rehearsals:load_scikit_learn"
 
     def recognises(self, source: Source) -> bool:
         return _head(source).startswith((b"tree\nversion=", b"tree\r\nversion="))
@@ -80,12 +85,13 @@ class LightgbmImporter:
         return convert_boosted(self.name, booster, source.folder)
 
 
-class CatboostImporter:
+class CatboostImporter(Importer):
     """Imports what CatBoost's `save_model` writes."""
 
     name = "CatBoost"
     extra = "catboost"
     modules = ("catboost",)
+    executes = False
 
     def recognises(self, source: Source) -> bool:
         return _head(source).startswith(b"CBM1")

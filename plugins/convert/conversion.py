@@ -18,14 +18,13 @@ from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
-from millstream.plugins.convert.base import IMPORTED, SCRATCH, SOURCE, ImportOptions
-from millstream.plugins.convert.registry import importer_named
-from millstream.plugins.convert.rehearsals import REHEARSALS
-from millstream.plugins.convert.report import ImportReport, ImportTask
+from millstream.plugins.convert.base import SCRATCH, Importer
+from millstream.plugins.convert.import_process import ImportReport, ImportTask
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import FORKS
 from millstream.services.ingest.confined_process import IMPORT_ROOT, confined_environment, printed, run_process
 from millstream.services.ingest.forked_check import Ended, Forker, Program, WatchOf
+from millstream.services.ingest.importers import IMPORTED, SOURCE, ImportOptions
 from millstream.services.ingest.report import Converted, Recognised, Rejection
 from millstream.services.process.audit import caller
 from millstream.services.process.caller_slots import CallerSlots
@@ -50,8 +49,10 @@ _forkers: list[Forker] = []
 _slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, CallerSlots] = WeakKeyDictionary()
 
 
-async def convert(folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings) -> Converted:
-    """Convert what an importer recognised below `folder`, the staging folder of an upload.
+async def convert(
+    importer: Importer, folder: Path, recognised: Recognised, options: ImportOptions, settings: Settings
+) -> Converted:
+    """Convert what `importer` recognised below `folder`, the staging folder of an upload.
 
     Raises:
         Failure: the importer's refusal; INVALID, if the process crashed, ended or exceeded its limits; UNSUPPORTED, if
@@ -75,7 +76,7 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
     slots = _slots_of_loop.setdefault(asyncio.get_running_loop(), CallerSlots(IMPORTS_MAX, IMPORTS_OF_CALLERS_MAX))
     try:
         async with slots.acquire(caller()), asyncio.timeout(settings.import_s_max):
-            ended = await _run(task, importer_named(recognised.importer).extra, watch_of)
+            ended = await _run(task, importer.rehearsal, watch_of)
     except TimeoutError:
         raise _too_slow(recognised, settings) from None
     except OSError as error:
@@ -102,11 +103,10 @@ async def convert(folder: Path, recognised: Recognised, options: ImportOptions, 
     return _outcome(ended, task)
 
 
-async def _run(task: ImportTask, extra: str, watch_of: WatchOf) -> Ended:
+async def _run(task: ImportTask, rehearsal: str, watch_of: WatchOf) -> Ended:
     """Run the import in a process that is forked where its framework is loaded; else in one that is started."""
     document = task.model_dump_json().encode()
-    rehearsal = REHEARSALS.get(extra) if FORKS else None
-    if rehearsal is not None:
+    if rehearsal and FORKS:
         if (ended := await _forker(rehearsal).run(document, watch_of)) is not None:
             return ended
         for name in (IMPORTED, SCRATCH):  # of an import that was ended with its fork server

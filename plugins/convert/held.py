@@ -9,10 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from glob import escape
+from importlib.util import find_spec
 from pathlib import Path
 
-from millstream.plugins.convert.base import IMPORTED, FolderImporter, Imported, ImportOptions, Members, Sample, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, ImportOptions, Members, Sample, Source, find_importer
 
 #: names of the importers of formats that hold others: none holds another
 ONNX_FILE = "model.onnx"
@@ -32,20 +34,13 @@ def convert_held(source: Source, path: Path, options: ImportOptions, what: str, 
 
     Raises Failure(INVALID).
     """
-    from millstream.plugins.convert.registry import find_importer
     from millstream.services.ingest.file_kind import why_not_onnx
 
     if not path.exists():
         raise invalid(f"{what} names {path.name[:80]!a}, which it does not have")
-    importer = find_importer(Source(source.folder, path), without=OUTER)
+    importer = importer_of(source, path, what)
     if importer is not None:
-        missing = missing_modules(importer.modules)
-        if missing:
-            raise invalid(
-                f"{what} holds a {importer.name} model, whose import needs {', '.join(missing)}: "
-                f"pip install 'millstream[{importer.extra}]' where the gateway runs"
-            )
-        imported: Imported = importer.convert(Source(source.folder, path), options)
+        imported = importer.convert(Source(source.folder, path), options)
         return imported._replace(notes=(*notes[:NOTES_MAX], *imported.notes))
     if path.is_dir():
         found = path / ONNX_FILE
@@ -58,9 +53,24 @@ def convert_held(source: Source, path: Path, options: ImportOptions, what: str, 
     return import_onnx(source, path, notes)
 
 
+def importer_of(source: Source, path: Path, what: str) -> Importer | None:
+    """Return the importer of the file or folder at `path`, which `what` holds; None: it is ONNX, or nothing known.
+
+    Raises Failure(INVALID) with what to install if its framework is missing.
+    """
+    importer = find_importer(Source(source.folder, path), without=OUTER)
+    if not isinstance(importer, Importer):
+        return None
+    if missing := [module for module in importer.modules if find_spec(module) is None]:
+        raise invalid(
+            f"{what} holds a {importer.name} model, whose import needs {', '.join(missing)}: "
+            f"pip install 'millstream[{importer.extra}]' where the gateway runs"
+        )
+    return importer
+
+
 def held_members(folder: Path, path: Path) -> Members:
     """Return the files of the model at `path`, which a folder holds, as patterns below the folder. Raises Failure."""
-    from millstream.plugins.convert.registry import find_importer
     from millstream.services.ingest.external_data import weights_of
 
     importer = find_importer(Source(folder, path), without=OUTER)
@@ -68,8 +78,8 @@ def held_members(folder: Path, path: Path) -> Members:
     below = "" if place == folder else f"{escape(place.relative_to(folder).as_posix())}/"
     if path.is_file():
         return Members([below + escape(name) for name in (path.name, *([] if importer else weights_of(path)))])
-    if isinstance(importer, FolderImporter):
-        members = importer.members(path)
+    members = importer.members(path) if importer is not None else None
+    if members is not None:
         return members._replace(patterns=[below + pattern for pattern in members.patterns])
     return Members([below + escape(name) for name in (ONNX_FILE, *weights_of(path / ONNX_FILE))])
 
@@ -113,10 +123,3 @@ def import_onnx(source: Source, path: Path, notes: Sequence[str]) -> Imported:
     made = f"{versions[:100]}, onnxruntime {onnxruntime.__version__}"
     files = [target / name for name in weights]
     return Imported(served, "onnx", samples, made, (*notes, *mends.notes), files=files)
-
-
-def missing_modules(modules: Sequence[str]) -> list[str]:
-    """Return those of `modules` that cannot be imported here."""
-    from importlib.util import find_spec
-
-    return [module for module in modules if find_spec(module) is None]

@@ -6,18 +6,19 @@ tokenizer.json ─> checked, its truncation as sentence-transformers does it ─
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Array, Imported, ImportOptions, Members, Sample, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.huggingface_folder import TOKENIZER, Folder, is_folder, member_patterns, read_folder
 from millstream.plugins.convert.huggingface_heads import answer_of
 from millstream.plugins.convert.huggingface_model import MASK, TYPES, Encoder, import_transformers, load_encoder
 from millstream.plugins.convert.onnx_export import CannotExport, Export, export, import_torch, sample
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, Array, ImportOptions, Members, Sample, Source
 
 TOKENIZER_BYTES_MAX = 64 << 20  # gateways read no larger one
 #: a tokenizer that cannot encode this is damaged
@@ -28,15 +29,20 @@ TOKENS_SHORT, TOKENS_PADDED = 5, 9  # of the trial that pads
 _SHAPES = ((3, 9), (2, 24), (1, 1), (4, 5))
 
 
-class HuggingFaceImporter:
+class HuggingFaceImporter(Importer):
     """The importer of folders with config.json, safetensors and tokenizer.json."""
 
     name = "Hugging Face"
     extra = "huggingface"
     modules = ("torch", "onnxscript", "transformers", "safetensors", "tokenizers")
+    marks = frozenset({"config.json"})
+    rehearsal = "millstream.plugins.convert.rehearsals:load_torch"
 
     def recognises(self, source: Source) -> bool:
         return is_folder(source.path)
+
+    def may_be_of(self, names: Collection[str]) -> bool:
+        return super().may_be_of(names) and "metadata.json" not in names  # which Keras writes
 
     def members(self, folder: Path) -> Members:
         return Members(member_patterns(folder))

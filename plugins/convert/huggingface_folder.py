@@ -15,8 +15,8 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from millstream.plugins.convert.base import ImportOptions
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import ImportOptions
 
 DOCUMENT_BYTES_MAX = 8 << 20
 #: numbers in config.json, by their names: layers, heads or labels, and everything else

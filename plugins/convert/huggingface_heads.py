@@ -10,9 +10,9 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from millstream.plugins.convert.base import ImportOptions
 from millstream.plugins.convert.huggingface_folder import Folder
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.model.classes import ANSWERED_MAX, Classes
 
 LOGITS = "logits"

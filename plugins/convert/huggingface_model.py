@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from millstream.plugins.convert.base import ImportOptions
 from millstream.plugins.convert.huggingface_folder import Folder, Pipeline, positions_of
 from millstream.plugins.convert.huggingface_heads import LOGITS, Head, Task, find_head
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import ImportOptions
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 

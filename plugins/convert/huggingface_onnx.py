@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import Array, Imported, ImportOptions, Members, Sample, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.held import import_onnx
 from millstream.plugins.convert.huggingface import TOKENS_PADDED, padding_notes, tokenizer_files
 from millstream.plugins.convert.huggingface_folder import (
@@ -32,6 +32,7 @@ from millstream.plugins.convert.huggingface_model import IDS, MASK, TYPES
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.external_data import weights_of
 from millstream.services.ingest.file_kind import why_not_onnx
+from millstream.services.ingest.importers import Array, ImportOptions, Members, Sample, Source
 from millstream.services.ingest.onnx_folder import OnnxFile, find_onnx, notes_on_others
 from millstream.services.model.datatypes import NUMPY
 
@@ -45,12 +46,13 @@ _STATES = ("last_hidden_state", "token_embeddings")
 _TINY = 1e-9
 
 
-class HuggingFaceOnnxImporter:
+class HuggingFaceOnnxImporter(Importer):
     """The importer of folders with config.json and an ONNX file."""
 
     name = "Hugging Face ONNX"
-    extra = "gateway"
     modules = ("onnx", "onnxruntime")
+    described = True
+    executes = False
 
     def recognises(self, source: Source) -> bool:
         return is_folder(source.path) and find_onnx(source.path) is not None

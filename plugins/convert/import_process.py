@@ -2,7 +2,8 @@
 
 python -m millstream.plugins.convert.import_process FOLDER PARENT, or forked where the framework is loaded already
 ImportTask (JSON on standard input) ─> sandbox ─> Importer.convert ─> samples to files ─> ImportReport (standard output)
-`importers.conversion` starts it and enforces limits.
+`convert.conversion` starts it and enforces limits. A model may take it over, so its report is untrusted: every field is
+bounded, and paths stay below the folder.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import NoReturn
 
-from millstream.plugins.convert.base import IMPORTED, LABELS, SCRATCH, Imported, Importer, Source
-from millstream.plugins.convert.registry import importer_named, may_execute
-from millstream.plugins.convert.report import ImportReport, ImportTask
-from millstream.plugins.convert.samples import write_samples
+from pydantic import BaseModel, ConfigDict
+
+from millstream.plugins.convert.base import SCRATCH, Imported, Importer
 from millstream.services.environment import ENVIRONMENT
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.report import SAMPLES_MAX, Converted, Rejection, one_line
+from millstream.services.ingest.import_samples import write_samples
+from millstream.services.ingest.importers import IMPORTED, LABELS, ImportOptions, Source, importers, resolve
+from millstream.services.ingest.report import SAMPLES_MAX, Converted, PathBelow, Rejection, Text, one_line
 from millstream.services.model.manifest import CATEGORIES_MAX, COLUMNS_MAX, ColumnCategories
 from millstream.services.process.low_priority import NICE
-from millstream.services.repository.disk import is_full, storage_failure
+from millstream.services.repository.disk import is_full, is_of_disk, storage_failure
 from millstream.services.sandbox.confine import Layers, Limits, confine, serve_forked
 
 _CAUSE_CHARACTERS_MAX = 400
@@ -36,8 +38,37 @@ _NAME_CHARACTERS_MAX = 512  # of a column or a category, as in a manifest
 _FOLDERS = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "KERAS_HOME")
 #: what the sandbox answers to calls that it forbids
 _SANDBOX = frozenset({errno.EACCES, errno.EPERM})
-#: errors of the disk; all others are the model's
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+
+
+class ImportTask(BaseModel):
+    """The input of the import process.
+
+    Args:
+        folder: the staging folder of the upload.
+        importer: the name of the importer that recognised it.
+        path: what it recognised, below `folder`.
+        options: what the caller allows.
+        unconfined: convert what may execute code also where the kernel confines no process.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path
+    importer: Text
+    path: PathBelow
+    options: ImportOptions
+    memory_bytes_max: int
+    cpu_s_max: int
+    file_bytes_max: int
+    unconfined: bool = False
+
+
+class ImportReport(BaseModel):
+    """The output of the import process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    outcome: Converted | Rejection
 
 
 def main(set_title: Callable[..., None] | None = None) -> NoReturn:
@@ -48,33 +79,34 @@ def main(set_title: Callable[..., None] | None = None) -> NoReturn:
 
 
 def _report(task: ImportTask) -> ImportReport:
+    resolve()
+    importer = importers()[task.importer]
+    assert isinstance(importer, Importer)
     try:
-        layers = _confine(task)
-    except OSError as error:
-        message = f"the sandbox of the import cannot be set up: {error}; `millstream doctor` shows what is missing"
-        return ImportReport(outcome=Rejection(code=Code.INTERNAL, message=one_line(message)))
-    importer = importer_named(task.importer)
-    try:
-        return ImportReport(outcome=_convert(task, importer, layers))
+        return ImportReport(outcome=_convert(task, importer, _confine(task)))
     except Failure as failure:
         rejection = failure
-    except MemoryError:
-        rejection = invalid(f"the model needs more than the {task.memory_bytes_max >> 20} MiB that an import may use")
-    except RecursionError:
-        rejection = invalid(f"the {importer.name} model is nested too deeply")
-    except OSError as error:
-        rejection = storage_failure(error, task.folder) if error.errno in _DISK else _of_model(error, importer)
-    except ImportError as error:
-        rejection = _of_import(error, importer, task.memory_bytes_max)
-    except Exception as error:  # any other exception of a framework: the model cannot be converted
-        if is_full(task.folder):  # frameworks in C++ say so in words of their own
-            rejection = storage_failure(OSError(errno.ENOSPC, ""), task.folder)
-            return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_CAUSE_CHARACTERS_MAX]}"
-        if isinstance(error, SystemError):  # code in C that ran out of memory, or was called in a wrong way
-            cause += f"; {task.memory_bytes_max >> 20} MiB may be too little (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
-        rejection = invalid(f"the {importer.name} model cannot be converted: {cause}")
+    except Exception as error:  # any exception of a framework: the model cannot be converted
+        rejection = _refusal(error, task, importer)
     return ImportReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
+
+
+def _refusal(error: Exception, task: ImportTask, importer: Importer) -> Failure:
+    """Return what an exception of a framework says of the model."""
+    if isinstance(error, MemoryError):
+        return invalid(f"the model needs more than the {task.memory_bytes_max >> 20} MiB that an import may use")
+    if isinstance(error, RecursionError):
+        return invalid(f"the {importer.name} model is nested too deeply")
+    if isinstance(error, OSError):
+        return storage_failure(error, task.folder) if is_of_disk(error) else _of_model(error, importer)
+    if isinstance(error, ImportError):
+        return _of_import(error, importer, task.memory_bytes_max)
+    if is_full(task.folder):  # frameworks in C++ say so in words of their own
+        return storage_failure(OSError(errno.ENOSPC, ""), task.folder)
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_CAUSE_CHARACTERS_MAX]}"
+    if isinstance(error, SystemError):  # code in C that ran out of memory, or was called in a wrong way
+        cause += f"; {task.memory_bytes_max >> 20} MiB may be too little (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
+    return invalid(f"the {importer.name} model cannot be converted: {cause}")
 
 
 def _of_import(error: ImportError, importer: Importer, memory_bytes_max: int) -> Failure:
@@ -113,11 +145,15 @@ def _confine(task: ImportTask) -> Layers:
     ENVIRONMENT.update(dict.fromkeys(_FOLDERS, tempfile.tempdir))  # which libraries read when they are loaded
     folder = task.folder.resolve()
     limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.file_bytes_max)
-    return confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)
+    try:
+        return confine(reads=(folder,), writes=(folder / SCRATCH, folder / IMPORTED), limits=limits)
+    except OSError as error:
+        message = f"the sandbox of the import cannot be set up: {error}; `millstream doctor` shows what is missing"
+        raise Failure(Code.INTERNAL, message) from error
 
 
 def _convert(task: ImportTask, importer: Importer, layers: Layers) -> Converted:
-    if not (layers.stand or task.unconfined) and may_execute(importer):
+    if not (layers.stand or task.unconfined) and importer.executes:
         raise Failure(
             Code.UNSUPPORTED,
             f"importing a {importer.name} model may execute code, which nothing confines on this machine: `millstream "

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import SCRATCH, Array, Imported, ImportOptions, Sample, Source
+from millstream.plugins.convert.base import SCRATCH, Imported, Importer
 from millstream.plugins.convert.onnx_export import CannotExport, Export, export, import_torch
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.importers import Array, ImportOptions, Sample, Source
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 CONFIG_BYTES_MAX = 64 << 20
@@ -31,12 +32,13 @@ _CUSTOM = (
 )
 
 
-class KerasImporter:
+class KerasImporter(Importer):
     """The importer of what model.save('model.keras') wrote."""
 
     name = "Keras"
     extra = "keras"
     modules = ("keras", "torch", "onnxscript", "h5py")
+    rehearsal = "millstream.plugins.convert.rehearsals:load_torch"
 
     def recognises(self, source: Source) -> bool:
         return source.path.is_file() and {CONFIG, WEIGHTS} <= set(_names(source.path))

@@ -13,10 +13,11 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from millstream.plugins.convert.base import Imported, Importer, ImportOptions, Members, Source
-from millstream.plugins.convert.held import import_onnx
+from millstream.plugins.convert.base import Imported, Importer
+from millstream.plugins.convert.held import import_onnx, importer_of
 from millstream.services.errors import invalid
 from millstream.services.ingest.external_data import weights_of
+from millstream.services.ingest.importers import ImportOptions, Members, Source
 from millstream.services.ingest.onnx_folder import find_onnx
 from millstream.services.model.manifest import ColumnCategories
 
@@ -42,12 +43,14 @@ _COMPONENTS = ("components/**/*",)
 _WITHOUT_NULL = frozenset({"integer", "long", "boolean"})
 
 
-class MlflowImporter:
+class MlflowImporter(Importer):
     """Imports MLflow's model folders."""
 
     name = "MLflow"
     extra = "mlflow"
     modules = ("yaml",)
+    described = True
+    marks = frozenset({DOCUMENT})
 
     def recognises(self, source: Source) -> bool:
         return source.path.is_dir() and (source.path / DOCUMENT).is_file()
@@ -62,8 +65,6 @@ class MlflowImporter:
         return Members([DOCUMENT, *_COMPONENTS, *names, *(f"{name}/**/*" for name in names)])
 
     def convert(self, source: Source, options: ImportOptions) -> Imported:
-        from millstream.plugins.convert.registry import find_importer
-
         document = _read(source.path / DOCUMENT)
         flavour, path = _chosen(source.path, document.get("flavors"))
         signature = document.get("signature")
@@ -73,13 +74,12 @@ class MlflowImporter:
             imported = import_onnx(source, _onnx_file(path), ())._replace(columns=columns)
         else:
             found = _file_of(path)
-            importer = find_importer(Source(source.folder, found))
+            importer = importer_of(source, found, "the MLflow model")
             if importer is None:
                 raise invalid(
                     f"the flavour {flavour} of the MLflow model holds {found.name[:80]!a}, which cannot be imported: "
                     "log it with mlflow.onnx"
                 )
-            _check_modules(importer)
             imported = importer.convert(Source(source.folder, found), options)
         _check_columns(imported, columns)
         made = f"MLflow {str(document.get('mlflow_version', ''))[:20]} ({flavour})"
@@ -149,17 +149,6 @@ def _file_of(path: Path) -> Path:
             if found := sorted(path.glob(pattern)):
                 return found[0]
     return path
-
-
-def _check_modules(importer: Importer) -> None:
-    from importlib.util import find_spec
-
-    missing = [module for module in importer.modules if find_spec(module) is None]
-    if missing:
-        raise invalid(
-            f"importing this MLflow model needs {', '.join(missing)}, which the gateway does not have: "
-            f"pip install 'millstream[{importer.extra}]' where it runs"
-        )
 
 
 def _onnx_file(path: Path) -> Path:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from millstream.plugins.convert.base import Imported, ImportOptions, Members, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.held import convert_held, held_members
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import ImportOptions, Members, Source
 
 SETTINGS = "model-settings.json"
 DOCUMENT_BYTES_MAX = 1 << 20
@@ -32,12 +33,12 @@ _CODE = "a class in Python, which does not run here"
 _KNOWN_PARAMETERS = frozenset({"uri", "version", "format", "content_type", "environment_tarball"})
 
 
-class MLServerImporter:
+class MLServerImporter(Importer):
     """The importer of folders with model-settings.json."""
 
     name = "MLServer"
-    extra = "gateway"
-    modules = ()
+    described = True
+    marks = frozenset({SETTINGS})
 
     def recognises(self, source: Source) -> bool:
         return source.path.is_dir() and (source.path / SETTINGS).is_file()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Array, Sample
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, Array, Sample
 
 #: what PyTorch's exporter imports besides PyTorch
 MODULES = ("torch", "onnxscript")

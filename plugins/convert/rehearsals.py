@@ -14,18 +14,6 @@ from contextlib import suppress
 from millstream.plugins.convert.onnx_export import import_torch
 from millstream.services.process.low_priority import NICE
 
-_TORCH = f"{__name__}:load_torch"
-_SCIKIT_LEARN = f"{__name__}:load_scikit_learn"
-#: extra of an importer -> its rehearsal; without one, each import starts a process of its own
-REHEARSALS = {
-    "huggingface": _TORCH,
-    "keras": _TORCH,
-    "lightgbm": _SCIKIT_LEARN,
-    "pytorch": _TORCH,
-    "scikit-learn": _SCIKIT_LEARN,
-    "xgboost": _SCIKIT_LEARN,
-}
-
 
 def load_torch() -> None:
     """Load PyTorch and its exporter. Not transformers or Keras: where they write is read when they are loaded."""

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Imported, Sample
+from millstream.plugins.convert.base import Imported
 from millstream.plugins.convert.scikit_inputs import INPUT, MISSING, Inputs, draw, imputes_text, inputs_of, is_missing
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, Sample
 from millstream.services.ingest.mending import mend
 from millstream.services.model.paths import FILE
 

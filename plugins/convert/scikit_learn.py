@@ -12,11 +12,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from millstream.plugins.convert.base import SCRATCH, Imported, ImportOptions, Source
+from millstream.plugins.convert.base import SCRATCH, Imported, Importer
 from millstream.plugins.convert.pickles import load_pickle
 from millstream.plugins.convert.skops_files import SCHEMA, load_skops
 from millstream.services.errors import invalid
 from millstream.services.ingest.file_kind import PICKLE_REFUSAL, content_head, is_pickle
+from millstream.services.ingest.importers import ImportOptions, Source
 
 #: modules that the pickle of an estimator names near its beginning
 _MODULES = (b"sklearn", b"xgboost", b"lightgbm", b"catboost")
@@ -25,12 +26,13 @@ _SCHEMA_BYTES_MAX = 64 << 20
 _OTHERS = (b"torch", b"keras", b"tensorflow", b"jax")
 
 
-class PickleImporter:
+class PickleImporter(Importer):
     """Imports pickles and joblib files."""
 
     name = "scikit-learn"
     extra = "scikit-learn"
     modules = ("sklearn", "skl2onnx")
+    rehearsal = "millstream.plugins.convert.rehearsals:load_scikit_learn"
 
     def recognises(self, source: Source) -> bool:
         if not source.path.is_file():
@@ -47,12 +49,13 @@ class PickleImporter:
         return convert_estimator(model, source.folder)
 
 
-class SkopsImporter:
+class SkopsImporter(Importer):
     """Imports files of skops.io, which name their types and need no pickle."""
 
     name = "skops"
     extra = "scikit-learn"
     modules = ("sklearn", "skl2onnx")
+    rehearsal = "millstream.plugins.convert.rehearsals:load_scikit_learn"
 
     def recognises(self, source: Source) -> bool:
         if not source.path.is_file() or not zipfile.is_zipfile(source.path):

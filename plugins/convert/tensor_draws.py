@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from millstream.plugins.convert.base import Array
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import Array
 
 ROWS = 4
 #: sizes to try for variable dimensions other than the first, most likely first

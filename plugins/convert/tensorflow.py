@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Array, Imported, ImportOptions, Members, Sample, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.tensor_draws import Drawn, answered
 from millstream.plugins.convert.tflite_document import TfliteModel, is_tflite, read_tflite
 from millstream.plugins.engines.openvino import importer as openvino_ir
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.importers import IMPORTED, Array, ImportOptions, Members, Sample, Source
 
 OPSET = 18
 SIGNATURE = "serving_default"
@@ -37,11 +38,12 @@ def needed_modules() -> tuple[str, ...]:
     return _CONVERTERS if all(map(find_spec, _CONVERTERS)) else ("openvino",)
 
 
-class SavedModelImporter:
+class SavedModelImporter(Importer):
     """Imports folders that tf.saved_model.save wrote: one signature, serving_default if there are several."""
 
     name = "TensorFlow"
     extra = "tensorflow"
+    marks = frozenset({"saved_model.pb"})
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -71,11 +73,12 @@ class SavedModelImporter:
         return _converted(source, "tf", Sample(inputs, outputs), None, key)
 
 
-class TensorFlowLiteImporter:
+class TensorFlowLiteImporter(Importer):
     """Imports .tflite files that have built-in operators alone."""
 
     name = "TensorFlow Lite"
     extra = "tensorflow"
+    executes = False
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -14,11 +14,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.plugins.convert.base import ATOL, RTOL, Array, Imported, ImportOptions, Sample, Source
+from millstream.plugins.convert.base import ATOL, RTOL, Imported, Importer
 from millstream.plugins.convert.onnx_export import MODULES, CannotExport, Export, export, import_torch
 from millstream.plugins.engines.torch.archive import is_program_file
 from millstream.plugins.engines.torch.document import FORMAT, Program, read_program
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.importers import Array, ImportOptions, Sample, Source
 
 if TYPE_CHECKING:
     from millstream.services.ingest.model_io import ModelTensor
@@ -29,12 +30,13 @@ _SHAPES = ((3, 0), (1, 0), (4, 3))
 _SAMPLES_S_MAX = 10.0
 
 
-class TorchProgramImporter:
+class TorchProgramImporter(Importer):
     """The importer of what torch.export.save wrote."""
 
     name = "PyTorch"
     extra = "pytorch"
     modules = MODULES
+    rehearsal = "millstream.plugins.convert.rehearsals:load_torch"
 
     def recognises(self, source: Source) -> bool:
         """Return whether it is a program. Without the exporter to ONNX a program is served as it is."""
@@ -111,7 +113,7 @@ def _export(torch: Any, program: Program, source: Source) -> Sequence[Path]:
 
 def _check(path: Path, program: Program, samples: Sequence[Sample]) -> None:
     """Raise CannotExport if ONNX Runtime cannot load the model, or answers other than the program."""
-    from millstream.plugins.convert.comparison import compare, worst
+    from millstream.services.ingest.comparison import compare, worst
     from millstream.services.ingest.graph import read_model
     from millstream.services.ingest.model_io import read_tensors
     from millstream.services.ingest.trial_session import Session, TrialError

@@ -13,11 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Array, Imported, ImportOptions, Sample, Source
-from millstream.plugins.convert.declared_inputs import EXAMPLE, DeclaredInput, read_inputs
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.onnx_export import import_torch, reason
 from millstream.plugins.convert.torchscript_archive import check_script, is_script_file
 from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.importers import (
+    EXAMPLE,
+    IMPORTED,
+    Array,
+    DeclaredInput,
+    ImportOptions,
+    Sample,
+    Source,
+    read_inputs,
+)
 from millstream.services.model.datatypes import NUMPY
 
 OPSET = 17  # the newest that PyTorch's exporter of TorchScript is tested with
@@ -26,12 +35,13 @@ _SIZES = (8, 16, 32, 64, 128, 224, 256, 512, 16000)
 _ELEMENTS_MAX = 1 << 26
 
 
-class TorchScriptImporter:
+class TorchScriptImporter(Importer):
     """The importer of what torch.jit.save wrote."""
 
     name = "TorchScript"
     extra = "pytorch"
     modules = ("torch", "onnxscript")
+    rehearsal = "millstream.plugins.convert.rehearsals:load_torch"
 
     def recognises(self, source: Source) -> bool:
         return source.path.is_file() and is_script_file(source.path)

@@ -15,9 +15,10 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from millstream.plugins.convert.base import IMPORTED, Imported, ImportOptions, Members, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.held import convert_held
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, ImportOptions, Members, Source
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 DOCUMENT_BYTES_MAX = 1 << 20
@@ -27,12 +28,11 @@ _WHAT = "the TorchServe archive"
 _FOLDER = "serialized"
 
 
-class TorchServeImporter:
+class TorchServeImporter(Importer):
     """The importer of what torch-model-archiver wrote."""
 
     name = "TorchServe"
-    extra = "gateway"
-    modules = ()
+    described = True
 
     def recognises(self, source: Source) -> bool:
         if source.path.is_dir():

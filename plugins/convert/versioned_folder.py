@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millstream.plugins.convert.base import Imported, ImportOptions, Members, Source
+from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.held import convert_held
 from millstream.plugins.convert.tensorflow import MEMBERS
+from millstream.services.ingest.importers import ImportOptions, Members, Source
 from millstream.services.ingest.onnx_folder import shown
 
 _MODELS = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
 
 
-class VersionedFolderImporter:
+class VersionedFolderImporter(Importer):
     """The importer of folders with numbered versions of a SavedModel."""
 
     name = "TensorFlow Serving"
-    extra = "gateway"
-    modules = ()
+    described = True
 
     def recognises(self, source: Source) -> bool:
         return bool(_versions(source.path))

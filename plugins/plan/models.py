@@ -17,7 +17,7 @@ from millstream.client.documents import (
     WorkerPlacement,
 )
 from millstream.plugins.plan.simulation.models import MEDIAN_RUN_S, SimulatedModel
-from millstream.services.model.platforms import BACKEND_OF_FORMAT
+from millstream.services.model.formats import backend_of
 from millstream.services.placement.views import Footprint
 
 if TYPE_CHECKING:
@@ -175,4 +175,4 @@ def models_of_repository(folder: Path) -> KnownModels:
 def _kind(measured: Iterable[str], manifest: Manifest) -> str:
     """Return the kind of instances to simulate: one on a CPU that was measured, else any, else the usual backend's."""
     kinds = sorted(measured, key=lambda kind: (not kind.endswith(".cpu"), kind))
-    return kinds[0] if kinds else f"{BACKEND_OF_FORMAT.get(manifest.source_format, 'onnxruntime')}.cpu"
+    return kinds[0] if kinds else f"{backend_of(manifest.source_format)}.cpu"

@@ -1,8 +1,8 @@
 """Unpacks an uploaded file into the version's source folder.
 
 upload ─> a model of another framework (an importer recognises it)? moved to source/model
+       ─> of a format that a plug-in adds, which may be a zip itself? moved to source/ with its name
        ─> known to be something else (file_kind)? ─yes─> refused with what to do
-       ─> a program of torch.export, which is a zip itself? moved to source/model.pt2; of jax.export? source/model.jax
        ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
                               ─no──> moved to source/model.onnx; the checker parses it next
 What was unpacked is recognised as any folder is (ingest.layout).
@@ -25,16 +25,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
-from millstream.plugins.convert.base import Source
-from millstream.plugins.convert.registry import find_importer
-from millstream.plugins.engines.jax.document import is_export_file
-from millstream.plugins.engines.torch.archive import is_program_file
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.external_data import PATH_BYTES_MAX
 from millstream.services.ingest.file_kind import why_not_onnx
+from millstream.services.ingest.importers import Source, find_importer
 from millstream.services.ingest.layout import Found, NoModel, recognise
 from millstream.services.ingest.onnx_folder import ENTRIES_MAX
-from millstream.services.model.paths import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE, JAX_FILE, PROGRAM_FILE
+from millstream.services.model.formats import format_of
+from millstream.services.model.paths import COMPONENT_BYTES_MAX, FILE, FOREIGN_FILE
 
 _CHUNK_BYTES = 1 << 20
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
@@ -77,11 +75,13 @@ def unpack(upload: Path, source: Path, bytes_max: int) -> Found:
     importer = find_importer(Source(upload.parent, upload))
     if importer is not None:
         return Found(source, _move(upload, source, FOREIGN_FILE), importer)
+    found = format_of(upload)
+    if found is not None and found.file:
+        return Found(source, _move(upload, source, found.file), None)
     check_kind(upload)
-    name = _name_of_program(upload)
-    open_archive = None if name else _detect_format(upload)
+    open_archive = _detect_format(upload)
     if open_archive is None:
-        return Found(source, _move(upload, source, name or FILE), None)
+        return Found(source, _move(upload, source, FILE), None)
     source.mkdir(parents=True)
     try:
         _write_members(open_archive(upload), source, bytes_max)
@@ -106,13 +106,6 @@ def _move(upload: Path, source: Path, name: str) -> Path:
     # Copied where needed: Landlock ABI 1 forbids a rename from one folder to another.
     shutil.move(upload, model, shutil.copyfile)
     return model
-
-
-def _name_of_program(upload: Path) -> str:
-    """Return what a file is called that a framework exported; empty if it is an ONNX file or an archive."""
-    if is_program_file(upload):
-        return PROGRAM_FILE
-    return JAX_FILE if is_export_file(upload) else ""
 
 
 def check_kind(path: Path) -> None:

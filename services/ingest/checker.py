@@ -9,17 +9,16 @@ It runs untrusted models in native code that may crash or hang; `ingest.check_pr
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from millstream.plugins.convert.base import SOURCE
-from millstream.plugins.engines.jax.document import is_export_file
-from millstream.plugins.engines.torch.archive import is_program_file
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.archive import check_kind, unpack
+from millstream.services.ingest.importers import SOURCE, resolve
 from millstream.services.ingest.report import (
     REWRITE_BYTES,
     UPLOAD,
@@ -30,9 +29,14 @@ from millstream.services.ingest.report import (
     Rejection,
     one_line,
 )
+from millstream.services.model.formats import format_of, formats
+from millstream.services.plugin.plugin import Format
+from millstream.services.plugin.registry import load_for
 from millstream.services.process.low_priority import NICE
-from millstream.services.repository.disk import storage_failure
+from millstream.services.repository.disk import is_of_disk, storage_failure
 from millstream.services.sandbox.confine import Limits, confine, serve_forked
+
+_REFUSED = frozenset({errno.EACCES, errno.EPERM})
 
 
 def main(set_title: Callable[..., None] | None = None) -> NoReturn:
@@ -43,23 +47,24 @@ def main(set_title: Callable[..., None] | None = None) -> NoReturn:
 
 
 def _confine(task: CheckTask) -> None:
-    """Limit the memory, CPU time and files of this process, since a model may take it over. Raises OSError."""
+    """Limit the memory, CPU time and files of this process, since a model may take it over. Raises Failure."""
     os.nice(NICE)
     limits = Limits(task.memory_bytes_max, task.cpu_s_max, task.unpacked_bytes_max + REWRITE_BYTES)
     folder = task.folder.resolve()
-    if task.served is None:
-        confine(reads=(), writes=(folder,), limits=limits)
-    else:  # served in place: the operator's folder, in which the model file may be a link to another folder
-        confine(reads=(folder, (folder / task.served).resolve()), writes=(), limits=limits)
+    try:
+        if task.served is None:
+            confine(reads=(), writes=(folder,), limits=limits)
+        else:  # served in place: the operator's folder, in which the model file may be a link to another folder
+            confine(reads=(folder, (folder / task.served).resolve()), writes=(), limits=limits)
+    except OSError as error:
+        message = f"the sandbox of the model check cannot be set up: {error}; `millstream doctor` shows what is missing"
+        raise Failure(Code.INTERNAL, message) from error
 
 
 def _report(task: CheckTask) -> CheckReport:
     try:
+        resolve()
         _confine(task)
-    except OSError as error:
-        message = f"the sandbox of the model check cannot be set up: {error}; `millstream doctor` shows what is missing"
-        return CheckReport(outcome=Rejection(code=Code.INTERNAL, message=one_line(message)))
-    try:
         return CheckReport(outcome=_check(task))
     except Failure as failure:
         rejection = failure
@@ -75,8 +80,10 @@ def _report(task: CheckTask) -> CheckReport:
         if task.foreign and isinstance(error, FileNotFoundError):
             name = Path(str(error.filename or task.served)).name
             rejection = invalid(f"{name} was removed while it was read: load the model when its files are complete")
-        else:
+        elif is_of_disk(error) or error.errno in _REFUSED:
             rejection = storage_failure(error, task.folder)
+        else:  # the model names a file that cannot be
+            rejection = invalid(f"the model cannot be read: {error.strerror or error}")
     except Exception as error:  # any other exception of a library: the model is malformed
         rejection = invalid(f"the model cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return CheckReport(outcome=Rejection(code=rejection.code, message=one_line(rejection.message)))
@@ -88,34 +95,32 @@ def _check(task: CheckTask) -> CheckedModel | Recognised:
     found_notes: tuple[str, ...] = ()
     if task.served is not None:
         path = task.folder / task.served
-        if path.suffix != ".xml":
+        found_format = format_of(path)
+        if found_format is None:
             check_kind(path)
     elif task.imported is not None:
         path = task.folder / task.imported.served
+        found_format = formats().get(task.imported.source_format)
     else:
         found = unpack(task.folder / UPLOAD, task.folder / SOURCE, task.unpacked_bytes_max)
         path, found_notes = found.path, found.notes
         if found.importer is not None:
             path_below = str(path.relative_to(task.folder))
             return Recognised(importer=found.importer.name, path=path_below, notes=tuple(map(one_line, found_notes)))
-    checked = _inspect(task, path)
+        found_format = format_of(path)
+    checked = _inspect(task, path, found_format)
     batching = checked.batching.model_copy(update={"reason": one_line(checked.batching.reason)})
     notes = tuple(one_line(note) for note in (*found_notes, *checked.notes))
     return checked.model_copy(update={"batching": batching, "notes": notes, "producer": one_line(checked.producer)})
 
 
-def _inspect(task: CheckTask, path: Path) -> CheckedModel:
+def _inspect(task: CheckTask, path: Path, of: Format | None) -> CheckedModel:
     # Imported here, after the archive was checked and inside the memory limit: these libraries are large. The fork
     # server has imported them already.
     try:
         from millstream.services.ingest.inspection import inspect
 
-        if is_program_file(path):
-            from millstream.plugins.engines.torch.inspection import inspect
-        elif is_export_file(path):
-            from millstream.plugins.engines.jax.inspection import inspect
-        elif path.suffix == ".xml":  # an importer wrote it
-            from millstream.plugins.engines.openvino.inspection import inspect
+        inspect = inspect if of is None else load_for(of, of.inspect)
     except (MemoryError, SystemError) as error:  # SystemError: C code of a library that ran out of memory
         raise ImportError("no memory left") from error
     return inspect(task, path)

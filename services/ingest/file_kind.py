@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from millstream.plugins.engines.torch.archive import is_program
+from millstream.services.ingest.importers import importers
+from millstream.services.model.formats import format_of
 from millstream.services.model.onnx_file import GRAPH_FIELD, MODEL_FIELDS, fields
 
 #: bytes that are read from the start of a file, and of a compressed file's content
@@ -130,9 +131,6 @@ _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
     (b"\xff\xd8\xff", _IMAGE),
     (b"%PDF-", _PDF),
 )
-#: members at the top of a zip that an importer takes
-_IMPORTED = frozenset({"saved_model.pb", "MLmodel", "model-settings.json"})
-_HUGGING_FACE = "config.json"  # beside weights
 #: bytes 4 to 8 of FlatBuffers files name their schema
 _FLATBUFFERS = {b"TFL3": _TFLITE, b"ORTM": _ORT_FORMAT}
 
@@ -193,7 +191,7 @@ def why_not_onnx(path: Path) -> str | None:
         if not head:
             return "the file is empty: was the export or download complete?"
         if head.startswith(_ZIP_MAGIC):
-            return _why_not_zip(file)
+            return None if format_of(path) else _why_not_zip(file)
         content = _decompressed(head)
         if content is not None:
             return _why_not_compressed(*content)
@@ -238,11 +236,8 @@ def _why_not_zip(file: IO[bytes]) -> str | None:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error):
         return None  # unpacking says how it is broken
     tops = (names, _without_top(names))
-    imported = any(
-        not _IMPORTED.isdisjoint(top) or (_HUGGING_FACE in top and "metadata.json" not in top) for top in tops
-    )
-    served = imported or is_program(names) or any(name.endswith(".onnx") for name in names)
-    return None if served else why_no_model(names)
+    imported = any(importer.may_be_of(top) for importer in importers().values() for top in tops)
+    return None if imported or any(name.endswith(".onnx") for name in names) else why_no_model(names)
 
 
 def _without_top(names: list[str]) -> list[str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from millstream.plugins.convert.base import Sample
-from millstream.plugins.convert.comparison import Difference, compare, worst
-from millstream.plugins.convert.samples import KEPT_BYTES_MAX, read_sample
 from millstream.services.errors import invalid
+from millstream.services.ingest.comparison import Difference, compare, worst
+from millstream.services.ingest.import_samples import KEPT_BYTES_MAX, read_sample
+from millstream.services.ingest.importers import Sample
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.report import CheckTask, Converted
 from millstream.services.ingest.trial_session import Array, TrialError, TrialSession

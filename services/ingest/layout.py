@@ -13,11 +13,10 @@ from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.plugins.convert.base import FolderImporter, Importer, Source
-from millstream.plugins.convert.registry import find_importer
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.external_data import check_weight, weights_of
 from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
+from millstream.services.ingest.importers import Importer, Members, Source, find_importer
 from millstream.services.ingest.onnx_folder import (
     ENTRIES_MAX,
     entries,
@@ -127,11 +126,9 @@ def _in_folder(root: Path) -> Found:
         if folder.is_dir():
             _refuse_triton(folder)
         importer = find_importer(Source(root, folder))
-        if isinstance(importer, FolderImporter):
-            members = importer.members(folder)
-            return Found(root, folder, importer, members.notes, tuple(members.patterns))
         if importer is not None:
-            return Found(root, folder, importer)
+            members = importer.members(folder) or Members(())
+            return Found(root, folder, importer, members.notes, tuple(members.patterns))
         onnx = find_onnx(folder) if folder.is_dir() else None
         if onnx is not None:
             if (why := why_not_onnx(onnx.path)) is not None:  # a pointer of Git LFS, for example

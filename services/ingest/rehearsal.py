@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import onnx.parser
 
+from millstream.services.ingest.importers import resolve
 from millstream.services.ingest.inspection import inspect
 from millstream.services.ingest.report import CheckTask
 
@@ -27,6 +28,7 @@ rehearsal (float[N, 2] x) => (float[N, 2] y) <float[2, 2] weights = {0.5, -0.25,
 
 def rehearse() -> None:
     """Check a small model in this process. Nothing stays of it; the model and its session are gone on return."""
+    resolve()
     with TemporaryDirectory(prefix="millstream-") as name:
         path = Path(name, "model.onnx")
         path.write_bytes(onnx.parser.parse_model(_MODEL).SerializeToString())

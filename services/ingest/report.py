@@ -7,12 +7,13 @@ A model may take over the checker, so a report is untrusted: every field is boun
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.errors import Code
 from millstream.services.model.classes import Classes
+from millstream.services.model.formats import ONNX, formats
 from millstream.services.model.manifest import (
     COLUMNS_MAX,
     ROWS_MAX_DEFAULT,
@@ -56,7 +57,13 @@ def _below(path: str) -> str:
     return str(pure)
 
 
-SourceFormat = Literal["onnx", "torch-export", "openvino", "jax-export"]
+def _known(source_format: str) -> str:
+    if source_format != ONNX and source_format not in formats():
+        raise ValueError("no plug-in adds this format")
+    return source_format
+
+
+SourceFormat = Annotated[str, AfterValidator(_known)]
 PathBelow = Annotated[str, AfterValidator(_below)]
 Text = Annotated[str, Field(max_length=MESSAGE_CHARACTERS_MAX)]
 
@@ -68,7 +75,7 @@ class Converted(BaseModel):
         served: the model file to serve.
         source_format: as in a manifest.
         files: further files that a worker reads.
-        samples: files of inputs and of what the source framework answered (plugins/convert/samples.py).
+        samples: files of inputs and of what the source framework answered (ingest/import_samples.py).
         importer: the framework's name.
         rtol: largest relative difference between the outputs of the source framework and of the converted model.
         atol: largest absolute difference, added to the relative one.
@@ -165,7 +172,7 @@ class CheckedModel(BaseModel):
     notes: tuple[Text, ...] = Field(max_length=_NOTES_MAX)
     trial: TrialInputs | None = None
     index_ranges: dict[str, tuple[int, int]] = {}
-    source_format: SourceFormat = "onnx"
+    source_format: SourceFormat = ONNX
     imported: ImportRecord | None = None
     labels: dict[str, PathBelow] = Field({}, max_length=TENSORS_MAX)
 

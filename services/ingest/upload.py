@@ -18,12 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
-from millstream.plugins.convert.base import LABELS, SOURCE, ImportOptions
-from millstream.plugins.convert.conversion import convert
-from millstream.plugins.convert.declared_inputs import read_inputs
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import check, examine
 from millstream.services.ingest.check_slots import check_slot
+from millstream.services.ingest.importers import LABELS, SOURCE, ImportOptions, importers, read_inputs
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask, Converted
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
@@ -264,7 +262,7 @@ class ModelUpload:
         if isinstance(outcome, CheckedModel):
             return outcome
         await to_end_in_storage_thread(self._check_space)  # a conversion writes the model again
-        converted = await convert(self._folder(), outcome, self.options, self._settings)
+        converted = await importers()[outcome.importer].run(self._folder(), outcome, self.options, self._settings)
         if converted.classes is not None and self.config.classes is None:
             labels = {converted.classes.output: LABELS, **self.config.labels}
             self.config = self.config.model_copy(update={"classes": converted.classes, "labels": labels})

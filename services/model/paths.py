@@ -10,8 +10,6 @@ from millstream.services.errors import invalid
 PATH_CHARACTERS_MAX = 512
 COMPONENT_BYTES_MAX = 255
 FILE = "model.onnx"
-PROGRAM_FILE = "model.pt2"
-JAX_FILE = "model.jax"
 FOREIGN_FILE = "model"  # an uploaded file of another framework
 WARMUP = "warmup"
 _VERSION = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)

@@ -61,6 +61,28 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format of models that is served as it is, beside ONNX.
+
+    Args:
+        name: as in manifests: "torch-export".
+        recognises: "module:function" that says of a path whether the file's content is of it; standard library alone.
+        inspect: "module:function" of (CheckTask, Path) that returns a CheckedModel; runs in the sandbox of the check.
+        backend: that loads it.
+        platform: its name in Triton's protocol, as `platform_backend` is that of its backend.
+        file: what an upload of it is called in its version; empty: importers alone make it.
+    """
+
+    name: str
+    recognises: str
+    inspect: str
+    backend: str
+    platform: str
+    platform_backend: str
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
     """What a plug-in adds. A text is "module:attribute", imported when a process first asks for that kind.
 
@@ -70,6 +92,9 @@ class Plugin:
         needs: names of plug-ins without which it is off.
         extras: of `pip install millstream[…]`, with the modules that each installs, as far as they are imported.
         backends: of workers.
+        formats: of models.
+        importers: of models of other frameworks, in the order in which they are asked
+            (services/ingest/importers.Importer).
         commands: of the command line.
         settings: classes of pydantic, whose fields are settings (services/settings.settings_class).
         preload: functions of the settings that say what to load at the start (services/cli/preload.Preloading).
@@ -93,6 +118,8 @@ class Plugin:
     needs: tuple[str, ...] = ()
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     backends: tuple[Backend, ...] = ()
+    formats: tuple[Format, ...] = ()
+    importers: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
     settings: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from millstream.services.environment import chosen_plugins
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.nearest_names import did_you_mean
-from millstream.services.plugin.plugin import Plugin
+from millstream.services.plugin.plugin import Backend, Format, Plugin
 
 GROUP = "millstream.plugins"
 _OWN = "millstream"
@@ -97,6 +97,12 @@ def load(plugin: str, reference: str) -> Any:
             f"plug-in {plugin} cannot be loaded ({reference}: {reason}): "
             f"mend or uninstall it, or set MILLSTREAM_PLUGINS=-{plugin}",
         ) from error
+
+
+def load_for(record: Backend | Format, reference: str) -> Any:
+    """Return what a record of a plug-in names. Raises Failure(INTERNAL) that names the plug-in."""
+    owner = next((one.name for one in plugins() if record in one.backends or record in one.formats), _OWN)
+    return load(owner, reference)
 
 
 @cache

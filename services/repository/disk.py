@@ -67,6 +67,11 @@ def storage_failure(error: OSError, root: Path) -> Failure:
     return Failure(Code.INTERNAL, f"cannot use {root}: {reason} ({error.filename or 'no file named'})")
 
 
+def is_of_disk(error: OSError) -> bool:
+    """Return whether the disk is at fault, not the file that was asked for."""
+    return error.errno in _FULL or error.errno in {errno.EROFS, errno.EIO}
+
+
 class DiskSpace(NamedTuple):
     """The size of a disk, and what users without privileges may still write to it."""
 

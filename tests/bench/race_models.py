@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from millstream.plugins.convert.base import IMPORTED, SOURCE, ImportOptions, Source
 from millstream.plugins.convert.huggingface import HuggingFaceImporter
+from millstream.services.ingest.importers import IMPORTED, SOURCE, ImportOptions, Source
 from millstream.services.model.signature import Signature
 from tests.kit.races import signature
 

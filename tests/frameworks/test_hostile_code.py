@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from millstream.plugins.convert.base import ImportOptions
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from millstream.client.client import Client
-from millstream.plugins.convert.base import ImportOptions
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository

@@ -12,10 +12,11 @@ import onnxruntime
 import pytest
 
 from millstream.plugins.convert import tensorflow as importer
-from millstream.plugins.convert.base import Imported, ImportOptions, Source
+from millstream.plugins.convert.base import Imported
 from millstream.plugins.convert.tensorflow import SavedModelImporter, TensorFlowLiteImporter
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest.check_process import check_in_place
+from millstream.services.ingest.importers import ImportOptions, Source
 from millstream.services.settings import Settings
 from millstream.workers.backends import get_backend
 from tests.kit import tensorflow_models

@@ -31,9 +31,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 
-from millstream.plugins.convert.base import ImportOptions
-from millstream.plugins.convert.samples import read_sample
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.import_samples import read_sample
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository
@@ -247,7 +247,7 @@ def test_a_newer_scikit_learn_is_named(repository: FolderRepository, monkeypatch
 
 def test_limits_of_an_import_have_settings(repository: FolderRepository) -> None:
     content = pickles.dumped(iris())
-    assert "MILLSTREAM_IMPORT_S_MAX" in refused(repository, content, settings=Settings(import_s_max=0.2))
+    assert "MILLSTREAM_IMPORT_S_MAX" in refused(repository, content, settings=Settings(import_s_max=0.01))
     message = refused(repository, content, settings=Settings(import_memory_bytes_max=256 << 20))
     assert "256 MiB" in message or "MILLSTREAM_IMPORT_MEMORY_BYTES_MAX" in message
 

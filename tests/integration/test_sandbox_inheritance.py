@@ -37,9 +37,9 @@ from millstream.plugins.compile.race.samples import write_samples
 from millstream.plugins.compile.targets import get_target
 from millstream.plugins.compile.worker.measuring import Measuring
 from millstream.plugins.compile.worker.messages import Opening
-from millstream.plugins.convert.base import ImportOptions
 from millstream.services.errors import Failure
 from millstream.services.ingest import check_process
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
@@ -143,9 +143,9 @@ def tokenize(folder: Path) -> None:
 KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "check, forked": ("services.ingest.checker", check),
     "check, started": ("services.ingest.checker", check),
-    "import": ("services.importers.import_process", convert),
-    "compilation": ("services.compiler.compile_process", compile_one),
-    "measuring": ("workers.race.measure", measure),
+    "import": ("plugins.convert.import_process", convert),
+    "compilation": ("plugins.compile.compile_process", compile_one),
+    "measuring": ("plugins.compile.worker.measure", measure),
     "tokenizer": ("services.tokenizer.process", tokenize),
 }
 

@@ -25,7 +25,7 @@ UPLOAD = """
 import asyncio, json, sys
 from pathlib import Path
 from millstream.services.errors import HTTP_STATUS, Failure
-from millstream.plugins.convert.base import ImportOptions
+from millstream.services.ingest.importers import ImportOptions
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from millstream.plugins.convert.base import ImportOptions, Source
-from millstream.plugins.convert.declared_inputs import read_inputs
 from millstream.plugins.convert.keras import KerasImporter, check_config
 from millstream.plugins.convert.mlserver import MLServerImporter
 from millstream.plugins.convert.torchserve import TorchServeImporter
 from millstream.plugins.convert.versioned_folder import VersionedFolderImporter
 from millstream.services.errors import Failure
+from millstream.services.ingest.importers import ImportOptions, Source, read_inputs
 
 
 def staged(folder: Path) -> Source:

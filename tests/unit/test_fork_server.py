@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.convert.rehearsals import REHEARSALS
+from millstream.plugins.convert.scikit_learn import PickleImporter
 from millstream.services.ingest import check_process
 from millstream.services.ingest.confined_process import confined_environment
 from tests.kit import models
@@ -55,7 +55,7 @@ print(*(os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_sy
 
 
 #: PyTorch's is tried by tests/frameworks, which has it
-@pytest.mark.parametrize("rehearsal", [check_process._PROGRAM.rehearsal, REHEARSALS["scikit-learn"]])
+@pytest.mark.parametrize("rehearsal", [check_process._PROGRAM.rehearsal, PickleImporter.rehearsal])
 def test_a_rehearsal_leaves_no_thread_and_no_open_file(rehearsal: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _REHEARSAL, rehearsal],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from millstream.plugins.convert.base import ImportOptions
 from millstream.plugins.convert.huggingface_folder import (
     Folder,
     check_safetensors,
@@ -18,6 +17,7 @@ from millstream.plugins.convert.huggingface_folder import (
     read_folder,
 )
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.importers import ImportOptions
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 TENSORS = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}

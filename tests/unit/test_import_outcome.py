@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from millstream.plugins.convert.base import IMPORTED, ImportOptions
 from millstream.plugins.convert.conversion import _outcome
-from millstream.plugins.convert.import_process import _of_import
-from millstream.plugins.convert.registry import importer_named
-from millstream.plugins.convert.report import ImportTask
+from millstream.plugins.convert.import_process import ImportTask, _of_import
+from millstream.plugins.convert.scikit_learn import PickleImporter
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest.forked_check import Ended
+from millstream.services.ingest.importers import IMPORTED, ImportOptions
 
 MIB = 1 << 20
 
@@ -76,7 +75,7 @@ def test_a_report_of_what_is_there_is_taken(folder: Path) -> None:
 
 
 def test_a_module_that_is_missing_is_named() -> None:
-    importer = importer_named("scikit-learn")
+    importer = PickleImporter()
     missing = _of_import(ModuleNotFoundError("No module named 'pandas'", name="pandas"), importer, 1 << 30).message
     assert missing == (
         "importing this scikit-learn model needs pandas, which the gateway does not have: "

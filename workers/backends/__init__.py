@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millstream.services.errors import invalid
 from millstream.services.extras import backends
-from millstream.services.plugin.registry import load
+from millstream.services.plugin.registry import load_for
 from millstream.workers.backends.base import Backend
 
 
@@ -15,5 +15,5 @@ def get_backend(name: str, home: Path | None = None) -> Backend:
     known = backends()
     if name not in known:
         raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(known))}")
-    backend: Backend = load(name, known[name].factory)(home)
+    backend: Backend = load_for(known[name], known[name].factory)(home)
     return backend

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Array, Imported, Sample, Source
+from millstream.plugins.convert.base import Imported
 from millstream.plugins.convert.tensor_draws import Drawn, answered
 from millstream.plugins.convert.tflite_document import TfliteModel
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, Array, Sample, Source
 
 FORMAT = "openvino"
 MODEL = "model.xml"

@@ -9,9 +9,9 @@ import pytest
 from millstream.gateway.access.gate import Gate
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.admin.upload import check_right_to_code
-from millstream.plugins.convert.base import ImportOptions
 from millstream.services.access.scopes import grants_of
 from millstream.services.errors import Code, Failure
+from millstream.services.ingest.importers import ImportOptions
 
 NOTHING = ImportOptions()
 ASKED = [

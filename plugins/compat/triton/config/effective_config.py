@@ -11,9 +11,9 @@ from typing import Any
 
 from millstream.plugins.compat.triton.config.config import from_document
 from millstream.plugins.compat.triton.config.datatypes import NUMBERS
+from millstream.services.model.formats import platform_of
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import FILE
-from millstream.services.model.platforms import platform_of
 from millstream.services.model.signature import TensorSpec
 
 _GPU, _CPU = 1, 2

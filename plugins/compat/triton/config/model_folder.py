@@ -16,9 +16,10 @@ from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX, Par
 from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
 from millstream.plugins.compat.triton.config.version_policy import served_versions
 from millstream.services.errors import Code, Failure, Subject, invalid
+from millstream.services.model.formats import formats
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.names import VERSION_MAX
-from millstream.services.model.paths import FILE, PROGRAM_FILE, is_version, plain_path
+from millstream.services.model.paths import FILE, is_version, plain_path
 from millstream.services.model.version_files import open_regular
 
 CONFIG = "config.pbtxt"
@@ -54,7 +55,11 @@ def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> Mo
         versions = [int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()]
         served = served_versions(parsed.message, [version for version in versions if version <= VERSION_MAX])
         given = parsed.message.default_model_filename
-        names = [plain_path(given, "default_model_filename")] if given else [FILE, PROGRAM_FILE]
+        names = (
+            [plain_path(given, "default_model_filename")]
+            if given
+            else [FILE, *(one.file for one in formats().values() if one.file)]
+        )
         return ModelFolder(path, parsed, _files(path, served, names))
     except OSError as error:
         raise Failure(

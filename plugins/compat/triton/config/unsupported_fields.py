@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream.services.errors import invalid
-from millstream.services.model.platforms import BACKEND, PLATFORM, TORCH_BACKEND, TORCH_PLATFORM
+from millstream.services.model.formats import BACKEND, PLATFORM
 
+#: Triton's own platforms of PyTorch are TorchScript (pytorch_libtorch) and machine code of AOTInductor (torch_aoti).
+TORCH_PLATFORM, TORCH_BACKEND = "torch_export", "pytorch"
 #: What a file is, its content says.
 _PLATFORMS = frozenset({"", PLATFORM, TORCH_PLATFORM, "torch_aoti", "pytorch_libtorch"})
 _BACKENDS = frozenset({"", BACKEND, TORCH_BACKEND})

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from millstream.plugins.convert.base import IMPORTED, Array, Sample
 from millstream.services.errors import invalid
+from millstream.services.ingest.importers import IMPORTED, Array, Sample
 
 #: A larger file of samples is not kept with the version.
 KEPT_BYTES_MAX = 16 << 20
