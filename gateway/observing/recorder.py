@@ -14,8 +14,8 @@ from millstream.gateway.observing.observer import CallSink, Observer
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.plugin.registry import contributions
 from millstream.services.settings import Settings
+from millstream.services.supervisor.log import ACCESS_SUFFIX as FILE_SUFFIX
 from millstream.services.supervisor.log import LogFile
-from millstream.services.supervisor.log_names import ACCESS_SUFFIX as FILE_SUFFIX
 
 
 @runtime_checkable

@@ -34,9 +34,9 @@ from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.errors import Code, Failure
 from millstream.services.local_token import read_token
 from millstream.services.process.logs import about
+from millstream.services.supervisor.listener import PRELOADS_S_MAX
 from millstream.services.supervisor.own_log import LOGGER
 from millstream.services.supervisor.plan import Running
-from millstream.services.supervisor.preload_pipe import PRELOADS_S_MAX
 
 log = logging.getLogger(LOGGER)
 

@@ -6,10 +6,12 @@ to it exits (https://github.com/python/cpython/issues/82300).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import mmap
 import os
+import shutil
 from bisect import bisect_left
 from contextlib import suppress
 from pathlib import Path
@@ -168,4 +170,17 @@ def remove_leftovers(folder: Path, prefix: str) -> int:
                     removed += 1
             finally:
                 os.close(fd)
+    return removed
+
+
+def remove_segments(folder: Path, prefix: str) -> int:
+    """Remove all files and folders named `<prefix>.*` in `folder`; return their number."""
+    removed = 0
+    for path in folder.glob(f"{glob.escape(prefix)}.*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            removed += 1
     return removed

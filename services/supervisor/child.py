@@ -19,8 +19,7 @@ from millstream.services.environment import child_environment
 from millstream.services.process.backoff import Backoff
 from millstream.services.process.parent_death import child_setup
 from millstream.services.settings import LogFormat
-from millstream.services.supervisor.child_log import ChildLog, ShowLine, WriteLine
-from millstream.services.supervisor.log import LINE_BYTES_MAX, LogFile
+from millstream.services.supervisor.log import LINE_BYTES_MAX, ChildLog, LogFile, ShowLine, WriteLine
 from millstream.services.supervisor.plan import Program
 from millstream.services.wire.worker_id import new_start, worker_id
 

@@ -1,7 +1,7 @@
-"""The ports of an installation, held by the supervisor while it runs.
+"""What gateways inherit of the supervisor: the ports of an installation, and a pipe that tells of the start.
 
 HTTP: a listening socket that every gateway inherits, so that a restart loses no connection. gRPC: a reserved port; each
-gateway listens on it by itself (SO_REUSEPORT), since the gRPC library does not accept a socket.
+gateway listens on it by itself (SO_REUSEPORT). Pipe: it ends when the models of the start are loaded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from millstream.services.errors import Code, Failure, invalid
 log = logging.getLogger("millstream.supervisor")
 
 BACKLOG = 2048
+#: longest time for which models of the start keep gateways from being ready; the start continues to load them
+PRELOADS_S_MAX = 300.0
 LOOK_S = 1.0  # between two looks whether the port accepts connections
 
 
@@ -118,3 +120,34 @@ def local_url_of(host: str, port: int, *, tls: bool = False) -> str:
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return url_of("::1" if family is socket.AF_INET6 else "127.0.0.1", port, tls=tls)
     return url_of(host, port, tls=tls)
+
+
+class PreloadPipe:
+    """A pipe that ends with `end_loading`, or `limit_s` after its creation. Create it inside a running event loop.
+
+    Gateways inherit `read_fd`, which does not block.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self._limit_s = limit_s
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._give_up)
+
+    def end_loading(self) -> None:
+        """Let gateways be ready."""
+        self._timer.cancel()
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def close(self) -> None:
+        """Close both ends, when no further gateway is to be started."""
+        self.end_loading()
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+            self.read_fd = -1
+
+    def _give_up(self) -> None:
+        log.warning("models are still being loaded after %g s: gateways become ready without them", self._limit_s)
+        self.end_loading()

@@ -1,11 +1,15 @@
-"""The lock that allows one `millstream up` per home; its file names the holder, and the kernel frees it at the end."""
+"""What a supervisor holds while it runs, and the kernel frees at its end: its home, and the name of this host."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import json
 import os
+import platform
+import socket
 from pathlib import Path
 
 from millstream.client.address import CERTIFICATE
@@ -79,3 +83,31 @@ def read_holder(run_dir: Path) -> dict[str, object]:
         if isinstance(document, dict):
             return document
     return {}
+
+
+class HostName:
+    """The name by which the workers of one supervisor are told from those of the installation's other hosts.
+
+    It is the name of this host; a second supervisor of the installation on it gets HOST.2, and so on.
+    """
+
+    def __init__(self) -> None:
+        self._claim: socket.socket | None = None  # keeps the name from others, until this process ends
+
+    def take(self, installation: str) -> str:
+        """Return the name, which is kept until `release`."""
+        host = platform.node() or "localhost"
+        for number in itertools.count(1):
+            self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                self._claim.bind(f"\0{installation}.host.{number}")  # in no file system: nothing is left behind
+            except OSError as error:
+                self._claim.close()
+                if error.errno == errno.EADDRINUSE:
+                    continue
+            return host if number == 1 else f"{host}.{number}"
+        raise AssertionError
+
+    def release(self) -> None:
+        if self._claim is not None:
+            self._claim.close()

@@ -24,8 +24,7 @@ from millstream.services.process.logs import (
     json_record,
 )
 from millstream.services.settings import LogFormat
-from millstream.services.supervisor.child_log import WriteLine
-from millstream.services.supervisor.log import LogFile
+from millstream.services.supervisor.log import LogFile, WriteLine
 
 NAME = "supervisor"
 #: the logger of what happens to the installation, which the view shows as well

@@ -1,13 +1,15 @@
-"""start_checks: checks of the settings before an installation starts. They change nothing."""
+"""Before an installation starts: checks of its settings, which change nothing, and the folders of its home."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import FunctionType
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import FILE
 from millstream.services.plugin.registry import contributions
 from millstream.services.process.memory_share import check_memory, total_bytes
+from millstream.services.process.private_files import make_private_folder
 from millstream.services.settings import Settings
 from millstream.services.supervisor.pool_specs import check_device_memory, memory_of_pools, worker_counts
 from millstream.services.tls.files import TlsFiles
@@ -55,3 +57,19 @@ def check_tls(settings: Settings) -> None:
             "MILLSTREAM_TLS_CLIENT_CA_FILE: `millstream up` calls its own gateways, too: set "
             "MILLSTREAM_CLIENT_CERT_FILE and MILLSTREAM_CLIENT_KEY_FILE to a certificate of these authorities"
         )
+
+
+def make_home(home: Path) -> None:
+    """Create the folders of a home, private to this user. Raises Failure(INVALID) if they cannot be written.
+
+    An existing folder that is not empty and not a home keeps its mode, since it may contain other files; only the
+    folders created in it are private.
+    """
+    try:
+        if not home.exists() or (home / "run" / "lock").exists() or not any(home.iterdir()):
+            make_private_folder(home)
+        for name in ("logs", "run", "repository"):
+            make_private_folder(home / name)
+        (home / "run" / "lock").touch()
+    except OSError as error:
+        raise invalid(f"--home {home}: cannot be written ({error.strerror}); choose another folder") from error

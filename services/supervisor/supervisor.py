@@ -26,7 +26,6 @@ from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.local_token import keep_token
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.cpu_share import cpus
-from millstream.services.process.log_level import toggle_debug
 from millstream.services.process.logs import about
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_listener import remove_dead_sockets
@@ -39,28 +38,26 @@ from millstream.services.queue.server import (
     wait_until_answers,
 )
 from millstream.services.queue.url import RedisAddress
+from millstream.services.segments.segment import remove_segments
 from millstream.services.settings import CLIENT_SETTINGS, LOG_LEVELS, Settings
 from millstream.services.start_log import log_start
-from millstream.services.supervisor import listener, machine, plan
+from millstream.services.supervisor import listener, plan
 from millstream.services.supervisor.child import Child
-from millstream.services.supervisor.child_log import WriteLine
 from millstream.services.supervisor.control import ControlSocket
-from millstream.services.supervisor.death_reports import DeathReports
-from millstream.services.supervisor.health import Health
-from millstream.services.supervisor.home import make_home
+from millstream.services.supervisor.deaths import DeathReports, Orphans
+from millstream.services.supervisor.listener import PreloadPipe
 from millstream.services.supervisor.liveness import Liveness
-from millstream.services.supervisor.lock import HomeLock
-from millstream.services.supervisor.orphans import Orphans
+from millstream.services.supervisor.lock import HomeLock, HostName
+from millstream.services.supervisor.log import WriteLine
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.parts import SupervisorPart, SupervisorParts, build_parts
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.pool_specs import parse_pools
-from millstream.services.supervisor.preload_pipe import PreloadPipe
 from millstream.services.supervisor.readiness import wait_until_loaded, wait_until_ready
-from millstream.services.supervisor.restarts import Restarts
-from millstream.services.supervisor.service_manager import ServiceManager
-from millstream.services.supervisor.shm_cleanup import remove_segments
-from millstream.services.supervisor.start_checks import check_start
+from millstream.services.supervisor.rolling import Restarts
+from millstream.services.supervisor.service_manager import Health, ServiceManager
+from millstream.services.supervisor.signals import Signals
+from millstream.services.supervisor.start_checks import check_start, make_home
 
 if TYPE_CHECKING:
     from millstream.services.supervisor.metrics_port import MetricsPort
@@ -131,7 +128,7 @@ class Supervisor:
         self._status = ""  # for the service manager, while it serves
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
-        self._host_name = machine.HostName()
+        self._host_name = HostName()
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._grpc_reservation: socket.socket | None = None  # the port for gRPC
@@ -152,12 +149,15 @@ class Supervisor:
         self._deaths: DeathReports | None = None
         self._control = ControlSocket(self._restarts.on_command)
         self._control_path: Path | None = None
-        self._hangup_restart: asyncio.Task[None] | None = None
-        self._terminal = machine.has_terminal()
         self._end: asyncio.Future[None] = asyncio.Future()
         self._ready = False
-        self._signals = 0
-        self._hurry = asyncio.Event()  # a second signal came
+        self._signals = Signals(
+            self._stop_for,
+            self._kill_all,
+            lambda: self._restarts.restart("all", lambda _: None),
+            self._run_dir / LOG_LEVELS,
+            self._show,
+        )
 
     async def run(self) -> int:
         """Start, serve until SIGINT or SIGTERM, stop; return the exit code.
@@ -185,7 +185,7 @@ class Supervisor:
         log_start(self._settings, NAME, supervised=False)
         try:
             self._settings = self._settings.model_copy(update={"installation_name": installation_name(self._settings)})
-            self._handle_signals()
+            self._signals.handle()
             await self._serve()
         finally:
             await self._shut_down()
@@ -195,7 +195,7 @@ class Supervisor:
             lasted = asyncio.get_running_loop().time() - began
             log.info("stopped: %s, after %.3g s", self._stop_reason, lasted, extra=about(reason=self._stop_reason))
         self._view.stopped()
-        return 0 if self._signals < 2 else 130
+        return 0 if self._signals.stops < 2 else 130
 
     def _show(self, event: str) -> None:
         """Log an event, and show it to the user."""
@@ -464,10 +464,10 @@ class Supervisor:
                 gateway.signal(signal.SIGUSR1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_delay_s):
-                await self._hurry.wait()
+                await self._signals.again.wait()
 
     async def _stop(self, children: Sequence[Child], until: float) -> None:
-        if self._signals > 1:
+        if self._signals.stops > 1:
             self._kill_all()
         left_s = max(0.0, until - asyncio.get_running_loop().time())
         await asyncio.gather(*(child.stop(left_s) for child in children))
@@ -485,42 +485,10 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGUSR2, self._on_verbose)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            self._show(f"{number.name} again: killing everything")
-            self._hurry.set()
-            self._kill_all()
-            return
-        self._show(f"{number.name}: answering requests in flight, then stopping (again to stop at once)")
+    def _stop_for(self, signal_name: str) -> None:
         if not self._end.done():
-            self._stop_reason = number.name
+            self._stop_reason = signal_name
             self._end.set_result(None)
-
-    def _on_verbose(self) -> None:
-        """Have all processes log debug records, or no longer."""
-        with contextlib.suppress(OSError):
-            self._show(f"SIGUSR2: log level of all processes: {toggle_debug(self._run_dir / LOG_LEVELS)}")
-
-    def _on_hangup(self) -> None:
-        """Restart on `kill -HUP`; stop if the terminal was closed, for which the kernel sends the same signal."""
-        if self._terminal and not machine.has_terminal():
-            self._on_signal(signal.SIGHUP)
-            return
-        self._show("SIGHUP: replacing all processes, one after the other")
-        self._hangup_restart = asyncio.create_task(self._restart_on_hangup(), name="SIGHUP")
-
-    async def _restart_on_hangup(self) -> None:
-        with contextlib.suppress(Failure):  # it was shown
-            await self._restarts.restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
         for child in (*self._gateways, *self._workers, *self._leaving, *self._redis):

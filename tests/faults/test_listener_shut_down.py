@@ -22,7 +22,7 @@ _PIDFD_GETFD = 438
 ORPHAN = """
 import asyncio, os, select, sys
 from asyncio.subprocess import PIPE
-from millstream.services.supervisor.orphans import Orphans
+from millstream.services.supervisor.deaths import Orphans
 
 LEAVE = '''
 import os, time

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.environment import child_environment
-from millstream.services.supervisor.home import make_home
+from millstream.services.supervisor.start_checks import make_home
 from tests.kit.models import mlp
 from tests.kit.stack import ROOT, running_stack
 

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from millstream.gateway.scheduling.readiness import Preloads
 from millstream.services.environment import child_environment
-from millstream.services.supervisor.preload_pipe import PreloadPipe
+from millstream.services.supervisor.listener import PreloadPipe
 from tests.kit.stack import children
 from tests.kit.wait import wait_until
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.reply_socket import SUFFIX
-from millstream.services.supervisor.shm_cleanup import remove_segments
+from millstream.services.segments.segment import remove_segments
 
 #: `up` creates folders before its first process maps a file of them.
 AGE_S_MIN = 600.0

@@ -31,8 +31,8 @@ from millstream.services.queue.reply_listener import remove_dead_sockets
 from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
+from millstream.services.segments.segment import remove_segments
 from millstream.services.settings import Settings, settings_class
-from millstream.services.supervisor.shm_cleanup import remove_segments
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until

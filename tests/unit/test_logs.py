@@ -24,8 +24,7 @@ from millstream.services.process.logs import (
     about,
 )
 from millstream.services.process.request_id import REQUEST_ID
-from millstream.services.supervisor.child_log import ChildLog
-from millstream.services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
+from millstream.services.supervisor.log import LINE_BYTES_MAX, Alerts, ChildLog, LogFile
 from millstream.services.supervisor.own_log import LineWriter
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO millstream.admin: forged\r\x1b[2J\u2028\u202e"

@@ -9,6 +9,7 @@ import pytest
 
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.errors import Failure
+from millstream.services.segments.segment import remove_segments
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan
 from millstream.services.supervisor.listener import local_url_of, reserve, url_of
@@ -22,7 +23,6 @@ from millstream.services.supervisor.pool_specs import (
     parse_pools,
     worker_counts,
 )
-from millstream.services.supervisor.shm_cleanup import remove_segments
 
 
 def test_pools_that_nothing_sizes_are_warned_of():

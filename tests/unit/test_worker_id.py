@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.services.supervisor.machine import HostName
+from millstream.services.supervisor.lock import HostName
 from millstream.services.wire.worker_id import new_start, pool_of, read_slot, slot_of, worker_id, worker_name
 
 

@@ -22,8 +22,7 @@ from millstream.services.cli.terminal import allows_colour
 from millstream.services.errors import not_found
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.printable import printable
-from millstream.services.supervisor.log import ROTATED_FILES
-from millstream.services.supervisor.log_names import ACCESS_SUFFIX
+from millstream.services.supervisor.log import ACCESS_SUFFIX, ROTATED_FILES
 
 POLL_S = 0.2
 LINES_MAX = 100_000

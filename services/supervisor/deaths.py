@@ -1,7 +1,8 @@
-"""orphans: ends what children left behind when they died, which would keep their ports, files and memory.
+"""What the supervisor does after deaths: tells gateways why a worker died, and ends what children left behind.
 
-A process whose parent died becomes a child of this one (PR_SET_CHILD_SUBREAPER) ─> in no list for two looks ─> killed
-Linux only: elsewhere init adopts them.
+worker died ─> CrashAnalyzer ─> announced to gateways, which requeue its batches
+A process whose parent died becomes a child of this one (PR_SET_CHILD_SUBREAPER) ─> in no list for two looks ─> killed:
+it would keep ports, files and memory. Linux only: elsewhere init adopts them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.process.c_library import c_library
 from millstream.services.process.cancel import cancel_all
+from millstream.services.queue.death_notices import publish_death
+from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.url import RedisAddress
 from millstream.services.supervisor.child import Child
 
 log = logging.getLogger("millstream.supervisor")
@@ -84,3 +89,32 @@ def _session(pid: int) -> int | None:
     with contextlib.suppress(OSError):
         return os.getsid(pid)
     return None
+
+
+class DeathReports:
+    """The reports of one supervisor."""
+
+    def __init__(self, crashes: CrashAnalyzer, address: RedisAddress, keys: InstallationKeys) -> None:
+        self._crashes = crashes
+        self._address = address
+        self._keys = keys
+        self._notices: set[asyncio.Task[bool]] = set()
+
+    async def report(self, child: Child) -> bool:
+        """Announce the death of a worker; return whether a model is at fault."""
+        # Before the restart: the new worker must already see which version not to load.
+        report = await asyncio.to_thread(
+            self._crashes.analyze, child.worker, child.code, planned=child.stopped, hung=child.hung
+        )
+        # Gateways requeue its batches now instead of after the lease.
+        task = asyncio.create_task(publish_death(self._address, self._keys, report.death))
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+        return report.model_at_fault
+
+    async def settle(self, seconds: float) -> None:
+        """Return when all deaths are announced, or could not be; at the latest after some seconds."""
+        if self._notices:
+            _, late = await asyncio.wait(self._notices, timeout=seconds)
+            for notice in late:
+                notice.cancel()
