@@ -30,6 +30,8 @@ POLL_S = 2.0
 SETTLE_S = 0.2
 #: how long a gateway goes on telling what keys used through it after the last call
 BUSY_S = 1.0
+#: between two looks whether there are keys with limits, while there are none
+IDLE_S = 1.0
 #: between two log lines about calls that are served and will be refused
 WARN_S = 60.0
 #: longest wait of a change for the other gateways; a slower one reads the keys at its next look
@@ -168,6 +170,7 @@ class KeyWatch:
             await asyncio.sleep(SETTLE_S)
             accounts = self._gate.accounts()
             if not accounts:
+                await asyncio.sleep(IDLE_S)
                 continue
             text, now = write_use(accounts), time.monotonic()
             if text != told:

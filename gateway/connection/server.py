@@ -31,6 +31,7 @@ from millstream.services.process.sign_of_life import SignOfLife
 log = logging.getLogger("millstream.gateway")
 
 POLL_S = 0.02
+TICK_S = 0.5  # between two updates of the date in replies
 TASKS_S = 1  # time for routes to notice that their client is gone
 #: time for connections accepted last to send their first request, which is then answered without `Connection: close`
 ARRIVING_S = 0.25
@@ -116,6 +117,8 @@ class Server(uvicorn.Server):
         self._handshakes = Handshakes() if handshakes is None else handshakes
         self._supervised = ready_fd is not None
         self._announcement: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exit = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain; at a second signal, end at once.
@@ -126,8 +129,18 @@ class Server(uvicorn.Server):
             end_at_once(sig)
         self._terminated = sig == signal.SIGTERM
         self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._exit.set)
+
+    async def main_loop(self) -> None:
+        """Return when the server is to end. uvicorn's own looks ten times a second whether it is."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._exit.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         self._signs = asyncio.create_task(self.life.show_always(), name="sign of life")
         await super().startup(sockets)
         if self._side_server is not None and self.started:

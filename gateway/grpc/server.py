@@ -41,6 +41,7 @@ REFUSING_S = 1  # time for sending refusals
 CROWDED_S_MIN = 1.0
 #: period of the checks of connections: deadlines, ages and slow clients
 CHECK_S = 0.25
+IDLE_S = 1.0  # between two checks while there is no connection
 BACKLOG = 4096
 #: a connection lives up to this share longer than its age: clients that came together do not leave together
 JITTER = 0.1
@@ -145,7 +146,7 @@ class GrpcServer:
     async def _check(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(CHECK_S if self._parts.connections else IDLE_S)
             now = loop.time()
             for connection in list(self._parts.connections):
                 connection.check(now)

@@ -25,6 +25,7 @@ from millstream.workers.models.loaded_models import LoadedModel
 log = logging.getLogger("millstream.watchdog")
 
 CHECK_S = 0.1  # interval of the checks
+IDLE_S = 0.2  # the same while nothing runs: less than the least time after which a run counts as long
 GRACE_S = 5.0  # for a run to end after it was terminated; libraries check for it between two operators
 #: A run is suspicious when it takes SUSPICIOUS_RUNS times what is usual for its size, and at least USUAL_S_MIN. While
 #: too few runs of its size are known, it is the time that the warm-up measured, and at least MEASURED_S_MIN.
@@ -238,7 +239,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(CHECK_S)
+            time.sleep(CHECK_S if self._loop.current is not None else IDLE_S)
             self._look()
 
     def _look(self) -> None:

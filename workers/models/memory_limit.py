@@ -79,7 +79,7 @@ def prefer_for_oom_kill() -> None:
         log.debug("the score of the out-of-memory killer cannot be set: %s", error)
 
 
-CHECK_S = 0.5
+CHECK_S = 1.0
 
 
 class IdleTrimmer:
