@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from millstream.client.documents import PoolScale
 
+SERVICE_PREFIX = "worker-"  # the service of the pool cpu is worker-cpu
 WATCH_S = 2.0  # between two looks
 UNBOUNDED = "unbounded"  # the reason for the size of a pool without limits, which nothing changes
 #: failures that --watch outlives: the gateway is replaced, a new controller takes the lead, docker has a problem
@@ -141,8 +143,6 @@ def wanted_of(pools: list[PoolScale]) -> dict[str, int]:
 
 def _compose(pools: list[PoolScale], last: list[str], options: list[str], *, run: bool, json_output: bool) -> list[str]:
     """Print or run the command, if it differs from the last one; return it."""
-    from millstream.plugins.fleet.controller.actuators.compose import compose_command
-
     wanted = wanted_of(pools)
     command = compose_command(wanted, options)
     if command == last:
@@ -160,3 +160,19 @@ def _compose(pools: list[PoolScale], last: list[str], options: list[str], *, run
         except subprocess.CalledProcessError as error:
             raise Failure(Code.UNAVAILABLE, f"docker compose ended with status {error.returncode}") from None
     return command
+
+
+def compose_command(wanted: Mapping[str, int], options: Sequence[str] = ()) -> list[str]:
+    """Return the command; empty if no pool is named. Running containers are left as they are.
+
+    Args:
+        wanted: workers by pool.
+        options: of `docker compose`, like `--file x.yml`.
+    """
+    if not wanted:
+        return []
+    scales: list[str] = []
+    for pool, workers in sorted(wanted.items()):
+        scales += ["--scale", f"{SERVICE_PREFIX}{pool}={workers}"]
+    services = [f"{SERVICE_PREFIX}{pool}" for pool in sorted(wanted)]
+    return ["docker", "compose", *options, "up", "--detach", "--no-recreate", "--no-deps", *scales, *services]

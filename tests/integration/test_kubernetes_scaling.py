@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from millstream.plugins.fleet.controller.loops import scale_limits
-from millstream.plugins.fleet.gateway.schemas_scale import PoolScale
+from millstream.plugins.fleet.gateway.routes_scale import PoolScale
 from millstream.services.metrics.catalogue import CATALOGUE
 from millstream.services.settings import Settings
 from tests.kit.containers.dockerfile import ROOT

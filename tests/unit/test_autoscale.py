@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from millstream.plugins.fleet.controller.autoscale.decision import PoolFacts, ScaleLimits
-from millstream.plugins.fleet.controller.autoscale.envelope import Envelope, Largest
+from millstream.plugins.fleet.controller.autoscale.history import GAP_S_MAX, Envelope, Largest, Recurrence
 from millstream.plugins.fleet.controller.autoscale.policy import PoolPolicy
-from millstream.plugins.fleet.controller.autoscale.recurrence import GAP_S_MAX, Recurrence
 
 ROW_S = 0.01
 LIMITS = ScaleLimits(1, 20, latency_s=0.2, down_s=60)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.plugins.fleet.controller.autoscale.facts import GATEWAYS_MAX, ROW_S_DEFAULT, FactsOfPools, serves
-from millstream.plugins.fleet.controller.autoscale.starts import PROCESS_S_DEFAULT, Starts
+from millstream.plugins.fleet.controller.autoscale.facts import (
+    GATEWAYS_MAX,
+    PROCESS_S_DEFAULT,
+    ROW_S_DEFAULT,
+    FactsOfPools,
+    Starts,
+    serves,
+)
 from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 from tests.kit.catalog import worker

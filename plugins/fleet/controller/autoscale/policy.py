@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from millstream.plugins.fleet.controller.autoscale.decision import Decision, PoolFacts, Reason, ScaleLimits
-from millstream.plugins.fleet.controller.autoscale.envelope import WINDOWS_S, Envelope, Largest
-from millstream.plugins.fleet.controller.autoscale.recurrence import Recurrence
+from millstream.plugins.fleet.controller.autoscale.history import WINDOWS_S, Envelope, Largest, Recurrence
 
 UTILISATION = 0.8  # share of a worker's time that is planned for runs: the rest takes what full batches do not
 #: Workers go only when those that stay would be busy for at most this share of what is planned: without it a load
