@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from millstream.services.errors import Failure
-from millstream.services.placement.planned import OrderReason
 from millstream.services.process.backoff import Backoff
-from millstream.services.wire.orders import Order
+from millstream.services.wire.orders import Order, OrderReason
 from millstream.workers.batches.consumer import Consumer
 from millstream.workers.residency.residency import Residency
 from millstream.workers.residency.unloads import EvictionReason

@@ -11,7 +11,7 @@ from millstream.gateway.catalog.snapshot import Snapshot, VersionView
 from millstream.gateway.placement.pool_fleets import PoolFleets
 from millstream.gateway.placement.refusals import PassedOn
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.pool_choice import PoolOffer, is_worth_moving, without_unloading
+from millstream.services.placement.fleet import PoolOffer, is_worth_moving, without_unloading
 from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import WorkerRecord
 

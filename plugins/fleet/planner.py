@@ -13,14 +13,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from millstream.plugins.fleet.planned import Plan, ServedVersion
 from millstream.plugins.fleet.planning_round import Holder, PlanningRound
 from millstream.services.placement.eviction import evictable
-from millstream.services.placement.planned import OrderReason, Plan, PlannedOrder, ServedVersion
-from millstream.services.placement.pool_choice import SPREAD_WORTH
+from millstream.services.placement.fleet import SPREAD_WORTH
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import WorkerView
-
-__all__ = ["OrderReason", "Plan", "PlannedOrder", "ServedVersion", "plan", "prefetch_in"]
+from millstream.services.wire.orders import OrderReason
 
 #: After an order for a version, none of its copies is moved or unloaded as surplus for this time: no to and fro.
 REST_S = 300.0

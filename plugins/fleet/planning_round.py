@@ -12,12 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from millstream.plugins.fleet.planned import PlannedOrder, ServedVersion
 from millstream.services.placement.eviction import evictable
 from millstream.services.placement.fleet import Fleet
-from millstream.services.placement.planned import OrderReason, PlannedOrder, ServedVersion
 from millstream.services.placement.prediction import expected, reduced
 from millstream.services.placement.room import Room
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, WorkerView
+from millstream.services.wire.orders import OrderReason
 
 Holder = tuple[str, PlacedInstance]  # a worker's id, and its instance of the version in question
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from millstream.services.placement.eviction import cost, make_room
 from millstream.services.placement.room import Room, freed_bytes
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal, RefusalKind, WorkerView
 
+SPREAD_WORTH = 0.2  # share of its load time that the unloads for a move may cost, here and in plans of a controller
 CLASSES_PER_OCTAVE = 2  # of sizes: a price is that of the class's largest size
 #: Workers whose prices differ by less than this share of the version's load time count as equal: the version's own
 #: order decides. So several gateways that see the same cheapest worker do not send all versions there.
@@ -319,3 +321,22 @@ def _sizes_of(kinds: Iterable[_SizeClass]) -> list[npt.NDArray[np.float64]]:
     """Return the bytes of size classes, of the host and of the device: the largest of each class."""
     classes = np.array([*kinds], np.float64).reshape(-1, 2)
     return list(np.where(classes == _NO_BYTES, 0.0, np.exp2(classes / CLASSES_PER_OCTAVE)).T)
+
+
+class PoolOffer(NamedTuple):
+    """A pool that could load a version, and what the version takes in its workers."""
+
+    pool: str
+    fleet: Fleet
+    need: Footprint
+
+
+def without_unloading(offers: Iterable[PoolOffer]) -> str:
+    """Return the first pool with a worker in which a version fits beside all that is there; "": there is none."""
+    return next((one.pool for one in offers if one.fleet.has_room(one.need)), "")
+
+
+def is_worth_moving(fleet: Fleet, content_id: str, need: Footprint, now: float) -> bool:
+    """Return whether a preferred pool is to load a version that another pool answers: it costs what a move may cost."""
+    offers = fleet.offers(content_id, need, now, 1)
+    return not isinstance(offers, Refusal) and offers[0][1] <= SPREAD_WORTH * need.load_s

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from millstream.gateway.app import adapters
-from millstream.plugins.fleet.planner import OrderReason
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric, RequestProtocol
 from millstream.services.metrics.page_totals import MODELS_MAX
 from millstream.services.metrics.registry import SERIES_MAX
+from millstream.services.wire.orders import OrderReason
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 

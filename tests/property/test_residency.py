@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from millstream.services.model.manifest import EndpointPlacement, Manifest
-from millstream.services.placement import headroom, ordered_loads
+from millstream.services.placement import headroom
 from millstream.services.placement.prediction import larger, reduced
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.verdicts import NO_VERDICT
@@ -419,7 +419,7 @@ def test_a_worker_that_keeps_memory_free_whatever_happens(monkeypatch: pytest.Mo
     """It unloads ahead of calls after each load, for models of every size."""
     monkeypatch.setattr(headroom, "SHARE_MAX", 0.7)
     monkeypatch.setattr(headroom, "USE_MAX", 1.0)
-    monkeypatch.setattr(ordered_loads, "LOADS_KNOWN", 2)
+    monkeypatch.setattr(headroom, "LOADS_KNOWN", 2)
     test_a_worker_whatever_happens()
 
 

@@ -21,8 +21,8 @@ from millstream.plugins.fleet.controller.in_flight import (
 from millstream.plugins.fleet.controller.leadership import LEASE_S, MARGIN_S, Lease
 from millstream.plugins.fleet.controller.loops import scale_limits
 from millstream.plugins.fleet.controller.survey import REMEMBERED_MAX, USED_S, Survey
+from millstream.plugins.fleet.planned import Unmeasured
 from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
-from millstream.services.placement.planned import Unmeasured
 from millstream.services.placement.usage import NO_USAGE
 from millstream.services.placement.views import Footprint
 from millstream.services.repository.footprints import Measured, file_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.services.placement.ordered_loads import LOADS_KNOWN, NextLoads, OrderedLoads
+from millstream.services.placement.headroom import LOADS_KNOWN, NextLoads, OrderedLoads
 from millstream.services.placement.views import Footprint
 
 

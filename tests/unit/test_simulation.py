@@ -17,8 +17,8 @@ from millstream.plugins.plan.simulation.policies import POLICIES
 from millstream.plugins.plan.simulation.report import summary_of
 from millstream.plugins.plan.simulation.simulator import Simulator
 from millstream.plugins.plan.simulation.traffic import Trace, generated_trace, read_trace
-from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.views import Footprint, RefusalKind
+from millstream.services.wire.orders import OrderReason
 
 MODELS = generated_models(60, seed=3)
 TRACE = generated_trace(60, hours=3.0, seed=3)

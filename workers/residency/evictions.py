@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from millstream.services.placement.eviction import make_room
-from millstream.services.placement.headroom import headroom_of, unloaded_ahead
-from millstream.services.placement.ordered_loads import OrderedLoads
+from millstream.services.placement.headroom import OrderedLoads, headroom_of, unloaded_ahead
 from millstream.services.placement.views import Footprint, PlacedInstance, Refusal
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from millstream.services.access.access_keys import AccessKeys
 from millstream.services.model.manifest import Manifest
-from millstream.services.placement.planned import OrderReason
 from millstream.services.placement.quota import counted
 from millstream.services.placement.residency import FILL_SHARE, Candidate, preloads
 from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
@@ -23,7 +22,7 @@ from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
 from millstream.services.queue.clock import RedisClock
 from millstream.services.sizes import sizes
-from millstream.services.wire.orders import Order
+from millstream.services.wire.orders import Order, OrderReason
 from millstream.services.wire.records import State
 from millstream.services.wire.worker_id import name_of, pool_of
 from millstream.workers.batches.consumer import Consumer

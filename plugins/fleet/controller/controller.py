@@ -22,7 +22,8 @@ from millstream.plugins.fleet.controller.in_flight import Given, InFlight, Outco
 from millstream.plugins.fleet.controller.leadership import Leadership
 from millstream.plugins.fleet.controller.metrics import ControllerMetrics
 from millstream.plugins.fleet.controller.survey import Findings, Survey
-from millstream.plugins.fleet.planner import Plan, PlannedOrder, plan
+from millstream.plugins.fleet.planned import Plan, PlannedOrder
+from millstream.plugins.fleet.planner import plan
 from millstream.services.errors import Code, Failure
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all

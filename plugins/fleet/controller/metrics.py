@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from millstream.plugins.fleet.controller.autoscale.decision import Reason
 from millstream.plugins.fleet.controller.in_flight import Outcome
 from millstream.plugins.fleet.controller.survey import Findings
-from millstream.plugins.fleet.planner import OrderReason
 from millstream.plugins.fleet.scaling import ScaleDecision
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.wire.orders import OrderReason
 
 
 class ControllerMetrics:

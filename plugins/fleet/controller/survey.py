@@ -13,8 +13,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from millstream.plugins.fleet.planned import ServedVersion, Unmeasured
 from millstream.services.model.manifest import EndpointPlacement, Manifest
-from millstream.services.placement.planned import ServedVersion, Unmeasured
 from millstream.services.placement.pools import PoolTraits, kinds_of, learn, pools_of
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView

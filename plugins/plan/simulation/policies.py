@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from millstream.plugins.fleet.planned import PlannedOrder
 from millstream.plugins.plan.simulation.fleet_state import FleetState, QueuedLoad, SimulatedWorker
 from millstream.plugins.plan.simulation.millstream import Millstream
 from millstream.services.placement.line import Wait
-from millstream.services.placement.planned import PlannedOrder
 from millstream.services.placement.views import Refusal, RefusalKind
 
 _NOTHING_EVICTABLE = Refusal(RefusalKind.NOTHING_EVICTABLE, "all other models are pinned", 1.0)

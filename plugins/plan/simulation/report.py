@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millstream.plugins.plan.simulation.simulator import Outcome
-from millstream.services.placement.planned import OrderReason
+from millstream.services.wire.orders import OrderReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint
-
-
-class OrderReason(StrEnum):
-    """Why the controller orders something: a label of metrics. `PlannedOrder.why` says it for people."""
-
-    MINIMUM = "minimum"  # fewer instances than instances_min
-    DRAIN = "drain"  # its worker stops soon
-    LOAD = "load"  # its instances cannot run the calls that arrive
-    REGULAR = "regular"  # called regularly: a second instance survives the loss of a worker
-    PREFETCH = "prefetch"  # a call is expected
-    SPREAD = "spread"  # its worker has more to run than others
-    IDLE = "idle"  # without a call for idle_s
-    SURPLUS = "surplus"  # more instances than it needs, or than instances_max
+from millstream.services.wire.orders import OrderReason
 
 
 class Unmeasured(NamedTuple):
