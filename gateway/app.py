@@ -32,6 +32,7 @@ from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddlewar
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.v2 import adapter as v2
 from millstream.services.plugin.registry import contributions
+from millstream.services.settings import Settings
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.
@@ -48,6 +49,11 @@ CORE = (v2.ADAPTER, admin.ADAPTER, operation.ADAPTER)
 def adapters() -> tuple[Adapter, ...]:
     """Return the adapters of the core and of the plug-ins that are on."""
     return (*CORE, *contributions("http", Adapter))
+
+
+def served_adapters(settings: Settings) -> tuple[Adapter, ...]:
+    """Return the adapters with the paths that the settings name."""
+    return tuple(one if one.of_settings is None else one.of_settings(settings) for one in adapters())
 
 
 def build_app(deps: Deps) -> FastAPI:
@@ -68,7 +74,7 @@ def build_app(deps: Deps) -> FastAPI:
     def is_open(path: str) -> bool:
         return platform_of(settings, path) is not None
 
-    served = [one if one.of_settings is None else one.of_settings(settings) for one in adapters()]
+    served = served_adapters(settings)
     app = _App(
         served,
         is_open,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import uvicorn
 
-from millstream.gateway.app import build_app
+from millstream.gateway.app import build_app, served_adapters
 from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.foreign_protocol import PLAIN_GRPC, PLAIN_HTTP, Foreign, ForeignLog
@@ -87,8 +87,7 @@ def _plain_protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protoc
         settings.client_stall_s_max,
         gateway.drain,
     )
-    # The fast path looks at no header of Vertex AI, which may send all calls to the path of one model.
-    protocol.paths = PathCache(settings.vertex_predict_route)
+    protocol.paths = PathCache(path for one in served_adapters(settings) for _, path in one.access if "{" not in path)
     protocol.shared_buffers = gateway.budgets.shared_buffers
     protocol.http_counts = gateway.http_counts
     protocol.gate = gateway.access.gate

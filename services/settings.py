@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from millstream.services.allowed_hosts import parse_hosts
@@ -36,7 +36,6 @@ INSTALLATION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
 
 #: paths that a platform chooses for its calls
-_ROUTE = r"^/[A-Za-z0-9._~:@/-]*$"
 
 
 class Settings(BaseSettings):
@@ -347,52 +346,6 @@ class Settings(BaseSettings):
         description="A line for each finished request: `file` in `logs` in `home`, with a size limit, or `stdout`.",
     )
 
-    management_api: Literal["torchserve", "sagemaker"] = Field(
-        "torchserve",
-        description="API that is served under /models: `torchserve` or `sagemaker` (multi-model containers).",
-    )
-    import_dir: Path | None = Field(
-        None,
-        description="Folder of the model files that `POST /models` may name. Unset: /opt/ml/models for `sagemaker`, "
-        "else none.",
-    )
-    sagemaker_model: str | None = Field(
-        None,
-        validation_alias=AliasChoices("MILLSTREAM_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
-        description="Model that answers /invocations. Unset: the only model.",
-    )
-    sagemaker_port: int | None = Field(
-        None,
-        ge=1,
-        le=65535,
-        validation_alias=AliasChoices("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
-        description="HTTP port of `millstream serve`. Unset: `MILLSTREAM_HTTP_PORT`, `PORT` or 8080.",
-    )
-    vertex_health_route: str | None = Field(
-        None,
-        pattern=_ROUTE,
-        validation_alias=AliasChoices("MILLSTREAM_VERTEX_HEALTH_ROUTE", "AIP_HEALTH_ROUTE"),
-        description="Path of Vertex AI's health checks, which Vertex AI sets as AIP_HEALTH_ROUTE.",
-    )
-    vertex_predict_route: str | None = Field(
-        None,
-        pattern=_ROUTE,
-        validation_alias=AliasChoices("MILLSTREAM_VERTEX_PREDICT_ROUTE", "AIP_PREDICT_ROUTE"),
-        description="Path of Vertex AI's predictions, of the model that also answers /invocations.",
-    )
-    vertex_http_port: int | None = Field(
-        None,
-        ge=1,
-        le=65535,
-        validation_alias=AliasChoices("MILLSTREAM_VERTEX_HTTP_PORT", "AIP_HTTP_PORT"),
-        description="HTTP port of `millstream serve` on Vertex AI.",
-    )
-    vertex_storage_uri: str | None = Field(
-        None,
-        validation_alias=AliasChoices("MILLSTREAM_VERTEX_STORAGE_URI", "AIP_STORAGE_URI"),
-        description="Folder of the models that `millstream serve` serves on Vertex AI: a path, or a file:// URI.",
-    )
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -476,13 +429,7 @@ class Settings(BaseSettings):
         """Root folder of the repository."""
         return self.home / "repository"
 
-    @property
-    def importable_dir(self) -> Path | None:
-        """Folder of the model files that `POST /models` may name; None: there is none."""
-        return self.import_dir or (_SAGEMAKER_MODELS if self.management_api == "sagemaker" else None)
 
-
-_SAGEMAKER_MODELS = Path("/opt/ml/models")
 #: fields whose values are not shown in messages, and which may come from a file
 SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)
 PREFIX = "MILLSTREAM_"
@@ -531,7 +478,14 @@ def variable_of(name: str) -> str:
     """Return the variable of the environment that a field's value was read from, or would be."""
     if name in SECRETS and file_variable(name) in ENVIRONMENT:
         return file_variable(name)
-    return f"MILLSTREAM_{name.upper()}"
+    return variables().get(name, name.upper())
+
+
+@cache
+def variables() -> dict[str, str]:
+    """Return the variable of each field: MILLSTREAM_NAME, or the one that a platform sets."""
+    aliases = {name: field.validation_alias for name, field in settings_class().model_fields.items()}
+    return {name: one if isinstance(one, str) else f"{PREFIX}{name.upper()}" for name, one in aliases.items()}
 
 
 def check_platform_port() -> None:
@@ -548,7 +502,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     Args:
         environment: the variables; None: those of this process.
     """
-    known = {*(f"{PREFIX}{name.upper()}" for name in settings_class().model_fields), *SECRET_FILES}
+    known = {*variables().values(), *SECRET_FILES}
     given = ENVIRONMENT if environment is None else environment
     return [
         f"{name[:_NAME_CHARACTERS_MAX]} is no setting and has no effect{did_you_mean(name, known)}"

@@ -8,6 +8,7 @@ result of the parser holds for the next request with them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -49,16 +50,16 @@ class PathCache(dict[bytes, InferPath | None]):
     """Returns `infer_path` of a URL, and keeps it, since clients repeat their URLs.
 
     Args:
-        routed: a path that the ASGI app answers, although it is one of infer posts; None: there is none.
+        routed: paths that the ASGI app answers, also those that are of infer posts: a plug-in may have such a route.
     """
 
-    def __init__(self, routed: str | None = None) -> None:
+    def __init__(self, routed: Iterable[str] = ()) -> None:
         super().__init__()
-        self._routed = None if routed is None else infer_path(routed.encode())
+        self._routed = {infer_path(path.encode()) for path in routed}
 
     def __missing__(self, url: bytes) -> InferPath | None:
         path = infer_path(url)
-        if path == self._routed:
+        if path in self._routed:
             path = None
         if len(url) <= URL_BYTES_MAX:
             if len(self) >= PATHS_MAX:

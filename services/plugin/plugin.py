@@ -83,6 +83,23 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What a container platform wants of `millstream serve`. None, and an empty text: nothing.
+
+    Args:
+        port: to listen on.
+        uri: of the folder of the models.
+        name: of the model, if it is one.
+        by_calls: whether models come by calls, so that there need be none at the start.
+    """
+
+    port: int | None = None
+    uri: str = ""
+    name: str = ""
+    by_calls: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
     """What a plug-in adds. A text is "module:attribute", imported when a process first asks for that kind.
 
@@ -98,6 +115,7 @@ class Plugin:
         commands: of the command line.
         settings: classes of pydantic, whose fields are settings (services/settings.settings_class).
         preload: functions of the settings that say what to load at the start (services/cli/preload.Preloading).
+        serve: functions of the settings that say what a platform wants of a container (Serving).
         http: routes of a protocol (gateway/http/adapter.Adapter).
         grpc: methods of a service (gateway/grpc/methods/service.GrpcService).
         credentials: how callers without a key of ours are known (gateway/http/auth.Credentials).
@@ -123,6 +141,7 @@ class Plugin:
     commands: tuple[Command, ...] = ()
     settings: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    serve: tuple[str, ...] = ()
     http: tuple[str, ...] = ()
     grpc: tuple[str, ...] = ()
     credentials: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from millstream.client.address import Trust
 from millstream.services.environment import MANAGER_VARIABLES
 from millstream.services.installation import shm_prefix
-from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings
+from millstream.services.settings import ACCESS_SECRET, ADMIN_KEY, METRICS_KEY, SECRET_FILES, Settings, variables
 from millstream.services.supervisor.pool_specs import PoolSpec, memory_of_pools, parse_pools
 from millstream.services.wire.worker_id import slot_of, worker_name
 
@@ -96,7 +96,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
         value = getattr(settings, name)
         if value is not None:
             text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-            environment[f"MILLSTREAM_{name.upper()}"] = text
+            environment[variables()[name]] = text
     return environment
 
 

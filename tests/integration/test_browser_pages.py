@@ -20,6 +20,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.connection.budgets import ReceiveBudget, ReplyBudget
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.plugins.compat.sagemaker.settings import is_multi_model
 from tests.kit.application import Application
 from tests.kit.asgi_protocol import asgi_protocol
 from tests.kit.handlers import Echo
@@ -190,7 +191,7 @@ async def test_a_right_key_is_no_pages_and_keys_make_the_host_free(servers: Serv
 
 
 async def test_the_host_counts_for_sagemakers_routes_which_need_no_key(servers: Servers) -> None:
-    expected = (403, True) if servers.application.settings.management_api == "sagemaker" else (401, False)
+    expected = (403, True) if is_multi_model(servers.application.settings) else (401, False)
     try:
         servers.application.gate.load([], others=True)
         for method, path in (("POST", "/invocations"), ("GET", "/models")):

@@ -323,7 +323,7 @@ def test_urls_are_remembered_within_bounds() -> None:
 
 
 def test_a_path_that_a_route_answers_is_no_infer_post() -> None:
-    paths = PathCache(routed=PATH)
+    paths = PathCache(routed=[PATH])
     for url in (PATH, PATH + "?a=1", PATH.replace("infer", "%69nfer")):
         sent = f"POST {url} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode()
         assert paths[url.encode()] is None

@@ -19,7 +19,7 @@ from millstream.services.cli.app import full_app
 from millstream.services.cli.commands.serve import discover
 from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
-from millstream.services.settings import Settings, settings_class
+from millstream.services.settings import settings_class
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import CALL_S_MAX, ROOT
@@ -153,5 +153,3 @@ def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: p
         (tmp_path / "versions" / version).mkdir(parents=True)
         (tmp_path / "versions" / version / "model.onnx").write_bytes(b"")
     assert discover(tmp_path / "versions", "m") == (f"m={tmp_path}/versions/10/model.onnx", None)
-    monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "8123")
-    assert Settings().sagemaker_port == 8123

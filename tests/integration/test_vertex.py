@@ -150,7 +150,7 @@ def test_the_storage_folder() -> None:
 @pytest.mark.parametrize("route", ["predict", "/a b", "/{name}", "/a?b", "/a\n", "https://x/y"])
 def test_a_route_that_is_no_path_stops_the_start(monkeypatch: pytest.MonkeyPatch, route: str) -> None:
     monkeypatch.setenv("AIP_PREDICT_ROUTE", route)
-    with pytest.raises(Failure, match="VERTEX_PREDICT_ROUTE"):
+    with pytest.raises(Failure, match="AIP_PREDICT_ROUTE"):
         read_settings()
 
 

@@ -17,7 +17,7 @@ from millstream.gateway.grpc.handlers import services as grpc_services
 from millstream.gateway.grpc.methods.reflection import described
 from millstream.services.cli.app import full_app
 from millstream.services.metrics.catalogue import CATALOGUE
-from millstream.services.settings import SECRET_FILES, settings_class
+from millstream.services.settings import SECRET_FILES, settings_class, variables
 
 PATH = Path(__file__).parents[1] / "unit/public_surface.txt"
 
@@ -64,7 +64,7 @@ def settings() -> Iterator[str]:
         annotations |= vars(one).get("__annotations__", {})
     for name, field in settings_class().model_fields.items():
         default = "unset" if field.default is None else f"'{field.default}'"
-        yield f"MILLSTREAM_{name.upper()}: {annotations[name]} = {default}"
+        yield f"{variables()[name]}: {annotations[name]} = {default}"
     yield from sorted(SECRET_FILES)
 
 

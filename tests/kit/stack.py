@@ -32,7 +32,7 @@ from millstream.services.queue.reply_socket import SUFFIX
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.segments.segment import remove_segments
-from millstream.services.settings import Settings, settings_class
+from millstream.services.settings import Settings, settings_class, variables
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until
@@ -67,7 +67,7 @@ class Stack:
         self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
         self._line_added = threading.Condition()
         assert settings.keys() <= settings_class().model_fields.keys()
-        environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()} | {**others}
+        environment = {variables()[name]: str(value) for name, value in settings.items()} | {**others}
         self.process = subprocess.Popen(
             [*disk.prefix, *_UP, "--home", str(home), *arguments],
             env=child_environment(environment),

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 
 from millstream.services.cli.app import full_app
-from millstream.services.settings import MIB, SECRET_FILES, settings_class
+from millstream.services.settings import MIB, SECRET_FILES, settings_class, variables
 from tests.bench import chart
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def settings_table() -> str:
     rows = ["| variable | default | what it is |", "|---|---|---|"]
     for name, field in settings_class().model_fields.items():
         assert field.default is not PydanticUndefined
-        rows.append(f"| `MILLSTREAM_{name.upper()}` | {shown(field.default)} | {field.description} |")
+        rows.append(f"| `{variables()[name]}` | {shown(field.default)} | {field.description} |")
     return "\n".join(rows)
 
 
@@ -64,7 +64,7 @@ def test_every_linked_file_is_there():
 
 def test_every_variable_that_is_written_about_is_a_setting():
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "docker-compose.yml", *ROOT.glob("deploy/**/*")]
-    known = {f"MILLSTREAM_{name.upper()}" for name in settings_class().model_fields} | SECRET_FILES
+    known = {variables()[name] for name in settings_class().model_fields} | SECRET_FILES
     named = {
         (name, path.name)
         for path in texts

@@ -17,10 +17,11 @@ from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.plugins.compat.sagemaker import binary
 from millstream.plugins.compat.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
 from millstream.plugins.compat.sagemaker.forms import accepted_form, is_v2
+from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.settings import Settings
+from millstream.services.settings import read_settings, settings_of
 
 
 def plans(datatype: str = "FP32", shape: tuple[int, ...] = (-1, 4), count: int = 1) -> InputPlans:
@@ -238,4 +239,4 @@ def test_which_model_is_meant() -> None:
 @pytest.mark.parametrize("name", ["MILLSTREAM_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"])
 def test_the_default_model_is_configured_under_two_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "a")
-    assert Settings().sagemaker_model == "a"
+    assert settings_of(read_settings(), SageMakerSettings).sagemaker_model == "a"

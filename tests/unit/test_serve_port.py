@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 from tests.kit import models
 
 serve = sys.modules["millstream.services.cli.commands.serve"]
-VARIABLES = ("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT", "MILLSTREAM_HTTP_PORT", "PORT")
+VARIABLES = ("SAGEMAKER_BIND_TO_PORT", "AIP_HTTP_PORT", "MILLSTREAM_HTTP_PORT", "PORT")
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_a_bad_value_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch)
         read_settings()
     monkeypatch.delenv("MILLSTREAM_HTTP_PORT")
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "0")
-    with pytest.raises(Failure, match=r"^MILLSTREAM_SAGEMAKER_PORT: "):
+    with pytest.raises(Failure, match=r"^SAGEMAKER_BIND_TO_PORT: "):
         read_settings()
 
 

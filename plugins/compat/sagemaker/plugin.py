@@ -4,6 +4,8 @@ from millstream.services.plugin.plugin import Plugin
 
 PLUGIN = Plugin(
     name="sagemaker",
+    settings=("millstream.plugins.compat.sagemaker.settings:SageMakerSettings",),
+    serve=("millstream.plugins.compat.sagemaker.settings:serving",),
     http=("millstream.plugins.compat.sagemaker.adapter:ADAPTER",),
     credentials=("millstream.plugins.compat.sagemaker.signed:CREDENTIALS",),
 )

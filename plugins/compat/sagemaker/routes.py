@@ -41,9 +41,11 @@ from millstream.plugins.compat.sagemaker.event_stream import MEDIA_TYPE as EVENT
 from millstream.plugins.compat.sagemaker.event_stream import payload_parts
 from millstream.plugins.compat.sagemaker.forms import accepted_form, is_v2
 from millstream.plugins.compat.sagemaker.schemas import DataFrameRequest
+from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.settings import settings_of
 
 router = APIRouter()
 
@@ -101,7 +103,9 @@ _RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 501, 503)
 )
 async def invocations(request: Request, deps: DepsOf) -> Response:
     snapshot = deps.catalog.snapshot
-    model = named_model(snapshot, request.headers) or default_model(snapshot, deps.settings.sagemaker_model)
+    model = named_model(snapshot, request.headers) or default_model(
+        snapshot, settings_of(deps.settings, SageMakerSettings).sagemaker_model
+    )
     return await invoke(request, deps, model)
 
 

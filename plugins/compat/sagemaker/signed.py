@@ -15,6 +15,7 @@ from millstream.gateway.http.auth import Credentials
 from millstream.gateway.http.body import read_body
 from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.sagemaker import sigv4
+from millstream.plugins.compat.sagemaker.settings import is_multi_model
 from millstream.services.access import secret as keys
 from millstream.services.access.table import Row
 from millstream.services.errors import Failure
@@ -87,7 +88,7 @@ def _verified(gate: Gate, signature: sigv4.Signature, request: sigv4.SignedReque
 
 def _platform(settings: Settings, path: str) -> Principal | None:
     """Return SageMaker as the caller of the paths that it calls in a multi-model container."""
-    if settings.management_api == "sagemaker" and path.split("/")[1:2] in (["models"], ["invocations"]):
+    if is_multi_model(settings) and path.split("/")[1:2] in (["models"], ["invocations"]):
         return _SAGEMAKER
     return None
 

@@ -32,12 +32,14 @@ from millstream.plugins.compat.torchserve.schemas import (
     LoadModel,
     ManagementStatus,
 )
+from millstream.plugins.compat.torchserve.settings import TorchServeSettings
 from millstream.services.access.scopes import Need
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.pools import pools_text
 from millstream.services.process.audit import audit, audited
 from millstream.services.process.storage_threads import in_storage_thread
+from millstream.services.settings import settings_of
 from millstream.services.wire.records import State
 
 router = APIRouter(responses=documented(400))
@@ -77,7 +79,7 @@ async def torchserve_describe_all_versions(model: str, deps: DepsOf) -> list[dic
     | documented(404),
 )
 async def torchserve_describe_model(model: str, version: str | None, deps: DepsOf) -> Any:
-    if version is None and deps.settings.management_api == "sagemaker":
+    if version is None and settings_of(deps.settings, TorchServeSettings).is_container:
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
             raise documents.unknown_model(deps.catalog.snapshot, model)
@@ -186,7 +188,7 @@ async def _load(deps: Deps, url: str, name: str | None, *, wait: bool) -> dict[s
 
 
 async def _register(deps: Deps, url: str, name: str | None) -> Manifest:
-    path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
+    path = await asyncio.to_thread(locate, settings_of(deps.settings, TorchServeSettings).importable_dir, url)
     upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None, url=url)
     return (await receive(deps, upload, content(path))).manifest
 
@@ -225,7 +227,7 @@ def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
 async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, str]:
     await deps.catalog.refresh()
     snapshot = deps.catalog.snapshot
-    if deps.settings.management_api == "sagemaker" and version is None:
+    if settings_of(deps.settings, TorchServeSettings).is_container and version is None:
         return await _unload_container(deps, name)
     model, view = documents.find(snapshot, name, version)
     number = view.manifest.version

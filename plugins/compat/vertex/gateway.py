@@ -1,6 +1,6 @@
 """The two paths on which Vertex AI calls a container: health, and predictions of the default model.
 
-Vertex AI names them when it starts the container (services/settings.py: AIP_HEALTH_ROUTE, AIP_PREDICT_ROUTE); outside
+Vertex AI names them when it starts the container (AIP_HEALTH_ROUTE, AIP_PREDICT_ROUTE); outside
 of Vertex AI there are none. A path that another protocol serves, such as /ping, stays that protocol's.
 Source: Google Cloud, "Custom container requirements for prediction".
 """
@@ -16,16 +16,19 @@ from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorReplies
 from millstream.plugins.compat.sagemaker.routes import invoke
 from millstream.plugins.compat.sagemaker.routes_ping import ping
+from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model
+from millstream.plugins.compat.vertex.settings import VertexSettings
 from millstream.plugins.compat.vertex.triton_calls import TritonCalls
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import Row
-from millstream.services.settings import Settings
+from millstream.services.settings import Settings, settings_of
 
 
 def _of_settings(settings: Settings) -> Adapter:
     """Return the adapter with the paths that the settings name."""
-    health, predict = settings.vertex_health_route, settings.vertex_predict_route
+    own = settings_of(settings, VertexSettings)
+    health, predict = own.vertex_health_route, own.vertex_predict_route
     router = APIRouter(include_in_schema=False)
     access = {}
     if health is not None:
@@ -43,13 +46,13 @@ def _of_settings(settings: Settings) -> Adapter:
 
 
 def _triton_calls(app: ASGIApp, deps: Deps, replies: ErrorReplies) -> ASGIApp:
-    route = deps.settings.vertex_predict_route
+    route = settings_of(deps.settings, VertexSettings).vertex_predict_route
     return app if route is None else TritonCalls(app, route, replies)
 
 
 async def _predict(request: Request, deps: DepsOf) -> Response:
     """Answer `{"instances": …}` with `{"predictions": …}`; other bodies as /invocations does."""
-    model = default_model(deps.catalog.snapshot, deps.settings.sagemaker_model)
+    model = default_model(deps.catalog.snapshot, settings_of(deps.settings, SageMakerSettings).sagemaker_model)
     return await invoke(request, deps, model, caller=deps.caller("vertex"))
 
 

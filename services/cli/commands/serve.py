@@ -6,6 +6,7 @@ Serves the models of one folder, listening on all addresses.
 from __future__ import annotations
 
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from millstream.services.cli.failures import usage_of
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.extras import require
+from millstream.services.plugin.registry import contributions
 from millstream.services.process.descriptors import open_standard_descriptors
 
 if TYPE_CHECKING:
@@ -36,15 +38,14 @@ Called = Annotated[
     typer.Option(
         "--name",
         metavar="NAME",
-        help="Name of the model in a folder of one model (MILLSTREAM_SAGEMAKER_MODEL); default: model.",
+        help="Name of the model in a folder of one model; default: what the platform says, or model.",
     ),
 ]
 HttpPort = Annotated[
     int | None,
     typer.Option(
         metavar="PORT",
-        help="Port to listen on (MILLSTREAM_SAGEMAKER_PORT, SAGEMAKER_BIND_TO_PORT, MILLSTREAM_HTTP_PORT, PORT); "
-        "default 8080.",
+        help="Port to listen on; default: what the platform says, MILLSTREAM_HTTP_PORT, PORT, or 8080.",
     ),
 ]
 GrpcPort = Annotated[
@@ -66,23 +67,24 @@ def serve(
     open_standard_descriptors()
     require("gateway", "worker", "cpu")
     settings = load_settings()
-    if folder == MODEL_DIR and settings.vertex_storage_uri:
-        folder = storage_folder(settings.vertex_storage_uri)
+    wanted = [serving(settings) for serving in contributions("serve", FunctionType)]
+    uri = next((one.uri for one in wanted if one.uri), "")
+    if folder == MODEL_DIR and uri:
+        folder = storage_folder(uri)
     with usage_of():
-        models, repositories = discover(folder, name or settings.sagemaker_model or "model")
-    # The endpoints of a multi-model container load its models, from another folder.
-    multi_model = settings.management_api == "sagemaker"
-    if not (models or repositories or multi_model):
+        models, repositories = discover(folder, name or next((one.name for one in wanted if one.name), "model"))
+    by_calls = any(one.by_calls for one in wanted)
+    if not (models or repositories or by_calls):
         raise Failure(Code.NOT_FOUND, f"there is no model in {folder}: it is empty, or does not exist")
     found: dict[str, Any] = {"preload": models, "triton_repositories": repositories}
     if "allowed_hosts" not in settings.model_fields_set:
         # The platform routes by name to the container, and does not document which names it passes on.
         found["allowed_hosts"] = ANY
     if http_port is None:
-        http_port = settings.sagemaker_port or settings.vertex_http_port or _platform_port(settings)
+        http_port = next((one.port for one in wanted if one.port), None) or _platform_port(settings)
     host = "0.0.0.0"  # noqa: S104 - in a container, whose platform controls access
     serving = load_settings(host=host, http_port=http_port, grpc_port=grpc_port, preload_example=False, **found)
-    raise typer.Exit(run(serving, json_output=json_output, required=not multi_model))
+    raise typer.Exit(run(serving, json_output=json_output, required=not by_calls))
 
 
 def _platform_port(settings: Settings) -> int:
@@ -94,15 +96,15 @@ def _platform_port(settings: Settings) -> int:
 
 
 def storage_folder(uri: str) -> Path:
-    """Return the folder that AIP_STORAGE_URI names. Raises Failure(UNSUPPORTED) for a bucket."""
+    """Return the folder that the platform names. Raises Failure(UNSUPPORTED) for a bucket."""
     scheme, separator, path = uri.partition("://")
     if not separator:
         return Path(uri)
     if scheme != "file":
         raise Failure(
             Code.UNSUPPORTED,
-            f"AIP_STORAGE_URI: models are not fetched from {scheme}://: put them into the image under {MODEL_DIR}, and "
-            "upload the model to Vertex AI without an artifact URI",
+            f"models are not fetched from {scheme}://, which the platform names: put them into the image under "
+            f"{MODEL_DIR}, and upload the model to the platform without an address of its files",
         )
     return Path(path)
 
