@@ -1,9 +1,10 @@
-"""`millstream race`: measures compiled forms of a version against each other, and shows the report."""
+"""`millstream race` measures compiled forms of a version; `millstream compile undo` takes its verdict back."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -277,3 +278,37 @@ def _reproduce(found: Race, wanted: str) -> str:
         if given.get(name, usual) != usual:
             command += [f"--{name.replace('_', '-')}", str(given[name])]
     return shlex.join(command)
+
+
+class Action(StrEnum):
+    """What to do with the compiled form that serves."""
+
+    UNDO = "undo"
+
+
+def compile_(
+    context: typer.Context,
+    action: Annotated[Action, typer.Argument(help="What to do with the compiled form.", show_default=False)],
+    name: Name,
+    version: Version = None,
+    pool: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Pool of the race; default: the one that was raced last.")
+    ] = None,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    """Serve the version's own file again: take the verdict of `millstream race` back.
+
+    Workers swap without losing a request. The report of the race stays; `millstream race NAME` begins a new one.
+    """
+    from millstream.client.client import Client
+
+    del action  # there is one
+    with Client(server_address(context, endpoint, key), retries=0) as client:
+        number = version if version is not None else serving_version(client, name)
+        found = client.undo_race(name, number, pool=pool)
+    if json_output:
+        emit(found)
+        return
+    results().print(f"{escape(name)} version {number} is served by its own file")

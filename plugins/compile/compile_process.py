@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NoReturn
 
 from millstream.plugins.compile.candidate import Bounds, Candidate, Compiled, Missing, Subject
@@ -21,11 +22,14 @@ from millstream.plugins.compile.targets import get_target
 from millstream.plugins.compile.targets.base import Target
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.gpus import close_driver
+from millstream.services.model.signature import needed_inputs
 from millstream.services.process.group_guard import group_guard
 from millstream.services.process.low_priority import lower_process
 from millstream.services.sandbox.confine import Limits, begin, confine, serve_task
 
 ERROR_CHARACTERS_MAX = 600
+#: Operators that quantize by the values of the whole batch.
+_MIXING = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 
 
 def main() -> NoReturn:
@@ -91,9 +95,7 @@ def _compile(task: CompileTask, target: Target) -> Compiled:
     compiled = target.compile(task.subject, task.candidate, task.folder, task.samples)
     compiled = compiled.model_copy(update={"bounds": bounds})
     if compiled.files[:1] and compiled.files[0].endswith(".onnx") and task.subject.signature.batching:
-        from millstream.plugins.compile.row_independence import check_rows  # imports onnx
-
-        return check_rows(compiled, task.subject, task.folder)
+        return _check_rows(compiled, task.subject, task.folder)
     return compiled
 
 
@@ -107,6 +109,36 @@ def _proven_bounds(target: Target, subject: Subject) -> Bounds:
     if proof.why:
         raise invalid(f"{target.name} would compute it with narrower types than its own: {proof.why}")
     return proof.bounds
+
+
+def _check_rows(compiled: Compiled, subject: Subject, folder: Path) -> Compiled:
+    """Return `compiled` with `rows_independent`, and a note where it is False."""
+    reason = _dependence(folder / compiled.files[0], subject)
+    if not reason:
+        return compiled
+    note = f"rows influence each other ({reason}): for runs of one row only"
+    return compiled.model_copy(update={"rows_independent": False, "notes": (*compiled.notes, note)})
+
+
+def _dependence(path: Path, subject: Subject) -> str:
+    """Return why rows may influence each other; empty: they do not, as far as they did not before.
+
+    Dynamic quantization takes its scales from the whole batch: an answer would depend on who shares the run.
+    """
+    import onnx
+
+    from millstream.plugins.proof import prove
+
+    names = [spec.name for spec in needed_inputs(subject.signature)]
+    model = onnx.load(str(path), load_external_data=False)
+    proof = prove(model, names)
+    if proof.proven:
+        return ""
+    if prove(onnx.load(str(subject.path), load_external_data=False), names).proven:
+        return f"{proof.culprit}: {proof.reason}"
+    # Trials alone showed that the version batches, so the graph of its compiled form need not prove it.
+    mixing = sorted({node.op_type for node in model.graph.node if node.op_type in _MIXING})
+    return f"{mixing[0]}: it quantizes by the values of the whole batch" if mixing else ""
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ PLUGIN = Plugin(
         Command(
             name="compile",
             panel="Models",
-            function="millstream.plugins.compile.cli_compile:compile_",
+            function="millstream.plugins.compile.cli:compile_",
             examples=("millstream compile undo resnet",),
         ),
     ),

@@ -6,6 +6,9 @@ Imported in the process of a compilation only.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from millstream.plugins.compile.candidate import Subject
 from millstream.services.errors import invalid
@@ -60,3 +63,13 @@ def in_model_shape(spec: TensorSpec, array: Array, *, batching: bool) -> Array:
     declared = spec.shape[1:] if batching else spec.shape
     sizes = iter([size for size, dim in zip(seen, declared, strict=True) if dim == -1])
     return array.reshape((*rows, *(next(sizes) if dim == -1 else dim for dim in spec.model_shape)))
+
+
+def cosine(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """Return the cosine of two vectors; 1.0 if both are zero, 0.0 if one is, or has numbers that are not finite."""
+    norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    if one.shape != other.shape or not all(map(np.isfinite, norms)):
+        return 0.0
+    if not all(norms):
+        return float(not any(norms))
+    return float(one @ other / (norms[0] * norms[1]))

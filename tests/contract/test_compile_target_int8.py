@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from millstream.plugins.compile.candidate import Compiled, Subject
 from millstream.plugins.compile.compile_runner import compile_candidate
+from millstream.plugins.compile.samples import cosine
 from millstream.plugins.compile.targets import get_target
 from millstream.plugins.compile.targets.onnxruntime_int8 import COSINE_MIN, NOTHING_QUANTIZED, outputs
-from millstream.plugins.compile.vectors import cosine
 from millstream.services.model.signature import Signature, TensorSpec
 from tests.kit.compile_targets import compiled, task
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.plugins.compile.samples import ROWS_MAX, Feed, can_be_sampled, read_feeds
+from millstream.plugins.compile.samples import ROWS_MAX, Feed, can_be_sampled, cosine, read_feeds
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, runtime_version
-from millstream.plugins.compile.vectors import cosine
 from millstream.services.device import find_device
 from millstream.services.errors import invalid
 

@@ -2,7 +2,7 @@
 
 <folder>/<key>-<digest>/compiled.json    the outcome, and the digests of its files
 <folder>/<key>-<digest>/…                its files
-<folder>/.new-…                          what a process works on; deleted when that process is gone
+<folder>/.new-…                          what a race works on; deleted by the next one
 
 The digest is of the version's content, the candidate, the libraries' versions, the device, and the samples of a lossy
 one. A folder is written under another name and renamed. What a compilation refused is not kept: it may have been short
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,13 +28,12 @@ from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX, RaceTa
 from millstream.services.device import find_device
 from millstream.services.model.manifest import SourceFile
 from millstream.services.model.version_files import describe_file
-from millstream.services.repository.disk import fsync_tree, try_lock
+from millstream.services.repository.disk import fsync_tree
 from millstream.services.repository.verdicts import content_digest
 
 DOCUMENT = "compiled.json"
 DOCUMENT_BYTES_MAX = 1 << 20
 NEW = ".new-"
-LOCK = "lock"
 DIGITS = 16
 PROOF = "proof 1"  # of what a compiled form had to prove; another number compiles all again
 #: Packages whose version may change what a compilation writes.
@@ -115,24 +113,18 @@ class CompiledCache:
 
 @contextmanager
 def working(root: Path) -> Iterator[Path]:
-    """Yield a folder below `root` for unfinished work, deleted at the end; deletes those of processes that are gone.
+    """Yield a folder below `root` for unfinished work, deleted at the end, as are those of processes that were killed.
 
-    Raises OSError.
+    One race works there at a time: its worker has the lock of the job. Raises OSError.
     """
     root.mkdir(exist_ok=True)  # its parent must be there: the version may have been deleted
     for abandoned in root.glob(f"{NEW}*"):
-        lock = try_lock(abandoned / LOCK)
-        if lock is not None:
-            rmtree(abandoned, ignore_errors=True)
-            os.close(lock)
+        rmtree(abandoned, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=NEW, dir=root))
-    lock = try_lock(folder / LOCK)
     try:
         yield folder
     finally:
         rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
 
 
 def libraries() -> dict[str, str]:

@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,7 +51,6 @@ class RaceProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._late = False
-        self._said = b""
 
     def stop(self) -> None:
         """Kill the process, whose children die with it."""
@@ -62,29 +62,24 @@ class RaceProcess:
     def run(self, on_event: Callable[[RaceEvent], None]) -> Outcome:
         """Run the race; `on_event` is called with each event that is not the last."""
         command = [sys.executable, "-P", "-m", "millstream.plugins.compile.worker", "--parent", str(os.getpid())]
-        with self._lock:
-            if self._stopped:
-                return Outcome(None)
-            self._process = process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=library_environment({}),
-            )
-        limit = threading.Timer(self._task.seconds_max + GRACE_S, self._end_late)
-        limit.daemon = True
-        limit.start()
-        drain = threading.Thread(target=self._listen, args=(process,), name="race stderr", daemon=True)
-        drain.start()
-        try:
-            last = self._follow(process, on_event)
-        finally:
-            limit.cancel()
-            process.kill()
-            process.wait()
-            drain.join(1.0)
-        return self._outcome(last, process.returncode)
+        with tempfile.TemporaryFile() as errors:
+            with self._lock:
+                if self._stopped:
+                    return Outcome(None)
+                self._process = process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=library_environment({})
+                )
+            limit = threading.Timer(self._task.seconds_max + GRACE_S, self._end_late)
+            limit.daemon = True
+            limit.start()
+            try:
+                last = self._follow(process, on_event)
+            finally:
+                limit.cancel()
+                process.kill()
+                process.wait()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - SAID_CHARACTERS_MAX))
+            return self._outcome(last, process.returncode, errors.read())
 
     def _follow(self, process: subprocess.Popen[bytes], on_event: Callable[[RaceEvent], None]) -> RaceEvent | None:
         assert process.stdin is not None
@@ -105,19 +100,13 @@ class RaceProcess:
             on_event(event)
         return None
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        """Keep the end of what the process says."""
-        assert process.stderr is not None
-        while piece := os.read(process.stderr.fileno(), 1 << 16):
-            self._said = (self._said + piece)[-SAID_CHARACTERS_MAX:]
-
     def _end_late(self) -> None:
         with self._lock:
             self._late = True
             if self._process is not None:
                 self._process.kill()
 
-    def _outcome(self, last: RaceEvent | None, code: int) -> Outcome:
+    def _outcome(self, last: RaceEvent | None, code: int, errors: bytes) -> Outcome:
         if self._stopped:
             return Outcome(None)
         if last is not None and last.report is not None:
@@ -126,5 +115,5 @@ class RaceProcess:
             return Outcome(None, last.error, again=last.late)
         if self._late:
             return Outcome(None, f"it did not end within {self._task.seconds_max + GRACE_S:g} s", again=True)
-        said = self._said.decode(errors="replace").strip().rpartition("\n")[2]
+        said = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return Outcome(None, f"its process {describe_exit(code)}" + (f": {said}" if said else ""), again=True)

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from millstream.plugins.compile.candidate import Candidate, Compiled, Flags, Missing, Subject
-from millstream.plugins.compile.samples import Feed, can_be_sampled, read_feeds
+from millstream.plugins.compile.samples import Feed, can_be_sampled, cosine, read_feeds
 from millstream.plugins.compile.targets.base import Target
 from millstream.plugins.compile.targets.installed import first_missing, missing_module, only_cpu, versions
-from millstream.plugins.compile.vectors import cosine
 from millstream.plugins.engines.openvino.target import BF16_FEATURES, FORMATS, NARROWS, missing_feature
 
 MODEL, WEIGHTS = "int8.xml", "int8.bin"
