@@ -1,4 +1,4 @@
-"""make bench-race: race real architectures on this machine, and write the table of docs/compilers.md, losers included.
+"""make bench-race: race real architectures here, print a table of all candidates, and write docs/compilers.md.
 
 python -m tests.bench.race [--quick] [--only NAME …] [--threads N] [--write]
 Ratios only, against the version as it is served without a race. Run it on a machine that does nothing else.
@@ -132,8 +132,8 @@ def main() -> None:
     table = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS), *lines]
     machine = f"{device.name}, {', '.join(device.features)}; {options.threads} thread"
     head = f"{machine}; {time.strftime('%Y-%m-%d')}:"
-    text = "\n".join([head, "", *summary, "", *table])
-    print(text)
+    text = "\n".join([head, "", *summary])
+    print("\n".join([text, "", *table]))
     if options.write:
         page = PAGE.read_text()
         before, rest = page.split(BEGIN)
