@@ -15,8 +15,6 @@ SCRATCH = ".scratch"  # in the folder of a compilation: temporary files, deleted
 SECONDS_DEFAULT = 600.0
 MEMORY_BYTES_DEFAULT = 8 << 30
 WRITTEN_BYTES_DEFAULT = 8 << 30
-STDERR_BYTES_KEPT = 8192  # the end of what a compilation wrote to its standard error
-OUTCOME_BYTES_MAX = 1 << 20
 
 
 class CompileTask(BaseModel):

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millstream.plugins.compile import child
+from millstream.plugins.compile.child import FailedError
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX
 from millstream.plugins.compile.worker import measuring, outputs
-from millstream.plugins.compile.worker.measuring import FailedError, Measuring
+from millstream.plugins.compile.worker.measuring import Measuring
 from millstream.plugins.compile.worker.messages import Opening
 from millstream.plugins.compile.worker.outputs import read_outputs, write_outputs
 from tests.kit.races import MLP
@@ -65,7 +67,7 @@ def test_a_process_that_does_not_load_says_why(script: Path, tmp_path: Path, cod
 
 
 def test_a_flood_without_a_line_ends(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LINE_BYTES_MAX", 1 << 18)
+    monkeypatch.setattr(child, "LINE_BYTES_MAX", 1 << 18)
     say(script, "while True: sys.stdout.write('x' * 65536)")
     with pytest.raises(FailedError):
         Measuring(opening(tmp_path), 30)

@@ -16,7 +16,6 @@ from millstream.services.model.signature import Signature
 
 TIMES_MAX = 1000  # runs of one block
 ANSWER_BYTES_MAX = 1 << 30  # of all outputs of one Answer
-LINE_BYTES_MAX = 1 << 20
 #: that a measuring process may write: the outputs of an Answer, and what its library compiles
 WRITTEN_BYTES_MAX = ANSWER_BYTES_MAX + (512 << 20)
 #: A hard limit above that on the memory that a load and its runs find, which follows what is used.

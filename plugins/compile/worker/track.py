@@ -10,13 +10,14 @@ from shutil import rmtree
 from typing import NamedTuple
 
 from millstream.plugins.compile.candidate import Bounds, Candidate, Compiled, Subject
+from millstream.plugins.compile.child import FailedError
 from millstream.plugins.compile.compile_runner import compile_candidate
 from millstream.plugins.compile.compile_task import MEMORY_BYTES_DEFAULT, CompileTask
 from millstream.plugins.compile.race.bounds import Extreme, Guard, extremes, finite, is_inside, narrowed
 from millstream.plugins.compile.race.gate import Judgement, differing, influenced, judge
 from millstream.plugins.compile.race.report import STDERR_CHARACTERS_MAX, RaceTask
 from millstream.plugins.compile.worker.compiled_cache import CompiledCache, Prepared
-from millstream.plugins.compile.worker.measuring import FailedError, Measuring
+from millstream.plugins.compile.worker.measuring import Measuring
 from millstream.plugins.compile.worker.messages import Answer, Opening
 from millstream.plugins.compile.worker.outputs import read_outputs
 from millstream.plugins.compile.worker.sample_files import SampleFiles
