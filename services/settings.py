@@ -26,6 +26,10 @@ from millstream.services.secret_files import SecretFiles, file_variable
 T = TypeVar("T")
 
 MIB = 1 << 20
+#: A JSON document has at most a value for so many bytes of its limit: a value takes about 100 bytes of memory.
+JSON_BYTES_OF_VALUE = 16
+#: a conversion keeps the upload, what it was packed in, and what is made of it
+IMPORT_COPIES = 4
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
 CLIENT_SETTINGS = "*-settings.json"
 LOG_LEVELS = "log-levels.json"
@@ -98,7 +102,6 @@ class Settings(BaseSettings):
         None, description="Certificate (PEM) that the command line and the Python client show to servers that ask."
     )
     client_key_file: Path | None = Field(None, description="Private key of the client's certificate.")
-    server_name: str = Field("triton", description="Server name in `GET /v2`; Triton's clients expect `triton`.")
     gateways: int = Field(
         1,
         ge=0,
@@ -150,15 +153,11 @@ class Settings(BaseSettings):
         description="Port for HTTP; 0: any free port. Unset: `PORT`, which platforms set, else the default.",
     )
     http_keep_alive_s: float = Field(75, gt=0, description="Seconds after which an idle HTTP connection is closed.")
-    grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
-    grpc_on_http_port: bool = Field(
-        False,
-        description="Answer gRPC on the HTTP port, too. `MILLSTREAM_GRPC_PORT=-1` then leaves one port.",
-    )
-    grpc_age_grace_s: float = Field(
-        3600,
-        gt=0,
-        description="Seconds that a gRPC call or stream may continue after its connection reached its maximum age.",
+    grpc_port: int = Field(
+        8001,
+        ge=-1,
+        le=65535,
+        description="Port for gRPC; that of HTTP: it answers both; 0: any free port, -1: no gRPC.",
     )
     tls_cert_file: Path | None = Field(
         None,
@@ -210,22 +209,19 @@ class Settings(BaseSettings):
     )
     request_timeout_s_max: float = Field(600, gt=0, description="Longest timeout that a request may set, in seconds.")
     json_bytes_max: int = Field(
-        16 * MIB, ge=1024, description="Largest JSON document of a request, without the long lists of numbers in it."
-    )
-    json_values_max: int = Field(
-        1_000_000,
-        ge=1000,
-        description="Values in the JSON document of a request; a list or an object counts as 8, a key as 3.",
+        16 * MIB,
+        ge=1024,
+        description="Largest JSON document of a request, without the long lists of numbers in it; it has a value for "
+        "16 bytes of this limit at most.",
     )
     reply_bytes_max: int = Field(
         256 * MIB, ge=1024, description="Largest outputs of one request, and of one batch that is sent through Redis."
     )
-    reply_unread_bytes_max: int = Field(
-        1024 * MIB,
+    upload_bytes_max: int = Field(
+        4096 * MIB,
         ge=1024,
-        description="Bytes of replies that one gateway buffers for clients that have not read them.",
+        description="Largest model upload; all files of its conversion together may take four times as much.",
     )
-    upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")
     disk_reserve_bytes: int = Field(
         256 * MIB, ge=0, description="Free space of the disk that holds the models, below which uploads are refused."
     )
@@ -239,7 +235,8 @@ class Settings(BaseSettings):
     inflight_bytes_max: int = Field(
         1024 * MIB,
         ge=1024,
-        description="Bytes of the requests that one gateway is receiving, and of those that it has admitted.",
+        description="Bytes of the requests that one gateway is receiving, of those that it has admitted, and of "
+        "replies that clients have not read.",
     )
     queue_rows_max: int = Field(
         8192,
@@ -265,9 +262,6 @@ class Settings(BaseSettings):
 
     shm_dir: Path = Field(Path("/dev/shm"), description="Folder of shared memory segments and reply sockets.")
     shm_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")
-    shm_tensor_bytes_min: int = Field(
-        32 * 1024, ge=1, description="Size from which a tensor travels in shared memory instead of through Redis."
-    )
 
     worker_device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
     worker_threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: an equal share of the CPUs.")
@@ -276,9 +270,8 @@ class Settings(BaseSettings):
         description="Memory of one worker process, like `8GiB`, or of the workers of single pools, like "
         "`cpu=8GiB,gpu=16GiB`; 0: no limit. Unset: an equal share of 80 % of the memory of the machine or container.",
     )
-    worker_load_s_max: float = Field(600, gt=0, description="Seconds that loading a version may take.")
-    worker_warm_up_s_max: float = Field(
-        300, gt=0, description="Seconds that all warm-up runs of a version together may take."
+    worker_load_s_max: float = Field(
+        600, gt=0, description="Seconds that loading a version may take; its warm-up runs, half of them."
     )
     worker_run_s_max: float = Field(
         600, gt=0, description="Seconds that one run of a model may take; the deadline of a request may end it earlier."
@@ -301,16 +294,12 @@ class Settings(BaseSettings):
 
     check_s_max: float = Field(120, gt=0, description="Seconds that the check of an uploaded model may take.")
     check_memory_bytes_max: int = Field(
-        8192 * MIB, ge=64 * MIB, description="Memory of the check of an uploaded model."
+        8192 * MIB,
+        ge=64 * MIB,
+        description="Memory of the check of an uploaded model; twice as much for its conversion.",
     )
     import_s_max: float = Field(
         600, gt=0, description="Seconds that the conversion of an uploaded model of another framework may take."
-    )
-    import_memory_bytes_max: int = Field(
-        16384 * MIB, ge=256 * MIB, description="Memory of the conversion of an uploaded model."
-    )
-    import_disk_bytes_max: int = Field(
-        16384 * MIB, ge=MIB, description="All files of a conversion together, the uploaded ones among them."
     )
     unconfined_imports: Literal["refuse", "accept"] = Field(
         "refuse",
@@ -422,7 +411,37 @@ class Settings(BaseSettings):
     @property
     def serves_grpc(self) -> bool:
         """Whether there is gRPC, on a port of its own or on that of HTTP."""
-        return self.grpc_port >= 0 or self.grpc_on_http_port
+        return self.grpc_port >= 0
+
+    @property
+    def grpc_on_http_port(self) -> bool:
+        """Whether one port answers HTTP/1.1 and gRPC."""
+        return 0 < self.grpc_port == self.http_port
+
+    @property
+    def json_values_max(self) -> int:
+        """Values in the JSON document of a request; a list or an object counts as 8, a key as 3."""
+        return self.json_bytes_max // JSON_BYTES_OF_VALUE
+
+    @property
+    def reply_unread_bytes_max(self) -> int:
+        """Bytes of replies that one gateway buffers for clients that have not read them."""
+        return self.inflight_bytes_max
+
+    @property
+    def worker_warm_up_s_max(self) -> float:
+        """Seconds that all warm-up runs of a version together may take."""
+        return self.worker_load_s_max / 2
+
+    @property
+    def import_memory_bytes_max(self) -> int:
+        """Memory of a conversion: a framework holds a model and what it makes of it."""
+        return 2 * self.check_memory_bytes_max
+
+    @property
+    def import_disk_bytes_max(self) -> int:
+        """All files of a conversion together, the uploaded ones among them."""
+        return IMPORT_COPIES * self.upload_bytes_max
 
     @property
     def repository_dir(self) -> Path:

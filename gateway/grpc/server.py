@@ -29,6 +29,8 @@ DRAIN_POLL_S = 0.05
 #: maximum age of a connection: AGE_SHARE of the drain time, but at most AGE_S_MAX
 AGE_S_MAX = 10.0
 AGE_SHARE = 0.25
+#: seconds that a call or stream may continue after its connection reached its maximum age: streams may last long
+AGE_GRACE_S = 3600.0
 #: after this time without a call, idle connections may be closed without a failure for their clients
 QUIET_S = 0.5
 
@@ -93,7 +95,7 @@ class GrpcServer:
             settings.request_bytes_max,
             settings.client_stall_s_max,
             lambda: max_age_s(settings) * (1 + JITTER * random.random()),
-            settings.grpc_age_grace_s,
+            AGE_GRACE_S,
             infer.may_submit,
             infer.submit,
             infer.memory,
@@ -123,7 +125,7 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises Failure(CONFLICT) if the port is taken or the address is not an address of this machine."""
         self._checking = asyncio.create_task(self._check())
-        if self._settings.grpc_port >= 0:
+        if self._settings.serves_grpc and not self._settings.grpc_on_http_port:
             await self._listen(self._settings)
 
     async def _listen(self, settings: Settings) -> None:

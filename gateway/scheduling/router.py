@@ -44,6 +44,8 @@ _UNREAD = (
 _FAILED = "it failed to load"
 _HOLDING = frozenset({State.READY, State.DRAINING})  # states in which a worker answers the batches that it has
 REST_LEASES = 30  # cool-down of shared memory that a frozen worker may still write to, in leases
+#: size from which a tensor travels in shared memory: a smaller one is copied faster than a segment is taken
+SHM_TENSOR_BYTES_MIN = 32 << 10
 TURN_MODELS = 16  # models whose lanes are opened in one turn of the event loop
 
 Path = tuple[str, str | None]
@@ -222,8 +224,7 @@ class Router:
 
     def _open(self, manifest: Manifest, context: PoolContext, route: ModelRoute) -> Lane:
         log.debug("lane opened: %s, pool %s", manifest.content_id, context.pool)
-        tensor_bytes_min = self._settings.shm_tensor_bytes_min
-        packer = Packer(manifest.signature, self._shared.segments, tensor_bytes_min, route.extensions.labelled)
+        packer = Packer(manifest.signature, self._shared.segments, SHM_TENSOR_BYTES_MIN, route.extensions.labelled)
         # Among many models most are idle: their series are created when they are called.
         lazy = len(self._lanes.routes) >= self._settings.metrics_models_max
         metrics = LaneMetrics(self._registry, manifest, context.pool, lazy=lazy)

@@ -130,7 +130,7 @@ class _Count:
         if max(self.values, self.strings, self.words) > values_max:
             raise _too_large(
                 f"more than {values_max} values, of which a list or an object counts as {CONTAINER_VALUES}",
-                "MILLSTREAM_JSON_VALUES_MAX",
+                "MILLSTREAM_JSON_BYTES_MAX",
             )
 
 

@@ -20,9 +20,13 @@ def extensions() -> tuple[str, ...]:
     return (*EXTENSIONS, *(name for plugin in plugins() for name in plugin.v2_extensions))
 
 
-def server_metadata(name: str, version: str, extensions: Sequence[str]) -> dict[str, Any]:
+#: Triton's clients expect it
+SERVER_NAME = "triton"
+
+
+def server_metadata(version: str, extensions: Sequence[str]) -> dict[str, Any]:
     """Return the reply to GET /v2. `version`: Millstream's version."""
-    return {"name": name, "version": version, "extensions": list(extensions)}
+    return {"name": SERVER_NAME, "version": version, "extensions": list(extensions)}
 
 
 def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any]:

@@ -18,13 +18,11 @@ router = APIRouter()
 @router.get(
     "/v2",
     summary="Name, version and protocol extensions of the server",
-    responses=reply(
-        ref(ServerMetadata), "The server.", example=metadata.server_metadata("triton", VERSION, metadata.EXTENSIONS)
-    ),
+    responses=reply(ref(ServerMetadata), "The server.", example=metadata.server_metadata(VERSION, metadata.EXTENSIONS)),
 )
 @router.get("/v2/", include_in_schema=False)
 async def server_metadata(deps: DepsOf) -> dict[str, Any]:
-    return metadata.server_metadata(deps.settings.server_name, deps.version, metadata.extensions())
+    return metadata.server_metadata(deps.version, metadata.extensions())
 
 
 @router.get(

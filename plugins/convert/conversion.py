@@ -88,7 +88,7 @@ async def convert(
     if exceeded := ended.exceeded or written.exceeded:
         raise invalid(
             f"the import of the {recognised.importer} model was ended: {exceeded} "
-            "(MILLSTREAM_IMPORT_DISK_BYTES_MAX sets the limit on bytes of files)"
+            "(MILLSTREAM_UPLOAD_BYTES_MAX sets the limit on bytes of files)"
         )
     if ended.status == -signal.SIGXCPU:
         raise _too_slow(recognised, settings)
@@ -98,7 +98,7 @@ async def convert(
         raise invalid(
             f"the import of the {recognised.importer} model was ended by signal {-ended.status}: the model crashes its "
             f"framework or needs more than {settings.import_memory_bytes_max >> 20} MiB "
-            "(MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
+            "(twice MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
         )
     return _outcome(ended, task)
 

@@ -105,7 +105,7 @@ def _refusal(error: Exception, task: ImportTask, importer: Importer) -> Failure:
         return storage_failure(OSError(errno.ENOSPC, ""), task.folder)
     cause = f"{type(error).__name__}: {' '.join(str(error).split())[:_CAUSE_CHARACTERS_MAX]}"
     if isinstance(error, SystemError):  # code in C that ran out of memory, or was called in a wrong way
-        cause += f"; {task.memory_bytes_max >> 20} MiB may be too little (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)"
+        cause += f"; {task.memory_bytes_max >> 20} MiB may be too little (twice MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
     return invalid(f"the {importer.name} model cannot be converted: {cause}")
 
 
@@ -118,7 +118,7 @@ def _of_import(error: ImportError, importer: Importer, memory_bytes_max: int) ->
         )
     return invalid(
         f"{importer.name} cannot be loaded ({error}): is millstream[{importer.extra}] installed where the gateway "
-        f"runs, and are {memory_bytes_max >> 20} MiB enough (MILLSTREAM_IMPORT_MEMORY_BYTES_MAX)?"
+        f"runs, and are {memory_bytes_max >> 20} MiB enough (twice MILLSTREAM_CHECK_MEMORY_BYTES_MAX)?"
     )
 
 

@@ -232,7 +232,7 @@ class Supervisor:
             url=listener.url_of(host, port, tls=tls) if self._listener else "",
             local_url=listener.local_url_of(host, port, tls=tls) if self._listener else "",
             trust=Trust.of(self._settings, pinned=certificate),
-            grpc=None if self._grpc_reservation is None else listener.address_of(host, grpc_port, tls=tls),
+            grpc=listener.address_of(host, grpc_port, tls=tls) if self._listener and grpc_port >= 0 else None,
             home=self._settings.home,
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
@@ -280,7 +280,7 @@ class Supervisor:
                 self._metrics = MetricsPort(self._settings, plan.metrics_dir_of(self._settings), self._workers_ready)
             return port, grpc_port
         self._listener = listener.listen(host, port)
-        if grpc_port >= 0:
+        if self._settings.serves_grpc and not self._settings.grpc_on_http_port:
             self._grpc_reservation = listener.reserve(host, grpc_port)
             grpc_port = self._grpc_reservation.getsockname()[1]
         return self._listener.getsockname()[1], grpc_port

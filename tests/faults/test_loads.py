@@ -143,7 +143,7 @@ def test_warm_ups_that_take_too_long_fail_their_version_for_good(tmp_path: Path)
     publish_model(known, "a-endless", models.endless(tmp_path / "endless.onnx"))
     publish_model(known, "b-unstoppable", models.unstoppable(tmp_path / "unstoppable.onnx"))
     steady = {"steady": models.scale(tmp_path / "steady.onnx")}
-    with running_stack(tmp_path, models=steady, settings={"worker_warm_up_s_max": WARM_UP_S_MAX}) as stack:
+    with running_stack(tmp_path, models=steady, settings={"worker_load_s_max": 2 * WARM_UP_S_MAX}) as stack:
         for model in ("a-endless", "b-unstoppable"):
             assert failed(stack, model) == f"warming up took longer than {WARM_UP_S_MAX} s"
         stack.wait_for_line("cpu-0 ended with exit code 5: restarting it at once")
@@ -160,7 +160,7 @@ def test_a_load_that_waits_for_such_a_model_ends_with_the_reason(tmp_path: Path)
     known = repository(tmp_path)
     publish_model(known, "endless", models.endless(tmp_path / "endless.onnx"))
     steady = {"steady": models.scale(tmp_path / "steady.onnx")}
-    with running_stack(tmp_path, models=steady, settings={"worker_warm_up_s_max": WARM_UP_S_MAX}) as stack:
+    with running_stack(tmp_path, models=steady, settings={"worker_load_s_max": 2 * WARM_UP_S_MAX}) as stack:
         reasons = {
             "deadly": "processes died while they loaded it",
             "endless": f"warming up took longer than {WARM_UP_S_MAX} s",

@@ -27,6 +27,7 @@ from tests.integration.test_grpc_fast import Client, to
 from tests.kit import models, v2
 from tests.kit.http2_peer import GREETING
 from tests.kit.load import Load, constant_load
+from tests.kit.ports import free_port
 from tests.kit.stack import Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 from tests.kit.wire import Wire, post
@@ -43,14 +44,15 @@ PATIENT = {"timeout": 300_000_000}  # us: while the worker is stopped, a busy ma
 WAVES, CALLERS = 3, 3
 ANSWERED = {"200", "grpc-status 0"}
 REFUSED = {"503", "grpc-status 14", "beyond GOAWAY", "behind the last reply"}
-SETTINGS = {"grpc_on_http_port": True, "drain_s": 300, "queue_lease_s": 300, "client_stall_s_max": 240}
+SETTINGS = {"drain_s": 300, "queue_lease_s": 300, "client_stall_s_max": 240}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("mixed")
     path = models.scale(folder / "m.onnx", 2.0, COLUMNS)
-    with running_stack(folder, models={"m": path}, settings=SETTINGS) as stack:
+    ports = dict.fromkeys(("http_port", "grpc_port"), free_port())
+    with running_stack(folder, models={"m": path}, settings=SETTINGS | ports) as stack:
         yield stack
 
 

@@ -32,7 +32,7 @@ WAIT_S = 120.0
 #: slices of a batch that was tried again cool down for a minute, and on a busy machine any batch may be
 COOLED_S = 240.0
 SETTINGS: dict[str, Any] = {
-    "reply_unread_bytes_max": BUDGET,
+    "inflight_bytes_max": BUDGET,
     "reply_bytes_max": 2 * REPLY,
     "client_stall_s_max": SLOW_S,
 }
@@ -139,7 +139,7 @@ def are_held(stack: Stack, kind: str, before: Page) -> bool:
 def new_stack(tmp_path: Path) -> Iterator[Stack]:
     """A stack whose processes have not grown yet."""
     # On a busy machine slow readers are not cut off before many replies are held.
-    settings = SETTINGS | {"reply_unread_bytes_max": BURST_BUDGET, "client_stall_s_max": WAIT_S}
+    settings = SETTINGS | {"inflight_bytes_max": BURST_BUDGET, "client_stall_s_max": WAIT_S}
     with running_stack(tmp_path, settings=settings) as stack:
         push_spread(stack, tmp_path)
         yield stack

@@ -152,13 +152,13 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("running", [True, False], ids=["in a run", "before it runs"])
 def test_a_thawed_worker_writes_into_nobody_elses_memory(tmp_path: Path, running: bool) -> None:
     """It runs what another has answered meanwhile, and whose place in shared memory has other tensors by then."""
-    settings = {"queue_lease_s": LEASE_S, "shm_tensor_bytes_min": 1}
+    settings = {"queue_lease_s": LEASE_S}
     with running_stack(tmp_path, pools="cpu=2", settings=settings) as stack:
-        path = models.slow(tmp_path / "m.onnx", rounds=60_000)
-        stack.push("long", path, config='{"rows_max": 2}')
+        path = models.slow(tmp_path / "m.onnx", rounds=4_000)
+        stack.push("long", path, config='{"rows_max": 128}')
         rng = np.random.default_rng(1)
-        # Two rows lie where the input and the output of one row lay.
-        inputs = [rng.standard_normal((rows, 128), np.float32) for rows in (2, 1)]
+        # 128 rows lie where the input and the output of 64 rows lay; both are large enough for shared memory.
+        inputs = [rng.standard_normal((rows, 128), np.float32) for rows in (128, 64)]
         bodies = bodies_of(inputs)
         expected = [_answer(stack.send("/v2/models/long/infer", *body)) for body in bodies]
 

@@ -143,7 +143,7 @@ ENDED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "many files": (
         "for number in range(10**6): (SCRATCH / str(number)).write_bytes(bytes(1 << 20))\n",
-        {"import_disk_bytes_max": 64 << 20},
+        {"upload_bytes_max": 16 << 20},
         "its files take more than 64 MiB",
     ),
     "deleted files": (
@@ -151,7 +151,7 @@ ENDED: dict[str, tuple[str, dict[str, Any], str]] = {
             "import tempfile\nfiles = [tempfile.TemporaryFile() for _ in range(200)]\n"
             "while True:\n    for file in files: file.write(bytes(1 << 20)); file.flush(); time.sleep(0.01)\n"
         ),
-        {"import_disk_bytes_max": 64 << 20},
+        {"upload_bytes_max": 16 << 20},
         "its files take more than 64 MiB",
     ),
     "empty files": (

@@ -245,11 +245,12 @@ def test_a_newer_scikit_learn_is_named(repository: FolderRepository, monkeypatch
     assert "saved by scikit-learn 99.1.0" in refused(repository, content)
 
 
-def test_limits_of_an_import_have_settings(repository: FolderRepository) -> None:
+def test_limits_of_an_import_have_settings(repository: FolderRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     content = pickles.dumped(iris())
     assert "MILLSTREAM_IMPORT_S_MAX" in refused(repository, content, settings=Settings(import_s_max=0.01))
-    message = refused(repository, content, settings=Settings(import_memory_bytes_max=256 << 20))
-    assert "256 MiB" in message or "MILLSTREAM_IMPORT_MEMORY_BYTES_MAX" in message
+    monkeypatch.setattr(Settings, "import_memory_bytes_max", 256 << 20)
+    message = refused(repository, content)
+    assert "256 MiB" in message or "MILLSTREAM_CHECK_MEMORY_BYTES_MAX" in message
 
 
 def with_zeros(size_bytes: int) -> Any:
@@ -259,12 +260,15 @@ def with_zeros(size_bytes: int) -> Any:
 
 
 @pytest.mark.parametrize("compress", [3, ("gzip", 3), ("bz2", 9), ("xz", 1)])
-def test_files_of_an_import_are_bounded_together(repository: FolderRepository, compress: object) -> None:
+def test_files_of_an_import_are_bounded_together(
+    repository: FolderRepository, monkeypatch: pytest.MonkeyPatch, compress: object
+) -> None:
     bomb = pickles.dumped(with_zeros(96 << 20), compress=compress)
     assert len(bomb) < 1 << 20
-    message = refused(repository, bomb, settings=Settings(import_disk_bytes_max=16 << 20))
+    monkeypatch.setattr(Settings, "import_disk_bytes_max", 16 << 20)
+    message = refused(repository, bomb)
     assert "its files take more than 16 MiB" in message
-    assert "MILLSTREAM_IMPORT_DISK_BYTES_MAX" in message
+    assert "MILLSTREAM_UPLOAD_BYTES_MAX" in message
 
 
 def test_a_claim_of_a_million_columns_is_refused_at_once(repository: FolderRepository) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 and gRPC on one port (MILLSTREAM_GRPC_ON_HTTP_PORT), in process, and in an installation over TLS."""
+"""HTTP/1.1 and gRPC on one port (MILLSTREAM_GRPC_PORT is that of HTTP), in process, and in an installation over TLS."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tests.kit.application import Application
 from tests.kit.certificates import Authority
 from tests.kit.handlers import Echo
 from tests.kit.http2_peer import GREETING
+from tests.kit.ports import free_port
 from tests.kit.stack import Stack, running_stack
 from tests.kit.tools import program
 from tests.kit.wire import post, request, serving
@@ -65,7 +66,7 @@ class Shared(NamedTuple):
 
 @asynccontextmanager
 async def shared(home: Path, **options: Any) -> AsyncIterator[Shared]:
-    application = Application(home, grpc_port=-1, grpc_on_http_port=True)
+    application = Application(home, grpc_port=8000, http_port=8000)
     server = GrpcServer(application.app.state.deps, Drain(), shared=False)
     await server.start()
     lane = fast_path_protocol(Echo(), 65536, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
@@ -184,7 +185,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Pa
     authority = Authority(tmp_path_factory.mktemp("authority"))
     pair = authority.issue()
     settings = {
-        "grpc_on_http_port": True,
+        **dict.fromkeys(("http_port", "grpc_port"), free_port()),
         "ca_file": authority.certificate,
         "tls_cert_file": pair.certificate,
         "tls_key_file": pair.key,

@@ -314,6 +314,8 @@ def running_stack(
     for name, path in (models or {}).items():
         arguments += ["--preload", f"{name}={path}"]
     settings = settings or {}
+    for name in settings.keys() & {"http_port", "grpc_port"}:
+        arguments += [f"--{name.replace('_', '-')}", str(settings[name])]  # in place of any free ports
     if disk is None:
         disk = Disk(tmp_path)
     else:

@@ -16,7 +16,7 @@ from millstream.services.model.signature import Signature, TensorSpec
 
 
 def test_server_metadata() -> None:
-    assert server_metadata("triton", "1.2.3", EXTENSIONS) == {
+    assert server_metadata("1.2.3", EXTENSIONS) == {
         "name": "triton",
         "version": "1.2.3",
         "extensions": list(EXTENSIONS),

@@ -45,7 +45,7 @@ class MetadataCalls:
 
     async def server_metadata(self, _: Any, __: Any) -> Any:
         deps = self._deps
-        return pb.ServerMetadataResponse(**server_metadata(deps.settings.server_name, deps.version, extensions()))
+        return pb.ServerMetadataResponse(**server_metadata(deps.version, extensions()))
 
     async def model_ready(self, request: Any, _: Any) -> Any:
         """Answer whether a model is ready. An unknown model is not ready, which is not an error."""

@@ -145,7 +145,7 @@ def _ports(settings: Settings) -> list[Check]:
         return []
     found = []
     for port, take in ((settings.http_port, listen), (settings.grpc_port, reserve)):
-        if port <= 0:
+        if port <= 0 or (take is reserve and settings.grpc_on_http_port):
             continue  # any free one, or none
         try:
             take(settings.host, port).close()
