@@ -23,7 +23,7 @@ from millstream.workers.backends.base import Terminated
 from millstream.workers.batches.consumer import ATTACHED, Consumer, Finished
 from millstream.workers.batches.direct_work import AGAIN_S
 from millstream.workers.batches.lease import Lease, RunCost
-from millstream.workers.batches.live_check import LiveCheck
+from millstream.workers.batches.live_check import IDLE_WAIT_S, LiveCheck
 from millstream.workers.batches.reply_sender import ReplySender
 from millstream.workers.batches.runner import OnRun, RunResult, merge, run
 from millstream.workers.batches.watchdog import Guarded, LoopState, RunTime
@@ -132,10 +132,11 @@ class Worker:
                     self._direct.detach((), pause_s=AGAIN_S)
                 if not leases:
                     self._segments.forget_removed()
-                    self._live_check.step()
+                    if self._live_check.sample is not None:
+                        self._live_check.step()
                     continue
                 leased += leases
-            if self._live_check.overdue:
+            if self._live_check.sample is not None and self._live_check.overdue():
                 self._reply_before_run(consumer)
                 self._live_check.step()
             group = self._next_group()
@@ -152,7 +153,9 @@ class Worker:
         attached = consumer.pollable and direct.attach()
         self.state.waiting = True
         self._done += self._replies.settled(RECEIPT_WAIT_S)
-        wait_s = self._live_check.wait_s(UNSETTLED_WAIT_S if self._replies.waiting else INBOX_WAIT_S)
+        wait_s = UNSETTLED_WAIT_S if self._replies.waiting else INBOX_WAIT_S
+        if self._live_check.sample is not None:
+            wait_s = IDLE_WAIT_S
         consumer.send_wait(self._done, ENTRIES_WANTED, wait_s, ATTACHED if attached else 0, self._run_time.take())
         self._count()
         if attached:
@@ -189,7 +192,7 @@ class Worker:
         while self._leased:
             self._execute(self._next_group())
             self._count()
-            if self._live_check.overdue:
+            if self._live_check.sample is not None and self._live_check.overdue():
                 self._live_check.step()
 
     def detach_behind(self, guarded: Guarded) -> None:

@@ -12,7 +12,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import Counter, MetricsRegistry
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
 from millstream.services.queue.sharing import LONG_S
-from millstream.services.wire.direct import batch_head
+from millstream.services.wire.batch import batch_head
 
 #: Longer runs take the queue. A batch that another gateway puts meanwhile waits for the run in the worker's inbox.
 RUN_S_MAX = 0.02

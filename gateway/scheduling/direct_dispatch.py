@@ -22,7 +22,7 @@ from millstream.gateway.scheduling.lane_table import LaneTable
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.death_notices import Death
-from millstream.services.wire.direct import Attach, Detach, Return, read_control
+from millstream.services.wire.batch import Attach, Detach, Return, read_control
 from millstream.services.wire.worker_id import pool_of
 
 log = logging.getLogger("millstream.direct")

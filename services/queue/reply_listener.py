@@ -28,7 +28,7 @@ from millstream.services.queue.reply_socket import (
     socket_address,
     socket_name,
 )
-from millstream.services.wire.direct import is_control
+from millstream.services.wire.batch import is_control
 
 log = logging.getLogger("millstream.queue")
 

@@ -20,8 +20,7 @@ from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import decode_reply
 from millstream.workers.batches.consumer import Consumer, Finished
-from millstream.workers.batches.lease import Lease
-from millstream.workers.batches.reply_limits import LOSSES_MAX
+from millstream.workers.batches.lease import LOSSES_MAX, Lease
 from tests.kit.pool import Pool
 
 MIB = 1 << 20

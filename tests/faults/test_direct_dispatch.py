@@ -18,7 +18,7 @@ import pytest
 
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_links import ReplyLinks
-from millstream.services.wire.direct import attach_message, detach_message, return_message
+from millstream.services.wire.batch import attach_message, detach_message, return_message
 from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers

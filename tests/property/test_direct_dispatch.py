@@ -41,8 +41,7 @@ from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX, SOCKET_TYPE
 from millstream.services.segments.pool import SegmentPool
-from millstream.services.wire.batch import decode_batch, decode_reply
-from millstream.services.wire.direct import attach_message, detach_message, is_control
+from millstream.services.wire.batch import attach_message, decode_batch, decode_reply, detach_message, is_control
 from millstream.services.wire.records import State
 from millstream.workers.batches.direct_work import DirectWork
 from millstream.workers.batches.lease import Lease

@@ -19,8 +19,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import encode_elements
 from millstream.services.queue.blob import PART_BYTES_MAX, PARTS_AT_ONCE, is_last, read_command, write_commands
 from millstream.services.wire.batch import AGAIN, BatchHeader, decode_reply, encode_batch
-from millstream.workers.batches.lease import Lease
-from millstream.workers.batches.reply_limits import fit, refusal
+from millstream.workers.batches.lease import Lease, fit, refusal
 from tests.kit.responders import DISCARD
 
 Array = np.ndarray[Any, Any]

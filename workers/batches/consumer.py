@@ -16,8 +16,7 @@ from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import decode_batch, read_item
-from millstream.workers.batches.lease import Lease
-from millstream.workers.batches.reply_limits import LOSSES_MAX, refusal
+from millstream.workers.batches.lease import LOSSES_MAX, Lease, refusal
 
 _NO_GROUP = "NOGROUP"
 _SCRIPTS = (

@@ -20,7 +20,7 @@ from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
-from millstream.services.wire.direct import TERM_MAX, attach_message, detach_message, read_batch, return_message
+from millstream.services.wire.batch import TERM_MAX, attach_message, detach_message, read_batch, return_message
 from millstream.workers.batches.lease import Lease
 from millstream.workers.models.loaded_models import LoadedModels
 

@@ -228,39 +228,34 @@ class LiveCheck:
         self._until_next: dict[str, int] = {}  # by content id: shared runs before the next sample
         self._undecided: set[str] = set()  # content ids of models that are not deterministic
         self._comparison: Iterator[None] | None = None
-        self._sample: RowSample | None = None
+        self.sample: RowSample | None = None
         self._next_step = 0.0
         self._next_form = 0.0  # when the next run of a form may be sampled
 
-    @property
     def overdue(self) -> bool:
-        """Whether the next row should run although there is work."""
-        return self._sample is not None and self._clock() >= self._next_step
-
-    def wait_s(self, otherwise: float) -> float:
-        """Return how long an idle worker may wait for work; `otherwise` if there is no sample to check."""
-        return otherwise if self._sample is None else IDLE_WAIT_S
+        """Whether the next row of the sample should run although there is work."""
+        return self._clock() >= self._next_step
 
     def due(self, content_id: str, model: LoadedModel) -> bool:
         """Count a shared run, or one of a compiled form; returns whether it is to be sampled."""
         if not self._one_in:
             return False
         if model.variant:  # a race compared rows
-            return self._sample is None and self._clock() >= self._next_form
+            return self.sample is None and self._clock() >= self._next_form
         if model.alone:
             return False
         left = self._until_next.get(content_id, 0)
         if left > 0:
             self._until_next[content_id] = left - 1
             return False
-        if self._sample is not None or content_id in self._undecided:
+        if self.sample is not None or content_id in self._undecided:
             return False
         self._until_next[content_id] = self._one_in - 1
         return True
 
     def keep(self, model: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
         """Copy some rows of a run, before its memory is reused."""
-        if self._sample is not None or not outputs:
+        if self.sample is not None or not outputs:
             return
         form = cast("Form", model.instance).form if model.variant else ""
         apart = model.manifest.signature.batching and not model.alone
@@ -270,21 +265,21 @@ class LiveCheck:
             sample = (sampled if apart else whole)(model.manifest.content_id, inputs, outputs)
         except MemoryError:
             return
-        self._sample = None if sample is None else sample._replace(form=form)
-        if self._sample is not None:
+        self.sample = None if sample is None else sample._replace(form=form)
+        if self.sample is not None:
             self._comparison = None
             self._next_step = self._clock() + BUSY_STEP_S
 
     def step(self) -> None:
         """Run one row of the sample."""
-        sample = self._sample
+        sample = self.sample
         if sample is None:
             return
         self._next_step = self._clock() + BUSY_STEP_S
         model = self._models.get(sample.content_id)
         form = bool(sample.form)
         if model is None or model.instance is None or bool(model.variant) != form or (model.alone and not form):
-            self._sample = self._comparison = None
+            self.sample = self._comparison = None
             return
         if self._comparison is None:
             self._comparison = self._compare_form(sample, model) if form else self._compare(sample, model)
@@ -327,7 +322,7 @@ class LiveCheck:
         return model
 
     def _end(self, model: LoadedModel, outcome: Outcome, why: str) -> None:
-        self._sample = self._comparison = None
+        self.sample = self._comparison = None
         if len(self._until_next) > 2 * len(self._models.all()) + 16:
             models = self._models.all()
             self._until_next = {
