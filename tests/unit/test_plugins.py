@@ -121,3 +121,27 @@ def test_a_record_imports_nothing_of_what_it_names() -> None:
     records = {name for name in imported if name.endswith(".plugin")}
     assert records
     assert all(any(record.startswith(f"{name}.") for record in records) for name in imported - records), imported
+
+
+def process(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", module, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_process_of_a_plugin_is_started_by_its_name() -> None:
+    unknown = process("millstream.services.plugin", "nothing")
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("usage: python -m millstream.services.plugin NAME")
+    assert "controller" in unknown.stderr
+    assert process("millstream.services.plugin").returncode == 2
+    shown = process("millstream.services.plugin", "controller", "--help")
+    assert (shown.returncode, "--life-fd" in shown.stdout) == (0, True)
+
+
+def test_a_supervisor_of_the_release_before_starts_the_controller_by_its_old_name() -> None:
+    old, new = (process(*words, "--help").stdout for words in OLD_AND_NEW)
+    assert old == new != ""
+
+
+OLD_AND_NEW = (("millstream.services.controller",), ("millstream.services.plugin", "controller"))
