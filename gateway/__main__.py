@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
     parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
     parser.add_argument("--ready-fd", type=int, help="a pipe to a supervisor, written to when the gateway is ready")
-    parser.add_argument("--life-fd", type=int, help="a pipe to a supervisor, written to every second")
+    parser.add_argument("--life-fd", type=int, help="a pipe to a supervisor, written to every two seconds")
     parser.add_argument("--preload-fd", type=int, help="a pipe of a supervisor that ends when the models are loaded")
     return parser.parse_args()
 

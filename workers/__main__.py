@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--index", help="N, N@HOST or HOST: tells the workers of a pool apart (default: this host)")
     parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
     parser.add_argument("--backend", default=BACKEND_DEFAULT, help="inference library (default: onnxruntime)")
-    parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every second")
+    parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every two seconds")
     arguments = parser.parse_args()
     SignOfLife(arguments.life_fd).start_thread()
     start = arguments.start_id or new_start()

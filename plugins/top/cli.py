@@ -91,10 +91,9 @@ def _follow(client: Client, console: Console, interval: float, sort: Sort) -> No
     """
     from rich.live import Live
 
-    from millstream.plugins.top.keyboard import keyboard
+    from millstream.plugins.top.keyboard import keyboard, unwound_by_sigterm
     from millstream.plugins.top.rates import overview
     from millstream.plugins.top.reading import read_server
-    from millstream.plugins.top.termination import unwound_by_sigterm
 
     now = read_server(client)
     found, problem = overview(None, now), ""

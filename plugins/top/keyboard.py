@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 
 @contextmanager
@@ -44,3 +46,21 @@ def _pressed(seconds: float) -> str:
     if not pressed:  # the terminal is gone: select would return at once, again and again
         raise KeyboardInterrupt
     return pressed.decode(errors="replace")[0]
+
+
+SIGNALLED = 128  # exit status of a shell's command that a signal ended, less the signal's number
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """Raise SystemExit(143) in the block when SIGTERM arrives; further ones are ignored. Only in the main thread."""
+
+    def unwind(number: int, _frame: Any) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(SIGNALLED + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

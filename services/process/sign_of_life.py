@@ -1,4 +1,4 @@
-"""sign_of_life: writes a byte a second to the supervisor of this process, which replaces it when the bytes end.
+"""sign_of_life: writes a byte every two seconds to the supervisor, which replaces this process when the bytes end.
 
 gateway, controller: a task of the event loop ─┐
 worker: a thread ──────────────────────────────┴─> pipe (`--life-fd`) ─> services/supervisor/liveness.py
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-EVERY_S = 1.0  # between two signs
+EVERY_S = 2.0  # between two signs
 
 
 class SignOfLife:

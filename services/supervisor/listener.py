@@ -21,7 +21,7 @@ log = logging.getLogger("millstream.supervisor")
 BACKLOG = 2048
 #: longest time for which models of the start keep gateways from being ready; the start continues to load them
 PRELOADS_S_MAX = 300.0
-LOOK_S = 1.0  # between two looks whether the port accepts connections
+LOOK_S = 2.0  # between two looks whether the port accepts connections
 
 
 def resolve(host: str) -> tuple[socket.AddressFamily, str]:

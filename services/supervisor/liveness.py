@@ -1,6 +1,6 @@
 """liveness: kills children that show no sign of life, so that they are started again.
 
-SignOfLife of a child, answers of the embedded Redis ─> Child.signs ─> Liveness.look, once a second ─> Child.kill_frozen
+SignOfLife of a child, answers of the embedded Redis ─> Child.signs ─> Liveness.look ─> Child.kill_frozen
 
 Only time in which this process itself runs on time counts: after a pause of the machine, or while it is so busy that
 nothing runs, no child is to blame.
@@ -21,7 +21,9 @@ from millstream.services.supervisor.child import Child
 
 log = logging.getLogger("millstream.supervisor")
 
-LOOK_S = 1.0  # between two looks; no more is counted for one
+LOOK_S = 2.0  # between two looks
+LATE_S = 1.0  # is counted for a look that came late: children had as little time as this process, or none
+PING_S = 5.0  # between two pings of Redis, each on a connection of its own
 SILENT_S_MAX = 30.0  # without a sign of life, after which a child is killed
 #: the same before a child's first sign: it may import libraries from a slow disk, or search for devices
 FIRST_SIGN_S_MAX = 300.0
@@ -70,7 +72,8 @@ class Liveness:
 
     def look(self, now: float) -> None:
         """Count the seconds since the last look, and kill children that were silent for too long."""
-        passed_s, self._looked_at = min(LOOK_S, now - self._looked_at), now
+        passed_s, self._looked_at = now - self._looked_at, now
+        counted_s = passed_s if passed_s < LOOK_S + LATE_S else LATE_S
         before, self._seen = self._seen, {}
         for child in self._children():
             if not child.pid or child.stopped:
@@ -79,7 +82,7 @@ class Liveness:
             if child.signs != seen.signs:
                 self._seen[child.start_id] = _Seen(child.signs, 0.0)
                 continue
-            silent_s = seen.silent_s + passed_s
+            silent_s = seen.silent_s + counted_s
             if silent_s > SILENT_S_MAX and self._end(child, silent_s):
                 silent_s = 0.0
             self._seen[child.start_id] = _Seen(child.signs, silent_s)
@@ -104,7 +107,7 @@ def _state(pid: int) -> str:
 
 
 async def _ping_always(redis: Child, path: Path) -> None:
-    """Ping the Redis that a child runs, once a second; every answer, errors too, counts as a sign of the child."""
+    """Ping the Redis that a child runs; every answer, errors too, counts as a sign of the child."""
     while True:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_S_MAX):
@@ -114,4 +117,4 @@ async def _ping_always(redis: Child, path: Path) -> None:
                     redis.signs += bool(await reader.read(64))
                 finally:
                     writer.transport.abort()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(PING_S)

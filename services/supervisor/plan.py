@@ -36,7 +36,7 @@ class Program:
         fds: descriptors that the child inherits.
         worker: name of the worker in Redis, metrics and lists (wire.worker_id); "" for other programs.
         signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
-        shows_life: whether it accepts `--life-fd N` and writes a byte there every second (process.sign_of_life).
+        shows_life: whether it accepts `--life-fd N` and writes a byte there every two seconds (process.sign_of_life).
         pool: of a worker.
         index: number of a worker in its pool.
     """

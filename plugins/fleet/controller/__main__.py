@@ -44,7 +44,7 @@ def main() -> int:
         description="Run one controller. Of several that share a Redis, one leads and the others wait.",
     )
     parser.add_argument("--ready-fd", type=int, help="write a byte to this descriptor when it runs")
-    parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every second")
+    parser.add_argument("--life-fd", type=int, help="write a byte to this descriptor every two seconds")
     arguments = parser.parse_args()
     life = SignOfLife(arguments.life_fd)
     configure_logs("text", NAME)
