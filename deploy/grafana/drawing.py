@@ -27,7 +27,6 @@ _INSTALLATIONS = (
     .sort(models.VariableSort.ALPHABETICAL_ASC)
 )
 #: histograms whose buckets have the trace ids of exported traces
-WITH_EXEMPLARS = ("millstream_request_duration_seconds_bucket", "millstream_queue_wait_seconds_bucket")
 
 Panel = stat.Panel | timeseries.Panel | heatmap.Panel
 
@@ -88,7 +87,6 @@ def _targets(chart: Chart) -> list[prometheus.Dataquery]:
         .ref_id(chr(ord("A") + index))
         .expr(of_installation(expr))
         .legend_format(legend)
-        .exemplar(chart.shape is Shape.LINES and any(metric in expr for metric in WITH_EXEMPLARS))
         for index, (expr, legend) in enumerate(chart.queries)
     ]
 

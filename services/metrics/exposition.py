@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIServer
@@ -12,12 +12,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar as Sampled
 from prometheus_client.utils import floatToGoString
 
 from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
-from millstream.services.metrics.exemplars import Exemplar
 from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 
@@ -124,8 +122,8 @@ def rows_of(totals: Totals) -> dict[Shape, Rows]:
     return rows
 
 
-def family(metric: Metric, rows: Rows, exemplars: Mapping[int, Exemplar] | None = None) -> Family:
-    """Return the series of a metric as a family of prometheus_client. `exemplars`: of the buckets of all rows."""
+def family(metric: Metric, rows: Rows) -> Family:
+    """Return the series of a metric as a family of prometheus_client."""
     if metric.kind is Kind.COUNTER:
         counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, values in rows:
@@ -135,11 +133,7 @@ def family(metric: Metric, rows: Rows, exemplars: Mapping[int, Exemplar] | None 
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
         for labels, values in rows:
-            buckets: list[Any] = list(zip(bounds, accumulate(values[:-1]), strict=True))
-            for bucket, (trace_id, value, at) in (exemplars or {}).items():
-                if bucket < len(buckets):  # another release may have other buckets
-                    buckets[bucket] = (*buckets[bucket], Sampled({"trace_id": trace_id}, value, at))
-            histogram.add_metric(labels, buckets, values[-1])
+            histogram.add_metric(labels, list(zip(bounds, accumulate(values[:-1]), strict=True)), values[-1])
         return histogram
     gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, values in rows:

@@ -16,7 +16,6 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from millstream.services.metrics.catalogue import CACHE_HITS, CACHE_MISSES, CATALOGUE, REQUESTS, Metric
-from millstream.services.metrics.exemplars import Exemplar, Exemplars
 from millstream.services.metrics.exposition import Rows, Shape, family, rows_of, shape_of
 from millstream.services.metrics.label_limit import Exists, all_exist, other_labels
 from millstream.services.metrics.merge import Totals
@@ -94,12 +93,7 @@ class MetricsPage:
         rows[shape_of(CACHE_HITS)] = self._cache_hits.rows(rows)
         cached = self._format(content_type, encode)
         openmetrics = content_type.startswith("application/openmetrics-text")
-        exemplars = self._registry.read_exemplars() if openmetrics else {}
-        parts = [
-            part
-            for metric in self._catalogue
-            for part in cached.lines(metric, rows.get(shape_of(metric), []), exemplars)
-        ]
+        parts = [part for metric in self._catalogue for part in cached.lines(metric, rows.get(shape_of(metric), []))]
         if self._registry.directory is None:  # of this process alone: with its process metrics
             parts.append(encode(_process()).removesuffix(_EOF))
         parts.append(extra_lines(totals, openmetrics).encode())
@@ -120,7 +114,6 @@ class _Lines(NamedTuple):
     """The lines of a series, and what they were rendered from."""
 
     values: list[float]
-    exemplars: Mapping[int, Exemplar]  # by bucket
     text: bytes
 
 
@@ -134,7 +127,7 @@ class _Format:
         self._heads: dict[str, bytes] = {}
         self._rendered = 0  # series, so far
 
-    def lines(self, metric: Metric, rows: Rows, exemplars: Exemplars) -> Iterator[bytes]:
+    def lines(self, metric: Metric, rows: Rows) -> Iterator[bytes]:
         """Yield HELP, TYPE and the lines of each series; nothing for a metric without series."""
         if not rows:
             self._lines.pop(metric.name, None)
@@ -142,9 +135,9 @@ class _Format:
         before = self._lines.get(metric.name, {})
         now: dict[tuple[str, ...], _Lines] = {}
         for labels, values in rows:
-            known, of_buckets = before.get(labels), exemplars.get((metric.name, labels), {})
-            if known is None or known.values != values or known.exemplars != of_buckets:
-                known = _Lines(values, of_buckets, self._text(metric, labels, values, of_buckets))
+            known = before.get(labels)
+            if known is None or known.values != values:
+                known = _Lines(values, self._text(metric, labels, values))
             now[labels] = known
         self._lines[metric.name] = now
         yield self._heads[metric.name]
@@ -158,13 +151,11 @@ class _Format:
             known = self._orders[metric.name] = (unsorted, sorted(unsorted))
         return known[1]
 
-    def _text(
-        self, metric: Metric, labels: tuple[str, ...], values: list[float], exemplars: Mapping[int, Exemplar]
-    ) -> bytes:
+    def _text(self, metric: Metric, labels: tuple[str, ...], values: list[float]) -> bytes:
         self._rendered += 1
         if self._rendered % _SERIES_PER_TURN == 0:
             time.sleep(_PAUSE_S)
-        text = self._encode(_SingleFamily(family(metric, [(labels, values)], exemplars))).removesuffix(_EOF)
+        text = self._encode(_SingleFamily(family(metric, [(labels, values)]))).removesuffix(_EOF)
         lines = text.splitlines(keepends=True)
         heads = [line for line in lines if line.startswith(b"# ")]
         self._heads[metric.name] = b"".join(heads)

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from millstream.services.metrics import files
 from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
-from millstream.services.metrics.exemplars import SUFFIX, ExemplarFile, Exemplars, read_exemplars
+from millstream.services.metrics.files import ReadCache
 from millstream.services.metrics.label_limit import Exists, all_exist, is_about_model, subject
 from millstream.services.metrics.merge import OTHER, Totals
 from millstream.services.metrics.page_totals import MODELS_MAX, PageTotals
-from millstream.services.metrics.read_cache import ReadCache
 from millstream.services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -169,7 +168,6 @@ class MetricsRegistry:
         if directory is not None:
             self._open(directory, role)
         self._shared = self._descriptor is not None
-        self.exemplars = ExemplarFile(self.path.with_suffix(SUFFIX) if self._shared else None)
         self._page_totals = PageTotals(directory if self._shared else None, self.totals, models_max)
         if not self._chunks:
             self._grow()
@@ -278,15 +276,8 @@ class MetricsRegistry:
         """
         return self._page_totals.read(exists)
 
-    def read_exemplars(self) -> Exemplars:
-        """Return the exemplars of all processes of the folder. Reads files: must be called off the event loop."""
-        if self._directory is None or not self._shared:
-            return self.exemplars.published
-        return read_exemplars(self._directory)
-
     def close(self) -> None:
         """Release the file: the counts of this process remain, its gauges disappear."""
-        self.exemplars.close()
         self._release()
 
     def _release(self) -> None:

@@ -16,7 +16,6 @@ import yaml
 from millstream.services.environment import REVISION
 from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
-from millstream.services.metrics.exemplars import Exemplar
 from millstream.services.settings import SECRET_FILES, Settings, settings_class
 from millstream.services.supervisor.pool_specs import parse_pools
 from millstream.services.version import VERSION
@@ -389,16 +388,6 @@ def test_committed_dashboards_are_what_the_generator_builds(tmp_path):
     assert built == {path.name: path.read_text() for path in DASHBOARDS}, "run `make dashboards`"
     committed = DEPLOY / "kubernetes/components/monitoring/kubernetes.yaml"
     assert objects == committed.read_text(), "run `make dashboards`"
-
-
-def test_exemplars_of_latency_are_stored_asked_for_and_lead_to_their_trace():
-    assert "--enable-feature=exemplar-storage" in COMPOSE["services"]["prometheus"]["command"]
-    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
-    [destination] = source["jsonData"]["exemplarTraceIdDestinations"]
-    assert destination["name"] in Exemplar._fields
-    assert destination["url"].endswith("/$${__value.raw}"), "Grafana's provisioning makes one $ of two"
-    asking = {panel["title"] for panel in PANELS for target in panel["targets"] if target.get("exemplar")}
-    assert asking == {"Time to answer", "Wait in the queue"}
 
 
 def test_grafana_loads_all_dashboards_and_begins_with_the_overview():

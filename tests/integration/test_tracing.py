@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from functools import partial
 from http.client import HTTPConnection
@@ -23,7 +22,6 @@ from tritonclient.grpc import service_pb2_grpc
 from tests.kit import models, v2
 from tests.kit.command_line import Millstream
 from tests.kit.otlp import Collector, Seen, http_collector
-from tests.kit.prometheus import LivePrometheus
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.traces import SERVER, access_lines, assert_whole, new_trace
 from tests.kit.wait import wait_until
@@ -277,27 +275,6 @@ def test_no_secret_and_no_tensor_is_in_a_log_or_a_span(traced: Traced) -> None:
     written += "\n".join(stack.lines).encode()
     for secret in (*map(str.encode, SECRETS), value.tobytes()[:4]):
         assert secret not in written, secret
-
-
-@pytest.mark.needs("prometheus")
-def test_prometheus_stores_the_traces_of_slow_buckets(traced: Traced, tmp_path: Path) -> None:
-    stack = traced.stack
-    trace_id, _, header = new_trace()
-    infer(stack, header)
-    target = {"gateway": [stack.url.removeprefix("http://")]}
-    with LivePrometheus(tmp_path, target, rules=False, options=["--enable-feature=exemplar-storage"]) as prometheus:
-        now = int(time.time())
-
-        def stored() -> set[str]:
-            series = prometheus.get(
-                "query_exemplars",
-                query='millstream_request_duration_seconds_bucket{model="m"}',
-                start=str(now - 3600),
-                end=str(now + 3600),
-            )
-            return {one["labels"]["trace_id"] for found in series for one in found["exemplars"]}
-
-        wait_until(lambda: trace_id in stored(), what="the exemplar of the request")
 
 
 def last_level_is(stack: Stack, process: str, level: str) -> bool:

@@ -18,8 +18,8 @@ from millstream.services.allowed_hosts import AllowedHosts
 from millstream.services.metrics import catalogue, files
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.exposition import serve
+from millstream.services.metrics.files import ReadCache
 from millstream.services.metrics.page import MetricsPage
-from millstream.services.metrics.read_cache import ReadCache
 from millstream.services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,

@@ -124,7 +124,7 @@ METHODS_MAX = 30
 LARGER_CLASSES = {
     "gateway/grpc/connections/fast_call.py:FastCall": 36,
     "gateway/http2/connection.py:Connection": 43,
-    "services/repository/folder.py:FolderRepository": 32,
+    "services/repository/folder.py:FolderRepository": 33,
     "services/supervisor/supervisor.py:Supervisor": 31,
     "workers/batches/consumer.py:Consumer": 46,
 }

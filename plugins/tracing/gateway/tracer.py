@@ -21,13 +21,10 @@ from millstream.plugins.tracing.export import Exporter, ExportError
 from millstream.plugins.tracing.gateway.request_spans import spans_of
 from millstream.plugins.tracing.span import Span
 from millstream.services.metrics.catalogue import (
-    QUEUE_WAIT_SECONDS,
-    REQUEST_DURATION,
     TRACED_REQUESTS_DROPPED,
     TRACES_SPANS_EXPORTED,
 )
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.traceparent import trace_id_of
 
 log = logging.getLogger("millstream.tracing")
 
@@ -39,7 +36,6 @@ BACKOFF_S = 0.5  # before the second attempt; doubled for each further one
 BACKOFF_S_MAX = 5.0  # also where a collector asks for more
 DEFECT_S = 60.0  # between two log records about traces that could not be made
 CLOSE_S_MAX = 3.0  # time for what waits when the gateway stops
-_ANSWERED = frozenset({0, 200})  # statuses of gRPC and HTTP
 
 Encode = Callable[[Iterable[Span], int], bytes]
 
@@ -64,7 +60,6 @@ class Tracer:
         self.wants = wants
         self._exporter = exporter
         self._encode = encode
-        self._exemplars = registry.exemplars
         self._buffer: deque[Finished] = deque()
         # Each series is written by one thread.
         self._full = registry.counter(TRACED_REQUESTS_DROPPED, "buffer_full")
@@ -111,7 +106,6 @@ class Tracer:
                     if time.monotonic() >= self._defect_at + DEFECT_S:
                         self._defect_at = time.monotonic()
                         log.exception("%d traces could not be made", len(taken))
-            self._exemplars.publish(now=time.monotonic())
         self._failed.add(len(self._buffer))
         self._exporter.close()
 
@@ -120,7 +114,6 @@ class Tracer:
         offset_ns = time.time_ns() - time.monotonic_ns()
         if self._send(self._encode(spans, offset_ns), len(requests)):
             self._exported.add(len(spans))
-            self._note(requests)
         else:
             self._failed.add(len(requests))
 
@@ -152,14 +145,3 @@ class Tracer:
                 requests,
                 error,
             )
-
-    def _note(self, requests: list[Finished]) -> None:
-        """Note the exported traces as exemplars of the latency histograms."""
-        for request in requests:
-            trace_id = trace_id_of(request.trace)
-            for run in request.runs:
-                if run.timing is not None and request.status in _ANSWERED:
-                    seconds = run.timing.replied_at - run.arrival
-                    labels = run.model, run.version, run.pool
-                    self._exemplars.note(REQUEST_DURATION, (*labels, run.protocol), seconds, trace_id)
-                    self._exemplars.note(QUEUE_WAIT_SECONDS, labels, run.timing.header.queue_s, trace_id)
