@@ -145,18 +145,18 @@ def _installed() -> dict[str, Plugin]:
 
 def _entry_points() -> Iterator[tuple[str, str]]:
     own = _own_of_checkout()
-    yield from own.items()
+    yield from (own or {}).items()
     for point in metadata.entry_points(group=GROUP):
-        if not own or point.dist is None or point.dist.name != _OWN:
+        if own is None or point.dist is None or point.dist.name != _OWN:
             yield point.name, point.value
 
 
-def _own_of_checkout() -> dict[str, str]:
-    """Return the plug-ins that the pyproject.toml beside the sources names; empty where Millstream is a wheel."""
+def _own_of_checkout() -> dict[str, str] | None:
+    """Return the plug-ins that the pyproject.toml beside the sources names; None where Millstream is a wheel."""
     if not _PROJECT.is_file():
-        return {}
+        return None
     project = tomllib.loads(_PROJECT.read_text()).get("project", {})
-    return dict(project.get("entry-points", {}).get(GROUP, {})) if project.get("name") == _OWN else {}
+    return dict(project.get("entry-points", {}).get(GROUP, {})) if project.get("name") == _OWN else None
 
 
 def _missing(plugin: Plugin, installed: Iterable[str]) -> list[str]:
