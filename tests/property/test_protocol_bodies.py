@@ -18,7 +18,7 @@ from millstream.plugins.compat.openai.embedder import embedder
 from millstream.plugins.compat.tfserving.cloud_events import open_event
 from millstream.plugins.compat.tfserving.predict import read_document, read_examples
 from millstream.plugins.compat.torchserve import predictions
-from millstream.plugins.compat.torchserve.form import parts_of
+from millstream.plugins.compat.torchserve.predictions import parts_of
 from millstream.plugins.compat.triton import generate
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec

@@ -95,7 +95,7 @@ async def test_our_own_fault_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
     application = Application(tmp_path)
     monkeypatch.setattr(application.app.state.deps.caller("torchserve"), "find", broken)
-    monkeypatch.setattr("millstream.plugins.compat.torchserve.routes.find", broken)
+    monkeypatch.setattr("millstream.plugins.compat.torchserve.gateway.find", broken)
     async with application.client() as client:
         assert (await client.post("/predictions/m", json=[1])).status_code == 500
     assert counted(application.registry) == {("/predictions/{model}", "POST", "500"): 1}

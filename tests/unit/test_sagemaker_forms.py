@@ -14,9 +14,14 @@ from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
-from millstream.plugins.compat.sagemaker import binary
-from millstream.plugins.compat.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
-from millstream.plugins.compat.sagemaker.forms import accepted_form, is_v2
+from millstream.plugins.compat.sagemaker.bodies import (
+    PAYLOAD_BYTES_MAX,
+    PREFIX,
+    accepted_form,
+    header_bytes_of,
+    is_v2,
+    payload_parts,
+)
 from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
 from millstream.services.errors import Code, Failure
@@ -209,11 +214,11 @@ def test_frames_are_read_by_botocore() -> None:
 
 
 def test_the_length_in_the_content_type() -> None:
-    assert binary.header_bytes("application/json") is None
-    assert binary.header_bytes(f"{binary.PREFIX}17") == 17
+    assert header_bytes_of("application/json") is None
+    assert header_bytes_of(f"{PREFIX}17") == 17
     for wrong in ("", "-1", "x", "9" * 5000, "²"):
         with pytest.raises(Failure, match="json-header-size"):
-            binary.header_bytes(binary.PREFIX + wrong)
+            header_bytes_of(PREFIX + wrong)
 
 
 def snapshot(*names: str) -> Snapshot:

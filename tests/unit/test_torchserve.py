@@ -17,8 +17,7 @@ from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.plugins.compat.torchserve.documents import find, page
-from millstream.plugins.compat.torchserve.form import PARTS_MAX, parts_of
-from millstream.plugins.compat.torchserve.predictions import read, write
+from millstream.plugins.compat.torchserve.predictions import PARTS_MAX, parts_of, read, write
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import decode_elements
 from millstream.services.model.signature import Signature, TensorSpec

@@ -2,23 +2,110 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
+import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from millstream.gateway.catalog.snapshot import visible
 from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.context import DepsOf
+from millstream.gateway.http.error_formats import Advice, ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.model_list import model_list
 from millstream.gateway.http.openapi import json_body, ref, reply
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.plugins.compat.openai.embeddings import Embeddings
-from millstream.plugins.compat.openai.errors import FORMAT
-from millstream.plugins.compat.openai.schemas import SCHEMAS, EmbeddingsReply, EmbeddingsRequest
 from millstream.services.access.scopes import Need
 from millstream.services.access.table import LIST, Row
+from millstream.services.errors import Code
+
+_TYPES = {
+    Code.UNAUTHENTICATED: "authentication_error",
+    Code.FORBIDDEN: "permission_error",
+    Code.OVERLOADED: "rate_limit_error",
+    Code.MODEL: "server_error",
+    Code.UNAVAILABLE: "server_error",
+    Code.MEMORY: "server_error",
+    Code.EXPIRED: "server_error",
+    Code.STORAGE: "server_error",
+    Code.INTERNAL: "server_error",
+}
+
+
+class OpenAIErrorDetail(Advice):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(BaseModel):
+    """The body of every error."""
+
+    error: OpenAIErrorDetail
+
+
+def _write(error: ErrorContext) -> FormattedError:
+    unknown_model = (
+        error.code is Code.NOT_FOUND and error.subject is not None
+    )  # the member `model` names the version, too
+    document = {
+        "message": unicode_text(error.message),
+        "type": _TYPES.get(error.code, "invalid_request_error"),
+        "param": "model" if unknown_model else None,
+        "code": "model_not_found" if unknown_model else None,
+        **(error.advice or {}),
+    }
+    return FormattedError(error.status, {}, orjson.dumps({"error": document}))
+
+
+FORMAT = ErrorFormat(_write, OpenAIError)
+
+
+class EmbeddingsRequest(TypedDict):
+    """What to embed."""
+
+    model: Annotated[str, Field(description="NAME, or NAME:VERSION.")]
+    input: Annotated[
+        str | list[str] | list[int] | list[list[int]], Field(description="Text, token ids, or a list of either.")
+    ]
+    encoding_format: NotRequired[Literal["float", "base64"]]
+    dimensions: NotRequired[Annotated[int, Field(ge=1, description="Elements of a vector; fewer than the model's.")]]
+    user: NotRequired[str]
+
+
+class Embedding(TypedDict):
+    """The vector of one entry."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[list[float] | str, Field(description="Numbers, or FP32 in base64.")]
+
+
+class EmbeddingsUsage(TypedDict):
+    """Tokens of the request; 0 for models that take text."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(TypedDict):
+    """A vector for each entry, in order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+SCHEMAS = (EmbeddingsRequest, EmbeddingsReply)
+
 
 router = APIRouter()
 

@@ -6,6 +6,6 @@ PLUGIN = Plugin(
     name="sagemaker",
     settings=("millstream.plugins.compat.sagemaker.settings:SageMakerSettings",),
     serve=("millstream.plugins.compat.sagemaker.settings:serving",),
-    http=("millstream.plugins.compat.sagemaker.adapter:ADAPTER",),
+    http=("millstream.plugins.compat.sagemaker.gateway:ADAPTER",),
     credentials=("millstream.plugins.compat.sagemaker.signed:CREDENTIALS",),
 )

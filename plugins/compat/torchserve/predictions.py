@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from millstream.gateway.http.multipart import MultipartReader, Sink
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plan import InputPlan
@@ -31,7 +32,6 @@ from millstream.gateway.tensors.outputs import OutputTensor, answered
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
 from millstream.gateway.texts.text_plans import expect_no_text
-from millstream.plugins.compat.torchserve.form import parts_of
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature
@@ -173,3 +173,22 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool
     if len(texts) == 1:
         return next(iter(texts.values()))
     return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), text) for name, text in texts.items()])
+
+
+PARTS_MAX = 64
+
+
+def parts_of(content_type: str, body: bytes) -> dict[str, bytes]:
+    """Return each part's bytes, by name. Raises Failure(INVALID) for a form that is broken or has too many parts."""
+    pieces: dict[str, list[bytes]] = {}
+
+    def open_part(name: str) -> Sink:
+        if len(pieces) == PARTS_MAX:
+            raise invalid(f"the form has more than {PARTS_MAX} parts")
+        pieces[name] = []
+        return pieces[name].append
+
+    reader = MultipartReader(content_type, open_part)
+    reader.feed(body)
+    reader.close()
+    return {name: b"".join(of_part) for name, of_part in pieces.items()}

@@ -14,8 +14,7 @@ from millstream.gateway.http.adapter import Adapter, Routes
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.errors import ErrorReplies
-from millstream.plugins.compat.sagemaker.routes import invoke
-from millstream.plugins.compat.sagemaker.routes_ping import ping
+from millstream.plugins.compat.sagemaker.gateway import invoke, ping
 from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model
 from millstream.plugins.compat.vertex.settings import VertexSettings

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.catalog.snapshot import name_excerpt, visible
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.error_formats import PLAIN
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.model_list import model_list
 from millstream.gateway.http.openapi import JSON, content, ref, reply, request_body
@@ -24,7 +26,7 @@ from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
-from millstream.plugins.compat.tfserving import documents
+from millstream.plugins.compat.tfserving import documents, schemas
 from millstream.plugins.compat.tfserving.cloud_events import close_event, open_event
 from millstream.plugins.compat.tfserving.lookup import find_route, find_view, version_of_label
 from millstream.plugins.compat.tfserving.predict import (
@@ -44,6 +46,8 @@ from millstream.plugins.compat.tfserving.schemas import (
     RegressReply,
     SignatureMetadata,
 )
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import LIST, Row
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -233,3 +237,28 @@ def _parsed(route: ModelRoute, read: Reader, data: bytes) -> _Parsed:
         route.plans, lambda plans: read.read(route, plans, document), strings=are_strings(document)
     )
     return _Parsed(*parsed, texts=texts)
+
+
+_TAG = Tag("v1: TensorFlow Serving, KServe", "The REST API of TensorFlow Serving, and KServe's V1.")
+
+
+def _rows() -> Iterator[tuple[tuple[str, str], Row]]:
+    run, describe = Row(Need.INFER, "model"), Row(Need.DESCRIBE, "model")
+    yield ("GET", "/v1/models"), LIST
+    for version in ("", "/versions/{version}", "/labels/{label}"):
+        path = f"/v1/models/{{model}}{version}"
+        yield ("GET", path), describe
+        yield ("GET", f"{path}/metadata"), describe
+        for call in ("predict", "classify", "regress"):
+            yield ("POST", f"{path}:{call}"), run
+    yield ("POST", "/v1/models/{model}:explain"), run
+
+
+ADAPTER = Adapter(
+    routes=(Routes(router, _TAG, order=100),),
+    access=dict(_rows()),
+    protocols=("tfserving",),
+    error_format=PLAIN,
+    error_paths=("/v1/models",),  # the other paths below /v1 are OpenAI's
+    schemas=schemas.SCHEMAS,
+)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
 
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.context import DepsOf, deps_of
 from millstream.gateway.http.deps import Deps
@@ -20,10 +23,11 @@ from millstream.gateway.http.openapi import (
     header_parameter,
     header_ref,
     ref,
+    reply,
     request_body,
 )
 from millstream.gateway.http.row_schemas import PredictReply, PredictRequest
-from millstream.gateway.scheduling.caller import Caller, infer_arrays
+from millstream.gateway.scheduling.caller import Caller, RequestOptions, infer_arrays
 from millstream.gateway.scheduling.model_route import ModelRoute
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.examples import rows_body
@@ -31,21 +35,54 @@ from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.hugging_face import check_parameters, gives_texts, write_labels
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
+from millstream.gateway.v2.call import InferCall
 from millstream.gateway.v2.decode import parse_header_length
-from millstream.gateway.v2.embedded import infer_v2
+from millstream.gateway.v2.encode import V2Encoder
 from millstream.gateway.v2.example import infer_body
 from millstream.gateway.v2.schemas import InferReply, InferRequest
-from millstream.plugins.compat.sagemaker import binary
+from millstream.plugins.compat.sagemaker.bodies import (
+    EVENT_STREAM,
+    PREFIX,
+    accepted_form,
+    header_bytes_of,
+    is_v2,
+    payload_parts,
+)
 from millstream.plugins.compat.sagemaker.dataframes import check_params, is_dataframe, read_dataframe, with_predictions
-from millstream.plugins.compat.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
-from millstream.plugins.compat.sagemaker.event_stream import payload_parts
-from millstream.plugins.compat.sagemaker.forms import accepted_form, is_v2
-from millstream.plugins.compat.sagemaker.schemas import DataFrameRequest
+from millstream.plugins.compat.sagemaker.errors import FORMAT
 from millstream.plugins.compat.sagemaker.settings import SageMakerSettings
 from millstream.plugins.compat.sagemaker.target import default_model, named_model, variant_version
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import Row
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 from millstream.services.settings import settings_of
+
+
+class Ping(TypedDict):
+    """Whether requests would be answered."""
+
+    status: Literal["Healthy", "Unhealthy"]
+
+
+class DataFrameSplit(TypedDict):
+    """A pandas DataFrame in the orientation `split`."""
+
+    columns: NotRequired[list[Any]]
+    index: NotRequired[list[Any]]
+    data: list[list[Any]]
+
+
+class DataFrameRequest(TypedDict):
+    """A DataFrame, as clients of MLflow send it: give one of the two."""
+
+    dataframe_split: NotRequired[DataFrameSplit]
+    dataframe_records: NotRequired[list[dict[str, Any]]]
+    params: NotRequired[dict[str, Any]]
+
+
+SCHEMAS = (Ping, DataFrameRequest)
+
 
 router = APIRouter()
 
@@ -212,9 +249,9 @@ async def invoke(
 async def _reply(request: Request, caller: Caller, route: ModelRoute, body: bytes, accept: str | None) -> Response:
     content_type = request.headers.get("content-type", "")
     with caller.count_rejections(route, rows_body):
-        header_bytes = binary.header_bytes(content_type)
+        header_bytes = header_bytes_of(content_type)
     if header_bytes is not None:
-        return _v2_reply(*await infer_v2(caller, route, body, header_bytes))
+        return _v2_reply(*await _infer_v2(caller, route, body, header_bytes))
     if forms.media_type(content_type) == OCTETS:
         return await _octets(request, caller, route, body)
     form = accepted_form(accept or request.headers.get("accept"))
@@ -239,7 +276,7 @@ async def _reply(request: Request, caller: Caller, route: ModelRoute, body: byte
             tokens = await deps_of(request).texts.inputs(route.lane.manifest, route.plans, parsed.inputs.tensors[0])
             parsed = parsed._replace(inputs=tokens)
     if parsed is None:
-        return _v2_reply(*await infer_v2(caller, route, body, None))
+        return _v2_reply(*await _infer_v2(caller, route, body, None))
     outputs = await infer_arrays(caller, route, parsed.inputs)
     signature = route.plans.signature
     if form == forms.JSON and gives_texts(document) and (labels := write_labels(signature, outputs)) is not None:
@@ -264,9 +301,34 @@ def _parsed(route: ModelRoute, document: Any) -> tuple[forms.ParsedBody, bool]:
     return read_with_texts(route.plans, lambda plans: forms.from_json(plans, document), strings=are_strings(document))
 
 
+async def _infer_v2(
+    caller: Caller, route: ModelRoute, body: bytes, header_bytes: int | None
+) -> tuple[bytes, int | None]:
+    """Run the request in `body`; return the body of its reply and the length of that body's JSON part.
+
+    Args:
+        caller: of the protocol on whose path the request came.
+        route: the version's route.
+        body: the body of the request.
+        header_bytes: length of its JSON part; None, here and in the result: the whole body is JSON.
+
+    Raises:
+        Failure: of any kind.
+    """
+    with caller.count_rejections(route, infer_body):
+        call: InferCall = route.decoder.decode(body, header_bytes)
+    inputs, options = call
+    manifest = route.lane.manifest
+    encoder = V2Encoder(manifest.model, manifest.version, manifest.answered, route.extensions)
+    request_options = RequestOptions(options.timeout_s, options.priority)
+    return await caller.call(
+        route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), request_options
+    )
+
+
 def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
     """Return a reply of JSON, or of JSON and binary outputs; then the content type has the length of the JSON."""
-    return Response(text, media_type=forms.JSON if header_bytes is None else f"{binary.PREFIX}{header_bytes}")
+    return Response(text, media_type=forms.JSON if header_bytes is None else f"{PREFIX}{header_bytes}")
 
 
 async def _octets(request: Request, caller: Caller, route: ModelRoute, body: bytes) -> Response:
@@ -274,7 +336,7 @@ async def _octets(request: Request, caller: Caller, route: ModelRoute, body: byt
     length = request.headers.get("inference-header-content-length")
     with caller.count_rejections(route, infer_body):
         header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
-    text, written = await infer_v2(caller, route, body, header_bytes)
+    text, written = await _infer_v2(caller, route, body, header_bytes)
     if written is None:
         return Response(text, media_type=forms.JSON)
     return Response(text, media_type=OCTETS, headers={"inference-header-content-length": str(written)})
@@ -283,3 +345,53 @@ async def _octets(request: Request, caller: Caller, route: ModelRoute, body: byt
 def _with_type(text: bytes, form: str) -> Response:
     # As a header: the framework would add a charset to the media type of texts.
     return Response(text, headers={"content-type": form})
+
+
+ping_router = APIRouter()
+
+
+@ping_router.get(
+    "/ping",
+    summary="Whether requests would be answered",
+    responses={
+        **reply(ref(Ping), "It answers requests.", example={"status": "Healthy"}),
+        **reply(ref(Ping), "Not ready.", example={"status": "Unhealthy"}, status=503),
+    },
+)
+async def ping(deps: DepsOf, response: Response) -> dict[str, str]:
+    if deps.ready():
+        return {"status": "Healthy"}
+    response.status_code = 503
+    return {"status": "Unhealthy"}
+
+
+@ping_router.get(
+    "/version",
+    summary="Version of Millstream, for MLflow's client",
+    response_class=PlainTextResponse,
+    responses={200: {"description": "The version.", "content": {"text/plain": TEXT}}},
+)
+async def server_version(deps: DepsOf) -> PlainTextResponse:
+    return PlainTextResponse(deps.version)
+
+
+_TAG = Tag("SageMaker", "The calls of SageMaker's containers, and its runtime API for boto3.")
+
+_RUN = Row(Need.INFER)  # the model is in a header, or is the default one
+
+ADAPTER = Adapter(
+    routes=(Routes(ping_router, _TAG, order=110), Routes(router, _TAG, order=110)),
+    access={
+        ("GET", "/ping"): Row(Need.OPEN),
+        ("GET", "/version"): Row(Need.OPEN),
+        ("POST", "/invocations"): _RUN,
+        ("POST", "/endpoints/{endpoint}/invocations"): _RUN,
+        ("POST", "/endpoints/{endpoint}/invocations-response-stream"): _RUN,
+        ("POST", "/endpoints/{endpoint}/async-invocations"): _RUN,
+        ("POST", "/models/{model}/invoke"): Row(Need.INFER, "model"),
+    },
+    protocols=("sagemaker",),
+    error_format=FORMAT,
+    error_paths=("/endpoints/",),  # a container's own errors have the plain format
+    schemas=SCHEMAS,
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
+from millstream.gateway.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.docs import document
+from millstream.gateway.http.error_formats import Advice, ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.gateway.http.errors import documented
 from millstream.gateway.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.scheduling.caller import infer_arrays
@@ -17,9 +20,12 @@ from millstream.gateway.tensors.forms import CSV, JSON_LINES, NPY, media_type
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import size_of
 from millstream.gateway.texts.text_plans import read_with_texts
+from millstream.plugins.compat.torchserve import routes_management, schemas
 from millstream.plugins.compat.torchserve.documents import find, plain, unknown_version
 from millstream.plugins.compat.torchserve.predictions import Prediction, begins_json, read, write
-from millstream.services.errors import Code, Failure
+from millstream.services.access.scopes import Need
+from millstream.services.access.table import LIST, Row
+from millstream.services.errors import Code, Failure, Subject
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
@@ -128,3 +134,78 @@ def _read(plans: InputPlans, content_type: str, body: bytes) -> tuple[Prediction
     """Return the inputs in a body, and whether they are texts; a body of plain text is one. Raises Failure."""
     strings = media_type(content_type) == _PLAIN and not begins_json(body)
     return read_with_texts(plans, lambda one: read(one, content_type, body), strings=strings)
+
+
+_TYPES = {
+    Code.INVALID: "BadRequestException",
+    Code.UNAUTHENTICATED: "InvalidKeyException",
+    Code.FORBIDDEN: "InvalidKeyException",
+    Code.NOT_FOUND: "ResourceNotFoundException",
+    Code.METHOD: "MethodNotAllowedException",
+    Code.CONFLICT: "ConflictStatusException",
+    Code.OVERLOADED: "ServiceUnavailableException",
+    Code.UNAVAILABLE: "ServiceUnavailableException",
+    Code.MEMORY: "ServiceUnavailableException",
+    Code.EXPIRED: "RequestTimeoutException",
+    Code.MODEL: "PredictionException",
+    Code.INTERNAL: "InternalServerException",
+}
+_NOT_FOUND_TYPES: dict[Subject | None, str] = {
+    Subject.MODEL: "ModelNotFoundException",
+    Subject.VERSION: "ModelVersionNotFoundException",
+}
+
+
+class TorchServeError(Advice):
+    """The body of every error: status, type, and what is wrong."""
+
+    code: int
+    type: str
+    message: str
+
+
+def _write(error: ErrorContext) -> FormattedError:
+    kind = _TYPES.get(error.code, "BadRequestException")
+    if error.code is Code.NOT_FOUND:
+        kind = _NOT_FOUND_TYPES.get(error.subject, kind)
+    document = {"code": error.status, "type": kind, "message": unicode_text(error.message)}
+    document |= error.advice or {}
+    return FormattedError(error.status, {}, orjson.dumps(document))
+
+
+FORMAT = ErrorFormat(_write, TorchServeError)
+
+
+_TAG = Tag("TorchServe", "Predictions, and the management of models from files of this machine.")
+
+_MODEL = "/models/{model}"
+_RUN, _DESCRIBE, _WRITE = Row(Need.INFER, "model"), Row(Need.DESCRIBE, "model"), Row(Need.WRITE, "model", changes=True)
+
+ADAPTER = Adapter(
+    routes=(
+        Routes(router, _TAG, order=130),
+        Routes(routes_management.router, _TAG, keyed=True, order=130),
+    ),
+    access={
+        ("POST", "/predictions/{model}"): _RUN,
+        ("POST", "/predictions/{model}/{version}"): _RUN,
+        ("POST", "/explanations/{model}"): _RUN,
+        ("GET", "/ping"): Row(Need.OPEN),
+        ("GET", "/api-description"): Row(Need.OPEN),
+        ("OPTIONS", "/"): Row(Need.OPEN),
+        ("GET", "/models"): LIST,
+        ("POST", "/models"): Row(Need.WRITE, changes=True),
+        ("GET", _MODEL): _DESCRIBE,
+        ("GET", f"{_MODEL}/all"): _DESCRIBE,
+        ("GET", f"{_MODEL}/{{version}}"): _DESCRIBE,
+        ("PUT", _MODEL): _WRITE,
+        ("PUT", f"{_MODEL}/{{version}}"): _WRITE,
+        ("PUT", f"{_MODEL}/{{version}}/set-default"): _WRITE,
+        ("DELETE", _MODEL): _WRITE,
+        ("DELETE", f"{_MODEL}/{{version}}"): _WRITE,
+    },
+    protocols=("torchserve",),
+    error_format=FORMAT,
+    error_paths=("/predictions/", "/explanations/", "/models", "/ping", "/api-description"),
+    schemas=schemas.SCHEMAS,
+)
