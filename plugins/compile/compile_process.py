@@ -127,7 +127,7 @@ def _dependence(path: Path, subject: Subject) -> str:
     """
     import onnx
 
-    from millstream.plugins.proof import prove
+    from millstream.plugins.proof.analysis import prove
 
     names = [spec.name for spec in needed_inputs(subject.signature)]
     model = onnx.load(str(path), load_external_data=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -35,6 +34,7 @@ from millstream.plugins.proof.value import (
     rowed,
     stored,
 )
+from millstream.services.ingest.proof import Proof
 
 #: Limit on operator applications: those in loops and functions count each time, and operators with many operands count
 #: more. Real models stay far below.
@@ -65,14 +65,6 @@ _MEASURING = frozenset({"Shape", "Size"})
 Scope = MutableMapping[str, AnyValue | None]
 Attributes = Mapping[str, onnx.AttributeProto]
 """The attributes of a call of the function around a node."""
-
-
-class Proof(NamedTuple):
-    """Whether rows are proven independent; if not, the operator that ends the proof, and the reason."""
-
-    proven: bool
-    culprit: str
-    reason: str
 
 
 Change = Callable[[onnx.NodeProto, Sequence[AnyValue | None]], list[onnx.NodeProto]]

@@ -18,9 +18,7 @@ from typing import NamedTuple, Protocol
 
 import onnx
 
-from millstream.plugins.proof import Proof, prove
 from millstream.services.errors import Failure, invalid
-from millstream.services.ingest.batch_rewrite import with_equal_sizes, with_variable_rows
 from millstream.services.ingest.batch_trials import (
     Contradiction,
     Expected,
@@ -31,6 +29,7 @@ from millstream.services.ingest.batch_trials import (
 )
 from millstream.services.ingest.graph import save_model
 from millstream.services.ingest.model_io import ModelTensor
+from millstream.services.ingest.proof import Proof, prover
 from millstream.services.ingest.trial_inputs import Probe, find_probe
 from millstream.services.ingest.trial_session import Array, Session, TrialError, TrialSession
 from millstream.services.model.manifest import Batching
@@ -85,7 +84,7 @@ class ModelUnderCheck(NamedTuple):
             return self.program.prove()
         if self.defect:
             return Proof(False, "the graph", f"it {self.defect}")
-        return prove(rewritten or self.model, self.names)
+        return prover().prove(rewritten or self.model, self.names)
 
     @property
     def in_place(self) -> bool:
@@ -267,7 +266,7 @@ def _guarded(subject: ModelUnderCheck) -> _Rewrite | None:
     """Return the model with equal sizes where inputs name them so, if that alone proves it."""
     if subject.model is None or subject.compiled is None or subject.prove().proven:
         return None
-    model = with_equal_sizes(subject.model)
+    model = prover().with_equal_sizes(subject.model)
     proof = subject.prove(model) if model is not None else None
     if model is None or proof is None or not proof.proven:
         return None
@@ -282,7 +281,9 @@ def _rewritten(subject: ModelUnderCheck, probe: Probe | None, failure: str, requ
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
     assert subject.model is not None  # a program has no folder for a rewrite
-    model = with_variable_rows(subject.model, subject.path.parent)
+    model = prover().with_variable_rows(subject.model, subject.path.parent)
+    if model is None:
+        raise _Unbatchable("the fixed batch of 1 stays, as no plug-in is there that makes it variable")
     proof = subject.prove(model)
     if proof.proven or requested:
         proven = "as the graph proves" if proof.proven else "in all trials"

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millstream.plugins.proof import Proof
 from millstream.services.errors import invalid
 from millstream.services.ingest.batching_decision import ModelUnderCheck, decide
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.inspection import check_warmup, observed_outputs, with_observed_dims
 from millstream.services.ingest.model_io import ModelTensor, check_bounds, to_specs
 from millstream.services.ingest.onnx_checks import MESSAGE_CHARACTERS_MAX
+from millstream.services.ingest.proof import Proof
 from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.ingest.trial_session import Array, TrialError
 from millstream.services.model.onnxruntime_values import library_message

@@ -112,6 +112,7 @@ class Plugin:
         formats: of models.
         importers: of models of other frameworks, in the order in which they are asked
             (services/ingest/importers.Importer).
+        provers: of independent rows (services/ingest/proof.Prover); the first counts.
         commands: of the command line.
         settings: classes of pydantic, whose fields are settings (services/settings.settings_class).
         preload: functions of the settings that say what to load at the start (services/cli/preload.Preloading).
@@ -138,6 +139,7 @@ class Plugin:
     backends: tuple[Backend, ...] = ()
     formats: tuple[Format, ...] = ()
     importers: tuple[str, ...] = ()
+    provers: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
     settings: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()

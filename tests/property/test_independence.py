@@ -10,8 +10,8 @@ import onnx
 from hypothesis import HealthCheck, event, given, note, settings
 from hypothesis import strategies as st
 
-from millstream.plugins.proof import prove
-from millstream.services.ingest.batch_rewrite import with_variable_rows
+from millstream.plugins.proof.analysis import prove
+from millstream.plugins.proof.batch_rewrite import with_variable_rows
 from tests.kit.independence import assert_independent, load, run_alone
 from tests.kit.random_graphs import Graph, graphs
 

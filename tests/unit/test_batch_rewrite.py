@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from millstream.plugins.proof import prove
-from millstream.services.ingest.batch_rewrite import with_variable_rows
+from millstream.plugins.proof.analysis import prove
+from millstream.plugins.proof.batch_rewrite import with_variable_rows
 from tests.kit.independence import assert_independent, load, run_alone
 
 #: as PyTorch's exporter writes them for an example of one row

@@ -5,6 +5,8 @@ Each was once batched: random trials of three rows agreed, or no trial ran at al
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from millstream.plugins.proof import Proof
+from millstream.services.environment import child_environment
 from millstream.services.errors import Failure
 from millstream.services.ingest import batching_decision
 from millstream.services.ingest.batch_trials import batch_sizes
 from millstream.services.ingest.inspection import inspect
+from millstream.services.ingest.proof import Proof
 from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.manifest import Batching
 from tests.kit import models
@@ -189,7 +192,7 @@ def test_trials_detect_dependent_rows(source: Path, make: Callable[[], onnx.Mode
 def test_trials_overrule_a_wrong_proof(
     source: Path, make: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching_decision, "prove", lambda model, names: Proof(True, "", ""))
+    monkeypatch.setattr(batching_decision.ModelUnderCheck, "prove", lambda *_: Proof(True, "", ""))
     found = checked(source, make())
     assert "depends on the other rows of its batch" in found.batching.reason
 
@@ -249,3 +252,22 @@ def test_batches_of_all_sizes_are_tried() -> None:
     assert batch_sizes(6) == [1, 2, 3, 4, 5, 6]
     assert batch_sizes(100)[-2:] == [64, 100]
     assert len(batch_sizes(65536)) < 30
+
+
+def test_without_a_plugin_that_proves_requests_share_no_run(tmp_path: Path) -> None:
+    """The check of an upload as it is where the plug-in is turned off; a configuration may still ask for batching."""
+    path = models.mlp(tmp_path / "model.onnx")
+    code = (
+        "import sys, pathlib\n"
+        "from millstream.services.ingest.inspection import inspect\n"
+        "from millstream.services.ingest.report import CheckTask\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "for wish in (None, True):\n"
+        "    task = CheckTask(folder=path.parent, batching=wish, unpacked_bytes_max=1 << 30,\n"
+        "        memory_bytes_max=1 << 32, cpu_s_max=60, served=path.name)\n"
+        "    print(inspect(task, path).batching.decided)\n"
+    )
+    environment = child_environment({"MILLSTREAM_PLUGINS": "-proof"})
+    command = [sys.executable, "-c", code, str(path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ran.stdout.split() == ["off", "requested"], ran.stderr

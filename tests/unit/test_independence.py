@@ -14,8 +14,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from millstream.plugins.proof import Proof, analysis, prove
-from millstream.services.ingest.batch_rewrite import with_variable_rows
+from millstream.plugins.proof import analysis
+from millstream.plugins.proof.analysis import prove
+from millstream.plugins.proof.batch_rewrite import with_variable_rows
+from millstream.services.ingest.proof import Proof
 from tests.kit import models
 
 HEAD = '<ir_version: 8, opset_import: ["": {opset}, "ai.onnx.ml": 3, "com.microsoft": 1]>'

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.plugins.proof import Proof, prove
+from millstream.plugins.proof.analysis import prove
+from millstream.services.ingest.proof import Proof
 from tests.kit import architectures
 from tests.kit.independence import assert_independent, load, run_alone
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from millstream.plugins.proof import prove
-from millstream.services.ingest.batch_rewrite import with_variable_rows
+from millstream.plugins.proof.analysis import prove
+from millstream.plugins.proof.batch_rewrite import with_variable_rows
 from millstream.services.ingest.graph import fixed_inputs
 from tests.kit.independence import assert_independent, load, run_alone
 

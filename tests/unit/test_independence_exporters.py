@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from millstream.plugins.proof import prove
+from millstream.plugins.proof.analysis import prove
 from millstream.services.model.manifest import ROWS_MAX
 from tests.kit.independence import assert_independent, load, run_alone
 from tests.unit.test_independence import ends_with, proof

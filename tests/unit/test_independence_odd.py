@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from millstream.plugins.proof import Proof, prove
+from millstream.plugins.proof.analysis import prove
+from millstream.services.ingest.proof import Proof
 from tests.kit.independence import load
 from tests.unit.test_independence import chain, ends_with, named_function, parsed, proof
 from tests.unit.test_independence_hostile import SIZE

@@ -33,7 +33,8 @@ from sklearn import (
 )
 from sklearn.datasets import load_iris
 
-from millstream.plugins.proof import Proof, prove
+from millstream.plugins.proof.analysis import prove
+from millstream.services.ingest.proof import Proof
 from tests.kit.independence import assert_independent, load, run_alone
 
 OPSETS = {"": 17, "ai.onnx.ml": 3}

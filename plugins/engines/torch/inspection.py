@@ -13,12 +13,12 @@ from pathlib import Path
 
 from millstream.plugins.engines.torch.document import FORMAT, Program, ProgramTensor, read_program
 from millstream.plugins.engines.torch.session import ProgramSession, import_torch
-from millstream.plugins.proof import Proof
 from millstream.services.errors import invalid
 from millstream.services.ingest.batching_decision import ModelUnderCheck, decide
 from millstream.services.ingest.import_check import compare_samples
 from millstream.services.ingest.inspection import check_warmup, observed_outputs, with_observed_dims
 from millstream.services.ingest.model_io import ModelTensor, check_bounds, to_specs
+from millstream.services.ingest.proof import Proof
 from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.signature import Signature
 

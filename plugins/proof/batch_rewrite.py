@@ -20,12 +20,11 @@ from pathlib import Path
 import onnx
 from onnx import helper, numpy_helper
 
-from millstream.plugins.proof import changed_nodes
+from millstream.plugins.proof.analysis import changed_nodes, prove
 from millstream.plugins.proof.expression import ONE, ROWS, Expression, number, product
 from millstream.plugins.proof.node import dims_of
 from millstream.plugins.proof.rules.layout import arranged
 from millstream.plugins.proof.value import AnyValue, Dependent, Mixed, Rows, Value
-from millstream.services.ingest.graph import fixed_inputs
 
 _RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _RESIZED = 3
@@ -43,7 +42,7 @@ def with_variable_rows(model: onnx.ModelProto, folder: Path = Path()) -> onnx.Mo
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
-    stored = fixed_inputs(graph)
+    stored = _stored(graph)
     symbol = _unused_symbol(graph)
     inputs = [value for value in graph.input if value.name not in stored]
     for value in (*inputs, *graph.output):
@@ -258,7 +257,7 @@ def with_equal_sizes(model: onnx.ModelProto) -> onnx.ModelProto | None:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
-    stored = fixed_inputs(graph)
+    stored = _stored(graph)
     first: dict[str, tuple[str, int]] = {}
     guards: list[onnx.NodeProto] = []
     changes = _Changes("", graph, Path())
@@ -283,3 +282,19 @@ def _rename(nodes: Iterable[onnx.NodeProto], old: str, new: str) -> None:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 _rename(graph.node, old, new)
+
+
+def _stored(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of all stored values: before IR 4 every initializer was also listed as an input."""
+    return {tensor.name for tensor in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+
+
+class _Prover:
+    """What this plug-in adds to the check of a model (services/ingest/proof.Prover)."""
+
+    prove = staticmethod(prove)
+    with_variable_rows = staticmethod(with_variable_rows)
+    with_equal_sizes = staticmethod(with_equal_sizes)
+
+
+PROVER = _Prover()
