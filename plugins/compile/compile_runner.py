@@ -63,15 +63,13 @@ def _run(task: CompileTask, started: Callable[[subprocess.Popen[bytes]], None]) 
         return CompileOutcome(error=f"its process cannot be started: {error.strerror}")
     try:
         started(child.process)
-        found = CompileOutcome.model_validate_json(child.ask(task, task.seconds_max, last=True))
-        outcome = found.model_copy(update={"late": False})
+        outcome = CompileOutcome.model_validate_json(child.ask(task, task.seconds_max, last=True))
     except ValidationError:
         outcome = CompileOutcome(error="its process reported nothing that can be read")
     except (FailedError, TimeoutError) as error:
         outcome = CompileOutcome(error=str(error))
         if isinstance(error, TimeoutError) or child.process.returncode == -signal.SIGXCPU:
-            why = f"it took longer than {task.seconds_max:.4g} s"
-            outcome = CompileOutcome(error=why, seconds=task.seconds_max, late=True)
+            outcome = CompileOutcome(error=f"it took longer than {task.seconds_max:.4g} s", seconds=task.seconds_max)
     finally:
         child.close()
     outcome = _with_possible_seconds(outcome, time.monotonic() - began)
@@ -94,8 +92,8 @@ def _watch(task: CompileTask, pid: int) -> GroupWatch:
 
 
 def _with_possible_seconds(outcome: CompileOutcome, elapsed_s: float) -> CompileOutcome:
-    """Return the outcome; what no compilation can have taken is replaced, since later races rely on it."""
-    if outcome.late or 0 <= outcome.seconds <= elapsed_s:
+    """Return the outcome; what no compilation can have taken is replaced: reports show it."""
+    if 0 <= outcome.seconds <= elapsed_s:
         return outcome
     return outcome.model_copy(update={"seconds": elapsed_s})
 

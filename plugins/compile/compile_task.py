@@ -52,14 +52,12 @@ class CompileOutcome(BaseModel):
         seconds: of the compilation, without the start of its process.
         size_bytes: of the files of `compiled`.
         stderr: the end of its standard error; added by the caller.
-        late: it took longer than it may.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     compiled: Compiled | None = None
     error: str = ""
     seconds: float = 0.0
     size_bytes: int = 0
     stderr: str = ""
-    late: bool = False

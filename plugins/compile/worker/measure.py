@@ -34,7 +34,6 @@ from millstream.plugins.compile.worker.messages import (
 from millstream.plugins.compile.worker.outputs import write_outputs
 from millstream.services.errors import Failure
 from millstream.services.model.samples import read_inputs
-from millstream.services.process.memory_use import memory_use
 from millstream.services.sandbox.confine import Limits, begin, confine
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Backend, Instance
@@ -125,7 +124,6 @@ def main() -> None:
     limit = MemoryLimit(opening.memory_bytes)
 
     def say(said: Said) -> None:
-        said = said.model_copy(update={"size_bytes": memory_use().own_bytes})
         print(said.model_dump_json(), file=output, flush=True)
 
     try:

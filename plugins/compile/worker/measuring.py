@@ -37,7 +37,6 @@ class Measuring:
 
     def __init__(self, opening: Opening, seconds_max: float) -> None:
         self._child = Child("millstream.plugins.compile.worker.measure", partial(_watch, opening), {})
-        self.size_bytes = 0
         try:
             self._ask(opening, seconds_max)
         except BaseException as error:
@@ -79,7 +78,6 @@ class Measuring:
         except ValidationError:
             self.close()
             raise FailedError("its process replied nothing that can be read") from None
-        self.size_bytes = said.size_bytes
         if said.error:
             raise FailedError(" ".join(said.error.split()))
         return said

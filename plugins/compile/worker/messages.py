@@ -93,11 +93,9 @@ class Said(BaseModel):
     Args:
         error: why it failed; empty: it did not.
         times_s: of the runs.
-        size_bytes: memory of the process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     error: str = ""
     times_s: tuple[float, ...] = Field((), max_length=TIMES_MAX)
-    size_bytes: int = 0
