@@ -13,10 +13,12 @@ import pytest
 
 from millstream.plugins.compile.race.report import BASELINE, RaceReport
 from millstream.plugins.compile.stored.job import PAST_MAX, Job, Jobs, RaceOptions, RaceState, RaceUndone, new_job
+from millstream.plugins.compile.stored.samples import find_samples, sweep_samples
 from millstream.plugins.compile.stored.selection import Form, Selection, Selections
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest, SourceFile
 from millstream.services.repository import version_documents
+from millstream.services.repository.endpoint_settings import changed as changed_settings
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import content_digest
 from tests.kit.versions import publish
@@ -371,3 +373,21 @@ def test_folders_of_losers_are_deleted(repository: FolderRepository, selections:
         (cache / name / "model").write_bytes(b"x")
     selections.sweep(manifest, KIND, DEVICE, "b-2")
     assert [path.name for path in cache.iterdir()] == ["b-2"]
+
+
+def test_rows_that_an_earlier_release_captured_are_deleted_and_its_setting_is_read(
+    repository: FolderRepository, tmp_path: Path
+) -> None:
+    manifest = publish(repository, "m", 1)
+    folder = repository.variants.compiled(manifest).parent / "race"
+    folder.mkdir()
+    for name in ("captured.npz", "uploaded.npz", ".new-1"):
+        (folder / name).write_bytes(b"x")
+    sweep_samples(repository)
+    assert sorted(path.name for path in folder.iterdir()) == [".new-1", "uploaded.npz"], "a write may be in progress"
+    assert find_samples(repository, manifest) == folder / "uploaded.npz"
+    path = tmp_path / "repository" / "models" / "m" / "endpoint.json"
+    path.write_text(json.dumps({"model": "m", "placement": {"capture_samples": 16, "pin": True}}))
+    assert repository.endpoint("m").placement.pin
+    with pytest.raises(Failure, match="live requests are no longer captured"):
+        changed_settings(repository.endpoint("m").placement, {"capture_samples": 4}, ())
