@@ -12,6 +12,7 @@ from millstream.services.installation import shm_prefix
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
+from millstream.services.process.ticks import next_tick
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import remove_leftovers
 from millstream.services.segments.shared_buffers import SHARE, SharedBuffers
@@ -96,7 +97,7 @@ class MemoryTrim:
         """Check every CHECK_S until cancelled."""
         policy = IdleTrim(resident_bytes())
         while True:
-            await asyncio.sleep(CHECK_S)
+            await next_tick(CHECK_S)
             self._receiving.set(self._receive_budget.bytes)
             self._unread.set(self._reply_budget.bytes)
             client_bytes = self._admission.bytes + self._receive_budget.bytes + self._reply_budget.bytes

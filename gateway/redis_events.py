@@ -15,6 +15,7 @@ from millstream.gateway.scheduling.quarantine import Quarantine
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.death_notices import Death
 from millstream.services.wire.worker_id import pool_of
@@ -44,7 +45,7 @@ class RedisProbe:
             if up and probes % MEMORY_EVERY == 0:
                 await self._read_memory()
             probes += 1
-            await asyncio.sleep(EVERY_S)
+            await next_tick(EVERY_S)
 
     async def _read_memory(self) -> None:
         """Update the gauges of memory, which exist once Redis said it: a user of Redis may not be allowed to ask."""

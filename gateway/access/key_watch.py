@@ -18,6 +18,7 @@ from millstream.services.access.secret import access_secret, derive_secret
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import KEY_EXPIRY
 from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.limited_client import without_redis_after
 from millstream.services.settings import Settings
@@ -139,7 +140,7 @@ class KeyWatch:
         """Look for changes of the keys, until cancelled."""
         warned_at = time.monotonic()
         while True:
-            await asyncio.sleep(POLL_S)
+            await next_tick(POLL_S)
             if self._gate.warned and time.monotonic() - warned_at >= WARN_S:
                 warned_at = time.monotonic()
                 self._warn()
@@ -170,7 +171,7 @@ class KeyWatch:
             await asyncio.sleep(SETTLE_S)
             accounts = self._gate.accounts()
             if not accounts:
-                await asyncio.sleep(IDLE_S)
+                await next_tick(IDLE_S)
                 continue
             text, now = write_use(accounts), time.monotonic()
             if text != told:

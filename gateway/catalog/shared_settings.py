@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream.services.errors import Code, Failure
+from millstream.services.process.ticks import next_tick
 from millstream.services.repository.disk import storage_errors, try_lock
 
 log = logging.getLogger("millstream.settings")
@@ -136,7 +137,7 @@ async def when_unlocked(update: Callable[[], T]) -> T:
 async def watch(documents: Mapping[SharedDocument, Callable[[], None]], every: Callable[[], object]) -> None:
     """Every WATCH_S, call the functions of documents that other gateways changed, then `every`, until cancelled."""
     while True:
-        await asyncio.sleep(WATCH_S)
+        await next_tick(WATCH_S)
         try:
             for document, apply in documents.items():
                 if document.changed():

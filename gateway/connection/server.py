@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -136,7 +137,7 @@ class Server(uvicorn.Server):
         """Return when the server is to end. uvicorn's own looks ten times a second whether it is."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(TICK_S - time.monotonic() % TICK_S):
                     await self._exit.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -23,6 +23,7 @@ from millstream.gateway.grpc.handlers import MethodTable
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http2.limits import Limits
 from millstream.services.errors import Code, Failure
+from millstream.services.process.ticks import next_tick
 from millstream.services.settings import Settings
 
 DRAIN_POLL_S = 0.05
@@ -148,7 +149,7 @@ class GrpcServer:
     async def _check(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(CHECK_S if self._parts.connections else IDLE_S)
+            await next_tick(CHECK_S if self._parts.connections else IDLE_S)
             now = loop.time()
             for connection in list(self._parts.connections):
                 connection.check(now)

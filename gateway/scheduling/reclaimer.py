@@ -17,6 +17,7 @@ from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.cancel import cancel_all
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.scripts import ATTEMPTS_MAX, script_call
@@ -61,7 +62,7 @@ class Reclaimer:
         look = 0
         try:
             while True:
-                await asyncio.sleep(self._lease_s / 4)
+                await next_tick(self._lease_s / 4)
                 look += 1
                 if look % 4 and not self._in_flight:
                     continue

@@ -6,10 +6,11 @@ worker: a thread ─────────────────────
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
+
+from millstream.services.process.ticks import next_tick
 
 EVERY_S = 2.0  # between two signs
 
@@ -35,7 +36,7 @@ class SignOfLife:
     async def show_always(self) -> None:
         """Show signs from the event loop: they prove that it turns."""
         while self._show():
-            await asyncio.sleep(EVERY_S)
+            await next_tick(EVERY_S)
 
     def _run(self) -> None:
         while self._show():

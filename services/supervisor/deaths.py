@@ -19,6 +19,7 @@ from pathlib import Path
 from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.process.c_library import c_library
 from millstream.services.process.cancel import cancel_all
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
@@ -57,7 +58,7 @@ class Orphans:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await next_tick(LOOK_S)
             self.look()
 
     def look(self) -> None:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.ticks import next_tick
 
 log = logging.getLogger("millstream.supervisor")
 
@@ -59,7 +60,7 @@ async def keep_listening(listener: socket.socket, restart: Callable[[], Awaitabl
     host, port = listener.getsockname()[:2]
     deaf = False  # whether gateways have a socket that ended
     while True:
-        await asyncio.sleep(LOOK_S)
+        await next_tick(LOOK_S)
         try:
             if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 log.error("port %d refuses connections, since its socket was shut down: listening again", port)

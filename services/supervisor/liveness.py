@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millstream.services.process.cancel import cancel_all
+from millstream.services.process.ticks import next_tick
 from millstream.services.supervisor.child import Child
 
 log = logging.getLogger("millstream.supervisor")
@@ -67,7 +68,7 @@ class Liveness:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await next_tick(LOOK_S)
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
@@ -117,4 +118,4 @@ async def _ping_always(redis: Child, path: Path) -> None:
                     redis.signs += bool(await reader.read(64))
                 finally:
                     writer.transport.abort()
-        await asyncio.sleep(PING_S)
+        await next_tick(PING_S)

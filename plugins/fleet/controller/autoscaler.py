@@ -20,6 +20,7 @@ from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import DECISION_FRESH_S, ScaleDecision
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.cluster_state import ClusterState
 
 log = logging.getLogger("millstream.controller.autoscaler")
@@ -89,7 +90,7 @@ class Autoscaler:
                 self._problem = failure.message
             except Exception:
                 log.exception("the pools' sizes could not be decided; trying again")
-            await asyncio.sleep(EVERY_S if self._scales or not self._policies else STEADY_S)
+            await next_tick(EVERY_S if self._scales or not self._policies else STEADY_S)
 
     def _not_leading(self) -> None:
         """Forget everything: a later lead begins anew, and keeps what it finds for a while."""

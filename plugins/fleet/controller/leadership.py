@@ -14,6 +14,7 @@ from contextlib import suppress
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.logs import about
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.leader_lock import LeaderLock
 
 log = logging.getLogger("millstream.controller")
@@ -112,7 +113,7 @@ class Leadership:
             else:
                 await self._release()
                 self._note()
-            await asyncio.sleep(RENEW_S)
+            await next_tick(RENEW_S)
 
     async def _renew(self) -> None:
         asked_at = self._clock()

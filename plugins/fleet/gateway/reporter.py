@@ -18,6 +18,7 @@ from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.plugins.fleet.scaling import GatewayLoads, PoolLoad, ScaleDecision, is_fresh
 from millstream.services.errors import Failure
 from millstream.services.process.cancel import cancel_all
+from millstream.services.process.ticks import next_tick
 from millstream.services.queue.limited_client import FAREWELL_S_MAX, without_redis_after
 
 log = logging.getLogger("millstream.scaling")
@@ -57,7 +58,7 @@ class LoadReporter:
                 self._repeat_at = 0.0
             except Exception:
                 log.exception("no load was reported; trying again")
-            await asyncio.sleep(EVERY_S)
+            await next_tick(EVERY_S)
 
     async def _report(self, now: float) -> None:
         """Publish the counters once, and read the decisions. Raises Failure."""
