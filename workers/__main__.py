@@ -44,9 +44,9 @@ from millstream.services.process.memory_share import worker_budget
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.sign_of_life import SignOfLife
 from millstream.services.process.spin_wait import Spin
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import InstallationLevel
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.remote_links import RemoteLinks
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.url import RedisAddress

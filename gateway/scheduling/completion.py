@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from millstream.gateway.observing.observer import guarded
-from millstream.gateway.scheduling.answers import Answers
+from millstream.gateway.scheduling.admission import Answers
 from millstream.gateway.scheduling.dispatcher import Dispatcher
 from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics

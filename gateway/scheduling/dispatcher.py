@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-from millstream.gateway.scheduling.answers import Answers
+from millstream.gateway.scheduling.admission import Answers
 from millstream.gateway.scheduling.batching.batcher import RANK_MAX, Batcher
 from millstream.gateway.scheduling.batching.coalescing import Coalescer
 from millstream.gateway.scheduling.batching.dispatch import EXPIRE, HOLD, DispatchPolicy

@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from millstream.gateway.placement.refusals import PassedOn
-from millstream.gateway.scheduling.admission import LaneAdmission, LaneRefusal
-from millstream.gateway.scheduling.answers import Answers
+from millstream.gateway.scheduling.admission import Answers, LaneAdmission, LaneRefusal
 from millstream.gateway.scheduling.batching.dispatch import DispatchPolicy
 from millstream.gateway.scheduling.batching.queue_policy import QueueRules
 from millstream.gateway.scheduling.circuit import Circuit

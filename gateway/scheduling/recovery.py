@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from millstream.gateway.scheduling.answers import Answers
+from millstream.gateway.scheduling.admission import Answers
 from millstream.gateway.scheduling.circuit import Circuit
 from millstream.gateway.scheduling.dispatcher import Dispatcher
 from millstream.gateway.scheduling.in_flight import InFlight

@@ -12,8 +12,7 @@ from millstream.gateway.tensors.classification import LabelledOutputs
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.output_options import ClientRegions, Extensions
 from millstream.gateway.v2.decode import V2Decoder
-from millstream.gateway.v2.encode import V2Encoder
-from millstream.gateway.v2.responder import RestResponder
+from millstream.gateway.v2.responder import RestResponder, V2Encoder
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import overwritten, read_label_names

@@ -24,9 +24,8 @@ import hiredis
 from millstream.services.errors import Code, Failure
 from millstream.services.process.backoff import Backoff, Draw
 from millstream.services.queue.blob import is_last, read_command, write_commands
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import PoolKeys
-from millstream.services.queue.pipeline import Pipeline, connect
+from millstream.services.queue.pipeline import Pipeline, RedisClock, connect
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress

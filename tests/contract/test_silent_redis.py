@@ -17,11 +17,11 @@ from millstream.plugins.fleet.scale_state import ScaleState
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue import url
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.death_notices import Death, publish_death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.log_levels import StoredLogLevels
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from millstream.services.queue.blob import write_commands
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.consumer_link import ConsumerLink
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.batch import BatchHeader, encode_batch, read_item

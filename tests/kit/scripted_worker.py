@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from millstream.services.model.manifest import Manifest
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.scripts import script
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.repository.folder import FolderRepository

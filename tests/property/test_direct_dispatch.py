@@ -36,9 +36,9 @@ from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.spin_wait import Spin
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX, SOCKET_TYPE
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import attach_message, decode_batch, decode_reply, detach_message, is_control

@@ -9,8 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from millstream.gateway.scheduling.batching.batcher import Batcher
-from millstream.gateway.scheduling.batching.dispatch import DEPTH, EXPIRE, HOLD, TURN_RUNS, TURN_S, DispatchPolicy
-from millstream.gateway.scheduling.batching.estimator import UNTRIED_MARGIN
+from millstream.gateway.scheduling.batching.dispatch import (
+    DEPTH,
+    EXPIRE,
+    HOLD,
+    TURN_RUNS,
+    TURN_S,
+    UNTRIED_MARGIN,
+    DispatchPolicy,
+)
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from millstream.services.model.profile import Profile

@@ -18,7 +18,7 @@ from millstream.gateway.placement.demands import RETRIED_WITHIN_S, Demands
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.placement.views import Footprint
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import InstanceRecord, LoadRecord, RefusalRecord, State, WorkerRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.gateway.scheduling.batching.estimator import OUTLIER, SLOWDOWN_MAX, LatencyEstimator
+from millstream.gateway.scheduling.batching.dispatch import OUTLIER, SLOWDOWN_MAX, LatencyEstimator
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.profile import Profile
 from tests.kit.responders import DISCARD

@@ -14,8 +14,7 @@ from millstream.gateway.connection.budgets import ReplyBudget, ReplyPermit
 from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.tensors.outputs import Column, Outputs
 from millstream.gateway.v2.call import Options
-from millstream.gateway.v2.encode import V2Encoder
-from millstream.gateway.v2.responder import RestRequest, RestResponder
+from millstream.gateway.v2.responder import RestRequest, RestResponder, V2Encoder
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

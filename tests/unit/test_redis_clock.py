@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.queue.clock import DRIFT, RedisClock
+from millstream.services.queue.pipeline import DRIFT, RedisClock
 
 
 class Machine:

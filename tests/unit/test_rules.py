@@ -37,7 +37,7 @@ BREACHES = {
         "gateway/grpc/connections/call_head.py",
         "millstream.gateway.grpc.methods.metadata",
     ),
-    "what decides on batches": ("gateway/scheduling/batching/estimator.py", "millstream.gateway.scheduling.lane"),
+    "what decides on batches": ("gateway/scheduling/batching/dispatch.py", "millstream.gateway.scheduling.lane"),
     "folders of workers have an order": ("workers/models/wanted.py", "millstream.workers.residency.loader"),
     "folders of services have an order": ("services/process/backoff.py", "millstream.services.settings"),
     "decisions, codecs and formats are pure": ("gateway/scheduling/batching/batcher.py", "time"),

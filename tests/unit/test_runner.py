@@ -19,7 +19,7 @@ from msgspec import structs
 from millstream.services.errors import Code
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, encode_batch
 from millstream.services.wire.records import State

@@ -12,7 +12,7 @@ import pytest
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.v2.call import Options
-from millstream.gateway.v2.encode import V2Encoder
+from millstream.gateway.v2.responder import V2Encoder
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import NUMPY
 from millstream.services.model.signature import Signature, TensorSpec

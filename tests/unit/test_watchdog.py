@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from millstream.services.errors import Code
 from millstream.services.model.manifest import ModelConfig
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.workers.batches.lease import Lease
 from millstream.workers.batches.watchdog import (
     FIRST_S_MIN,

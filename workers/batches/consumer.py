@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from millstream.services.errors import Code, Failure
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.consumer_link import NOTHING, CommandRefused, ConsumerLink
 from millstream.services.queue.keys import PoolKeys
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import decode_batch, read_item

@@ -16,8 +16,8 @@ import time
 from collections.abc import Collection
 
 from millstream.services.process.spin_wait import Spin
-from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import PoolKeys
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.reply_links import ReplyLinks
 from millstream.services.queue.reply_socket import MESSAGE_BYTES_MAX
 from millstream.services.wire.batch import TERM_MAX, attach_message, detach_message, read_batch, return_message

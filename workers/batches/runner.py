@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.segments.segment import Segments
 from millstream.workers.backends.base import Array, OutOfMemory, Terminated, check_outputs
 from millstream.workers.batches.lease import Inputs, Lease, RunCost, fail_outside, input_arrays

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from millstream.services.crashes.run_marks import RunMark
 from millstream.services.errors import Code
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.queue.sharing import LONG_S, long_life_ms
 from millstream.services.wire.batch import AGAIN
 from millstream.workers.batches.lease import Lease

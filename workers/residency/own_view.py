@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from millstream.services.model.manifest import Manifest
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.wire.orders import Order
 from millstream.services.wire.records import State
 from millstream.workers.batches.consumer import Consumer

@@ -20,7 +20,7 @@ from millstream.services.placement.residency import FILL_SHARE, Candidate, prelo
 from millstream.services.placement.room import OTHERS_BUSY_RETRY_S
 from millstream.services.placement.usage import Usage
 from millstream.services.placement.views import Footprint, Refusal, RefusalKind
-from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.pipeline import RedisClock
 from millstream.services.sizes import sizes
 from millstream.services.wire.orders import Order, OrderReason
 from millstream.services.wire.records import State

@@ -37,8 +37,8 @@ from millstream.gateway.texts.hugging_face import check_parameters, gives_texts,
 from millstream.gateway.texts.text_plans import are_strings, read_with_texts
 from millstream.gateway.v2.call import InferCall
 from millstream.gateway.v2.decode import parse_header_length
-from millstream.gateway.v2.encode import V2Encoder
 from millstream.gateway.v2.example import infer_body
+from millstream.gateway.v2.responder import V2Encoder
 from millstream.gateway.v2.schemas import InferReply, InferRequest
 from millstream.plugins.compat.sagemaker.bodies import (
     EVENT_STREAM,
