@@ -56,8 +56,15 @@ def platform_port() -> int | None:
 
 
 def variables_of(prefix: str) -> dict[str, str]:
-    """Return the variables whose names begin with `prefix`: those of a library that a plug-in follows."""
-    return {name: value for name, value in ENVIRONMENT.items() if name.startswith(prefix)}
+    """Return the variables whose names begin with `prefix`: those of a library that a plug-in follows.
+
+    Empty ones count as unset, and are removed: the library reads the environment itself.
+    """
+    found = {name: value.strip() for name, value in ENVIRONMENT.items() if name.startswith(prefix)}
+    for name, value in found.items():
+        if not value:
+            del ENVIRONMENT[name]
+    return {name: value for name, value in found.items() if value}
 
 
 def user_config_file() -> Path | None:

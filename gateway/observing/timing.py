@@ -6,6 +6,8 @@ Source: W3C, "Server Timing": metrics of one header are separated by commas, dur
 
 from __future__ import annotations
 
+from typing import Any
+
 from millstream.services.wire.batch import ReplyHeader
 
 
@@ -30,7 +32,7 @@ class BatchTiming:
         self.replied_at = replied_at
         self.requests = requests
         self.shown = shown
-        self.span = b""  # trace id and span id of the batch; set by the thread that makes spans
+        self.span: Any = None  # context of the batch's span; set by what makes spans, in its thread
         queue_ms = max(0.0, header.queue_s) * 1000
         run_ms = (header.input_s + header.infer_s + header.output_s) * 1000
         #: the part of the header Server-Timing that all requests of the batch share

@@ -36,7 +36,9 @@ HEAVY = {
     *("pytorch", "huggingface", "keras"),
 }
 #: modules whose first part several distributions share
-SHARED = {"google.protobuf": "protobuf", "opentelemetry.proto": "opentelemetry-proto"}
+SHARED = {"google.protobuf": "protobuf", "opentelemetry.sdk": "opentelemetry-sdk"} | {
+    f"opentelemetry.exporter.otlp.proto.{way}": f"opentelemetry-exporter-otlp-proto-{way}" for way in ("grpc", "http")
+}
 INSTALLED = [extra for extra in extras() if extra not in HEAVY]
 LOCKS = {
     "gateway": ("gateway", "embeddings", "tracing", "cpu"),

@@ -41,13 +41,14 @@ class Seen:
 
 @dataclass
 class Collector:
-    """What arrived. `statuses`: answers of the next requests, instead of 200."""
+    """What arrived. `statuses`: answers of the next requests, instead of 200. `location`: where a redirect goes."""
 
     url: str = ""
     spans: list[Seen] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
+    location: str = ""
     connections: list[socket.socket] = field(default_factory=list)
 
     def take(self, body: bytes) -> bytes:
@@ -130,6 +131,8 @@ def http_collector(port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator
             self.send_response(status if known else 404)
             self.send_header("Content-Type", "application/x-protobuf")
             self.send_header("Content-Length", str(len(reply)))
+            if collector.location:
+                self.send_header("Location", collector.location)
             self.end_headers()
             self.wfile.write(reply)
 

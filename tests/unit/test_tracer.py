@@ -7,14 +7,18 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from millstream.gateway.observing.finished import Finished, Run
 from millstream.gateway.observing.timing import BatchTiming
-from millstream.plugins.tracing.export import exporter
 from millstream.plugins.tracing.gateway import tracer as module
+from millstream.plugins.tracing.gateway.request_spans import SpanMaker
 from millstream.plugins.tracing.gateway.tracer import Tracer
-from millstream.plugins.tracing.otel_variables import read_variables
-from millstream.plugins.tracing.otlp import encode
 from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.wire.batch import ReplyHeader
@@ -30,10 +34,15 @@ def finished(number: int, timing: BatchTiming | None = None, status: int = 200) 
 
 
 def made(collector: Collector, registry: MetricsRegistry, *, protocol: str = "http/protobuf") -> Tracer:
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
-    resource = partial(encode, resource={"service.name": "g"}, worker_service="w")
-    target = read_variables(variables).target
-    return Tracer(exporter(target), resource, registry)
+    def resource_of(worker: str) -> Resource:
+        return Resource({"service.name": "w", "service.instance.id": worker} if worker else {"service.name": "g"})
+
+    exporter: SpanExporter = (
+        GrpcExporter(collector.url, timeout=3)
+        if protocol == "grpc"
+        else HttpExporter(f"{collector.url}/v1/traces", timeout=3)
+    )
+    return Tracer(exporter, SpanMaker(resource_of, RandomIdGenerator()).spans_of, registry)
 
 
 def dropped(registry: MetricsRegistry) -> dict[str, float]:
@@ -59,11 +68,10 @@ def test_spans_reach_a_collector(collect: Callable[[], Collector], protocol: str
         assert dropped(registry) == {}
 
 
-def test_overloaded_collector_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_S", 0.01)
+def test_overloaded_collector_is_asked_again() -> None:
     registry = MetricsRegistry(None, "test")
     with http_collector() as collector:
-        collector.statuses += [503, 429]
+        collector.statuses += [503]
         tracer = made(collector, registry)
         tracer.start()
         tracer.add(finished(1))
@@ -91,7 +99,7 @@ def test_collector_that_comes_back_gets_later_traces(caplog: pytest.LogCaptureFi
     with http_collector() as collector:
         port = int(collector.url.rpartition(":")[2])
     tracer = made(collector, registry)
-    tracer._away = True  # as after a first failure: no further attempts
+    tracer._away = True  # as after a first failure
     tracer.start()
     tracer.add(finished(1))
     wait_until(lambda: dropped(registry) == {"export_failed": 1.0}, what="the trace is dropped")
@@ -99,7 +107,8 @@ def test_collector_that_comes_back_gets_later_traces(caplog: pytest.LogCaptureFi
         tracer.add(finished(2))
         again.of(f"{2:032x}")
         tracer.close()
-    assert [record.message for record in caplog.records] == ["traces are exported again"]
+    own = [record.message for record in caplog.records if record.name == "millstream.tracing"]
+    assert own[-1] == "traces are exported again"
 
 
 def test_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,15 +167,14 @@ def test_times_that_cannot_be_are_exported_as_none() -> None:
 def test_a_defect_is_logged_once_a_minute_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
     registry = MetricsRegistry(None, "test")
 
-    def broken(*_: object) -> bytes:
-        raise ValueError("cannot be encoded")
+    def broken(*_: object) -> list[ReadableSpan]:
+        raise ValueError("cannot be made")
 
     def lost(count: float) -> bool:
         return dropped(registry) == {"export_failed": count}
 
     with http_collector() as collector:
-        target = read_variables({"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}).target
-        tracer = Tracer(exporter(target), broken, registry)
+        tracer = Tracer(HttpExporter(f"{collector.url}/v1/traces"), broken, registry)
         tracer.start()
         for number in range(1, 4):
             tracer.add(finished(number))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from millstream.gateway.observing.finished import Finished
 from millstream.gateway.observing.observer import Observer, Wants
-from millstream.plugins.tracing.otel_variables import GRPC, read_variables
+from millstream.plugins.tracing.gateway.setup import build, exporter, sampler
 from millstream.plugins.tracing.sampler import TAIL_RATE_MAX, HeadSampler, Sampler
+from millstream.services.environment import ENVIRONMENT, variables_of
 from millstream.services.errors import Failure
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.settings import settings_class
 from millstream.services.traceparent import Trace, TraceContext, context_of, is_sampled, trace_id_of, usable_traceparent
+from tests.kit.otlp import http_collector
+from tests.kit.tls import CERTIFICATES
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SENT = f"00-{TRACE}-{SPAN}-01".encode()
@@ -124,46 +131,53 @@ def test_slow_and_failed_requests_are_selected_up_to_a_limit() -> None:
     assert not selects(100.0, 8.0, failed=True, of=made(HeadSampler(0.0), 0.0))
 
 
-def test_variables_have_the_defaults_of_the_specification() -> None:
-    found = read_variables({"OTEL_SERVICE_NAME": " ", "PATH": "/bin"})
-    assert found.target.url == "http://localhost:4318/v1/traces"
-    assert (found.target.timeout_s, found.target.gzip, found.target.insecure) == (10.0, False, True)
-    assert found.sampler == HeadSampler(1.0, parent_based=True)
-    assert not found.disabled
-
-
-def test_variables_for_traces_take_precedence() -> None:
-    found = read_variables(
-        {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:1/base/",
+def test_variables_for_traces_take_precedence_and_timeouts_are_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with http_collector() as collector:
+        given = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9/nowhere",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",
             "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Basic%20abc, x-a = 1 ",
-            "OTEL_EXPORTER_OTLP_TIMEOUT": "500",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "soon",
             "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "2000",
             "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
-            "OTEL_TRACES_SAMPLER": "traceidratio",
-            "OTEL_TRACES_SAMPLER_ARG": "0.1",
-            "OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,team=a%2Cb",
+            "OTEL_EXPORTER_OTLP_CERTIFICATE": " ",
         }
-    )
-    assert found.target.url == "http://all:1/base/v1/traces"
-    assert found.target.headers == (("authorization", "Basic abc"), ("x-a", "1"))
-    assert "abc" not in repr(found)
-    assert (found.target.timeout_s, found.target.gzip) == (2.0, True)
-    assert found.sampler == HeadSampler(0.1, parent_based=False)
-    assert (found.service, found.resource) == ("mine", (("team", "a,b"),))
-    traces = read_variables({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://t/x"}).target
-    assert (traces.url, traces.insecure) == ("https://t/x", False)
+        for name, value in given.items():
+            monkeypatch.setitem(ENVIRONMENT, name, value)
+        sends = exporter(variables_of("OTEL_"))
+        assert sends.export([]) is SpanExportResult.SUCCESS
+        sends.shutdown()
+        sent = {name.lower(): value for name, value in collector.headers[0].items()}
+        assert (sent["authorization"], sent["x-a"], sent["content-encoding"]) == ("Basic abc", "1", "gzip")
+    assert "OTEL_EXPORTER_OTLP_CERTIFICATE" not in ENVIRONMENT, "an empty variable counts as unset"
 
 
-def test_grpc_endpoints() -> None:
-    def target(**variables: str) -> tuple[str, bool]:
-        found = read_variables({f"OTEL_EXPORTER_OTLP_{name}": value for name, value in variables.items()}).target
-        assert found.protocol == GRPC
-        return found.url, found.insecure
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_collector_over_tls_is_trusted_by_its_certificate(monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+    with http_collector(tls=server_tls()) as collector:
+        monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_TIMEOUT", "1000")
+        for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # the HTTP library prefers them
+            monkeypatch.delenv(name, raising=False)
+        if trusted:
+            monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_CERTIFICATE", str(CERTIFICATES / "ca.pem"))
+        sends = exporter(variables_of("OTEL_"))
+        assert (sends.export([]) is SpanExportResult.SUCCESS) is trusted
+        sends.shutdown()
+        assert len(collector.bodies) == trusted
 
-    assert target(PROTOCOL="grpc") == ("http://localhost:4317", True)
-    assert target(PROTOCOL="grpc", ENDPOINT="collector:1") == ("https://collector:1", False)
-    assert target(PROTOCOL="grpc", ENDPOINT="collector:1", INSECURE="true") == ("http://collector:1", True)
+
+def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body, and headers with keys, would go to another host."""
+    with http_collector() as collector, http_collector() as other:
+        collector.statuses += [307]
+        collector.location = f"{other.url}/v1/traces"
+        monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setitem(ENVIRONMENT, "OTEL_EXPORTER_OTLP_TIMEOUT", "500")
+        sends = exporter(variables_of("OTEL_"))
+        sends.export([])
+        sends.shutdown()
+        assert (other.headers, other.bodies) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -177,35 +191,40 @@ def test_grpc_endpoints() -> None:
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "1e300"),  # beyond what a socket takes
         ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "secret-without-a-name"),
-        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret%0D%0Ax-a: 1"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "x-a=secret%C3%A9"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "a secret=1"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "Content-Length=5"),  # a collector would wait for the rest
         ("OTEL_RESOURCE_ATTRIBUTES", "a=\udcff"),  # bytes that are not UTF-8: no span could be encoded
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/none"),
         ("OTEL_TRACES_SAMPLER", "xray"),
-        ("OTEL_RESOURCE_ATTRIBUTES", "a"),
     ],
 )
 def test_wrong_variable_is_named_without_secrets(name: str, value: str) -> None:
     with pytest.raises(Failure, match=f"^{name}: ") as refused:
-        read_variables({name: value})
+        given = {name: value}
+        exporter(given)
+        sampler(given)
     assert "secret" not in refused.value.message
-
-
-def test_names_of_headers_that_grpc_does_not_have_are_refused() -> None:
-    for name in ("a!", "a-bin"):
-        given = {"OTEL_EXPORTER_OTLP_HEADERS": f"{name}=1"}
-        assert read_variables(given).target.headers == ((name, "1"),)
-        with pytest.raises(Failure, match="OTEL_EXPORTER_OTLP_HEADERS"):
-            read_variables(given | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
 
 
 def test_ratio_beyond_its_range_is_refused() -> None:
     with pytest.raises(Failure, match="OTEL_TRACES_SAMPLER_ARG"):
-        read_variables({"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "1.5"})
+        sampler({"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "1.5"})
 
 
-@pytest.mark.parametrize("variables", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
-def test_variables_turn_traces_off(variables: dict[str, str]) -> None:
-    assert read_variables(variables).disabled
+@pytest.mark.parametrize("variable", [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
+def test_variables_turn_traces_off(monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]) -> None:
+    monkeypatch.setitem(ENVIRONMENT, *variable)
+    assert build(settings_class().model_validate({"tracing": True}), MetricsRegistry(None, "test"), "gateway-0") is None
+
+
+def test_samplers_of_the_specification() -> None:
+    assert sampler({}) == HeadSampler(1.0, parent_based=True)
+    given = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1"}
+    assert sampler(given) == HeadSampler(0.1, parent_based=False)
+
+
+def server_tls() -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
+    return context

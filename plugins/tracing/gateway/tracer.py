@@ -1,29 +1,25 @@
 """tracer: finished requests -> spans -> a collector, in a thread of its own.
 
-add (event loop): a reference ─> buffer (bounded) ─> thread: spans_of ─> encode ─> Exporter ─> counted
+add (event loop): a reference ─> buffer (bounded) ─> thread: spans_of ─> SpanExporter ─> counted
 The event loop keeps a reference for each sampled request and does nothing else. A collector that is slow or away costs
-spans, which are counted, and never a request.
+spans, which are counted, and never a request. The exporters of OpenTelemetry try again by themselves.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
 from millstream.gateway.observing.finished import Finished
 from millstream.gateway.observing.observer import Wants
-from millstream.plugins.tracing.export import Exporter, ExportError
-from millstream.plugins.tracing.gateway.request_spans import spans_of
-from millstream.plugins.tracing.span import Span
-from millstream.services.metrics.catalogue import (
-    TRACED_REQUESTS_DROPPED,
-    TRACES_SPANS_EXPORTED,
-)
+from millstream.services.metrics.catalogue import TRACED_REQUESTS_DROPPED, TRACES_SPANS_EXPORTED
 from millstream.services.metrics.registry import MetricsRegistry
 
 log = logging.getLogger("millstream.tracing")
@@ -31,35 +27,29 @@ log = logging.getLogger("millstream.tracing")
 BUFFER_MAX = 4096  # finished requests that wait to be exported; further ones are dropped and counted
 EXPORT_MAX = 64  # requests of one export: encoding more would hold the interpreter's lock for long
 EXPORT_S = 0.5  # at most this long a request waits for others to share its export
-ATTEMPTS = 4  # of one export
-BACKOFF_S = 0.5  # before the second attempt; doubled for each further one
-BACKOFF_S_MAX = 5.0  # also where a collector asks for more
 DEFECT_S = 60.0  # between two log records about traces that could not be made
 CLOSE_S_MAX = 3.0  # time for what waits when the gateway stops
 
-Encode = Callable[[Iterable[Span], int], bytes]
+SpansOf = Callable[[Iterable[Finished], int], Iterable[ReadableSpan]]
 
 
 class Tracer:
     """Exports the traces of one gateway.
 
     Args:
-        exporter: sends encoded spans.
-        encode: encodes spans; the second argument is what Unix time is ahead of their clock, in nanoseconds.
+        exporter: sends spans. It may block.
+        spans_of: makes the spans of requests; the second argument is what Unix time is ahead of their clock, in
+            nanoseconds.
         registry: counts exported spans and dropped requests.
         wants: selects the requests.
     """
 
     def __init__(
-        self,
-        exporter: Exporter,
-        encode: Encode,
-        registry: MetricsRegistry,
-        wants: Wants | None = None,
+        self, exporter: SpanExporter, spans_of: SpansOf, registry: MetricsRegistry, wants: Wants | None = None
     ) -> None:
         self.wants = wants
         self._exporter = exporter
-        self._encode = encode
+        self._spans_of = spans_of
         self._buffer: deque[Finished] = deque()
         # Each series is written by one thread.
         self._full = registry.counter(TRACED_REQUESTS_DROPPED, "buffer_full")
@@ -68,7 +58,6 @@ class Tracer:
         self._away = False  # the last export failed
         self._defect_at = float("-inf")  # when one was logged
         self._added = threading.Event()
-        self._closing = threading.Event()
         self._close_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
 
@@ -87,16 +76,16 @@ class Tracer:
     def close(self) -> None:
         """Export what waits, for at most CLOSE_S_MAX, and end the thread. Blocks."""
         self._close_at = time.monotonic() + CLOSE_S_MAX
-        self._closing.set()
         self._added.set()
         if self._thread.is_alive():
-            self._thread.join(CLOSE_S_MAX + 1.0)
+            self._thread.join(CLOSE_S_MAX)
+            self._exporter.shutdown()  # ends the pause before a further attempt, too
+            self._thread.join(1.0)
 
     def _run(self) -> None:
-        while not (self._closing.is_set() and (not self._buffer or time.monotonic() >= self._close_at)):
-            if not self._closing.is_set():
-                self._added.wait(EXPORT_S)
-                self._added.clear()
+        while self._close_at == float("inf"):
+            self._added.wait(EXPORT_S)
+            self._added.clear()
             while self._buffer and time.monotonic() < self._close_at:
                 taken = [self._buffer.popleft() for _ in islice(range(len(self._buffer)), EXPORT_MAX)]
                 try:
@@ -107,41 +96,19 @@ class Tracer:
                         self._defect_at = time.monotonic()
                         log.exception("%d traces could not be made", len(taken))
         self._failed.add(len(self._buffer))
-        self._exporter.close()
 
     def _export(self, requests: list[Finished]) -> None:
-        spans = list(spans_of(requests, os.urandom))
-        offset_ns = time.time_ns() - time.monotonic_ns()
-        if self._send(self._encode(spans, offset_ns), len(requests)):
+        spans = list(self._spans_of(requests, time.time_ns() - time.monotonic_ns()))
+        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        if taken:
             self._exported.add(len(spans))
         else:
             self._failed.add(len(requests))
-
-    def _send(self, body: bytes, requests: int) -> bool:
-        """Return whether the collector took an export."""
-        pause_s = BACKOFF_S
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                self._exporter.send(body)
-            except ExportError as error:
-                if not error.again or attempt == ATTEMPTS or self._away or self._closing.is_set():
-                    self._note_away(error, requests)
-                    return False
-                self._closing.wait(min(max(pause_s, error.after_s), BACKOFF_S_MAX))
-                pause_s *= 2
-            else:
-                if self._away:
-                    self._away = False
-                    log.info("traces are exported again")
-                return True
-        return False
-
-    def _note_away(self, error: ExportError, requests: int) -> None:
-        """Log that exports fail: once, until one succeeds."""
-        if not self._away:
-            self._away = True
+        if taken and self._away:
+            log.info("traces are exported again")
+        elif not taken and not self._away:  # said once, until an export succeeds
             log.warning(
-                "%d traces could not be exported: %s; further ones are dropped and counted until the collector answers",
-                requests,
-                error,
+                "%d traces could not be exported; further ones are dropped and counted until the collector answers",
+                len(requests),
             )
+        self._away = not taken
