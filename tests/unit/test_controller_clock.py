@@ -1,14 +1,19 @@
-"""What a controller does when the clock of Redis is set: nothing for a moment, and then as if it had not been set."""
+"""What a controller does when the clock of Redis is set, or its repository does not answer: nothing for a moment."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from millstream.plugins.fleet.controller import controller as module
 from millstream.plugins.fleet.controller.controller import SETTLE_S, STEP_S_MIN, ClockSteps, Controller
 from millstream.plugins.fleet.controller.metrics import ControllerMetrics
 from millstream.plugins.fleet.controller.survey import Survey
+from millstream.services.errors import Failure
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import EndpointPlacement
 from millstream.services.placement.views import Footprint
@@ -32,7 +37,8 @@ class Fleet:
         self.called_at = 90.0  # monotonic
         self.token = 7
         self.orders: list[Order] = []
-        repository = FolderRepository(folder)
+        self.able: list[bool] = []  # to lead, as the controller said
+        self.repository = repository = FolderRepository(folder)
         self._manifest = publish_simulated(repository, "m")
         placement = EndpointPlacement(idle_s=IDLE_S)
         repository.replace_endpoint(repository.endpoint("m").model_copy(update={"placement": placement}))
@@ -45,6 +51,12 @@ class Fleet:
         before = len(self.orders)
         asyncio.run(self.controller.round(self.token))
         return len(self.orders) - before
+
+    def pause(self) -> None:
+        self.able.append(False)
+
+    def resume(self) -> None:
+        self.able.append(True)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         at = self.called_at + self.published_ahead_s
@@ -114,3 +126,22 @@ def test_what_is_remembered_of_a_version_moves_with_the_clock():
     later = used.model_copy(update={"last_used": 350.0, "runs": 31})
     survey.take([holder.model_copy(update={"instances": (later,)})], {}, 430.0)
     assert survey.habits("m:1:c").last_used == 350.0
+
+
+def test_a_repository_that_does_not_answer_leaves_the_lead_to_others_until_it_does(tmp_path, monkeypatch):
+    fleet, answers = Fleet(tmp_path), threading.Event()
+    token = fleet.repository.token
+    monkeypatch.setattr(module, "READ_S_MAX", 0.0)
+    monkeypatch.setattr(fleet.repository, "token", lambda: token() if answers.wait() else "")
+
+    async def work() -> None:
+        for _ in range(2):  # one read at a time
+            with pytest.raises(Failure, match="does not answer"):
+                await fleet.controller.round(fleet.token)
+        assert fleet.able == [False, False]
+        answers.set()
+        while fleet.able[-1] is False:
+            await asyncio.sleep(0)
+        assert fleet.able == [False, False, True]
+
+    asyncio.run(work())
