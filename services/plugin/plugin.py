@@ -113,6 +113,7 @@ class Plugin:
         importers: of models of other frameworks, in the order in which they are asked
             (services/ingest/importers.Importer).
         provers: of independent rows (services/ingest/proof.Prover); the first counts.
+        targets: tuples of what the plug-in compile compiles for (plugins/compile/targets/base.Target).
         commands: of the command line.
         settings: classes of pydantic, whose fields are settings (services/settings.settings_class).
         preload: functions of the settings that say what to load at the start (services/cli/preload.Preloading).
@@ -140,6 +141,7 @@ class Plugin:
     formats: tuple[Format, ...] = ()
     importers: tuple[str, ...] = ()
     provers: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
     settings: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()

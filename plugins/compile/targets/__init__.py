@@ -1,4 +1,4 @@
-"""The targets by name, in the order in which a race tries them."""
+"""The targets by name, in the order in which a race tries them: those of plug-ins are contributions `targets`."""
 
 from __future__ import annotations
 
@@ -10,33 +10,19 @@ from millstream.plugins.compile.targets.gpu import GpuPrecision
 from millstream.plugins.compile.targets.onnxruntime import OnnxRuntimeSettings
 from millstream.plugins.compile.targets.onnxruntime_int8 import Int8Dynamic, Int8Static
 from millstream.plugins.compile.targets.refused import REFUSED
-from millstream.plugins.engines.iree.target import Iree
-from millstream.plugins.engines.jax.target import Xla
-from millstream.plugins.engines.openvino.target import BF16_FEATURES, OpenVinoPrecision
-from millstream.plugins.engines.openvino.target_int8 import OpenVinoInt8
-from millstream.plugins.engines.openvino.target_int8_dynamic import OpenVinoInt8Dynamic
-from millstream.plugins.engines.torch.aotinductor import AotInductor
-from millstream.plugins.engines.tvm.target import Tvm
 from millstream.services.errors import invalid
+from millstream.services.plugin.registry import contributions
 
 TARGETS: tuple[Target, ...] = (
     OnnxRuntimeSettings(),
-    OpenVinoPrecision("openvino", "f32"),
-    OpenVinoPrecision("openvino-bf16", "bf16", BF16_FEATURES),
-    OpenVinoPrecision("openvino-f16", "f16", ("asimdhp",)),
-    OpenVinoInt8(),
-    OpenVinoInt8Dynamic(),
+    *(target for added in contributions("targets", tuple) for target in added),
     Int8Static(),
     Int8Dynamic(),
-    Xla(),
-    Iree(),
-    AotInductor(),
     GpuPrecision("tensorrt", "fp32"),
     GpuPrecision("tensorrt", "fp16"),
     GpuPrecision("tensorrt", "int8"),
     GpuPrecision("cuda", "fp32"),
     GpuPrecision("cuda", "fp16"),
-    Tvm(),
     *REFUSED,
 )
 

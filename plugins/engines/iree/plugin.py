@@ -6,4 +6,5 @@ PLUGIN = Plugin(
     name="iree",
     extras={"iree": ("jax", "iree.compiler", "iree.runtime")},
     backends=(Backend(name="iree", factory="millstream.plugins.engines.iree.worker:Iree", extra="iree"),),
+    targets=("millstream.plugins.engines.iree.target:TARGETS",),
 )

@@ -156,3 +156,6 @@ def _tools() -> Path | None:
         return None
     folder = Path(found.origin).parent / "_mlir_libs"
     return folder if all((folder / name).is_file() for name in _TOOLS) else None
+
+
+TARGETS = (Iree(),)

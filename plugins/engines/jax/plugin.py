@@ -17,4 +17,5 @@ PLUGIN = Plugin(
             file="model.jax",
         ),
     ),
+    targets=("millstream.plugins.engines.jax.target:TARGETS",),
 )

@@ -37,3 +37,6 @@ class Xla(Target):
     def compile(self, subject: Subject, candidate: Candidate, folder: Path, samples: Path | None) -> Compiled:
         """Return the options; no file is written."""
         return Compiled(backend=self.backend, options=candidate.flags, runtime=runtime_version("jax"))
+
+
+TARGETS = (Xla(),)

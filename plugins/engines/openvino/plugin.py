@@ -18,4 +18,9 @@ PLUGIN = Plugin(
             platform_backend="openvino",
         ),
     ),
+    targets=(
+        "millstream.plugins.engines.openvino.target:TARGETS",
+        "millstream.plugins.engines.openvino.target_int8:TARGETS",
+        "millstream.plugins.engines.openvino.target_int8_dynamic:TARGETS",
+    ),
 )

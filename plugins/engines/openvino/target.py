@@ -61,3 +61,10 @@ def missing_feature(features: Sequence[str]) -> Missing | None:
     if not features or set(features) & set(find_device("cpu").features):
         return None
     return Missing(f"this processor has none of {', '.join(features)}")
+
+
+TARGETS = (
+    OpenVinoPrecision("openvino", "f32"),
+    OpenVinoPrecision("openvino-bf16", "bf16", BF16_FEATURES),
+    OpenVinoPrecision("openvino-f16", "f16", ("asimdhp",)),
+)

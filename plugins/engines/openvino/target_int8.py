@@ -139,3 +139,6 @@ def _outputs(compiled: Any, feed: Feed) -> list[Any]:
 def _likeness(found: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the smallest cosine of all outputs of one sample."""
     return min((cosine(one, other) for one, other in zip(found, expected, strict=True)), default=1.0)
+
+
+TARGETS = (OpenVinoInt8(),)

@@ -75,3 +75,6 @@ class OpenVinoInt8Dynamic(Target):
             runtime=versions(("openvino", "nncf")),
             notes=(f"{found} matrices of 8 bits",),
         )
+
+
+TARGETS = (OpenVinoInt8Dynamic(),)

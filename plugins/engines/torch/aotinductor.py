@@ -82,3 +82,6 @@ class AotInductor(Target):
             },
             runtime=runtime_version("torch"),
         )
+
+
+TARGETS = (AotInductor(),)

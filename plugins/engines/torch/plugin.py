@@ -17,4 +17,5 @@ PLUGIN = Plugin(
             file="model.pt2",
         ),
     ),
+    targets=("millstream.plugins.engines.torch.aotinductor:TARGETS",),
 )

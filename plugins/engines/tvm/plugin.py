@@ -6,4 +6,5 @@ PLUGIN = Plugin(
     name="tvm",
     extras={"tvm": ("tvm",)},
     backends=(Backend(name="tvm", factory="millstream.plugins.engines.tvm.worker:Tvm", pools=False),),
+    targets=("millstream.plugins.engines.tvm.target:TARGETS",),
 )

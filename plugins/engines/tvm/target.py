@@ -137,3 +137,6 @@ def _linked(made: str, objects: Sequence[str], *_: Any, **__: Any) -> None:
 
 
 _linked.output_format = "so"  # type: ignore[attr-defined]  # as TVM wants it
+
+
+TARGETS = (Tvm(),)
