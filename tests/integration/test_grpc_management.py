@@ -21,7 +21,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.grpc.server import GrpcServer
 from millstream.gateway.http.deps import Deps
 from millstream.plugins.compat.triton.gateway import Triton
-from millstream.plugins.compat.triton.index import IndexEntry
+from millstream.plugins.compat.triton.loader import IndexEntry
 from millstream.plugins.compat.triton.schemas import Statistics
 from millstream.plugins.compat.triton.shared_memory import Region
 from millstream.services.errors import Code, Failure, invalid, not_found

@@ -15,10 +15,10 @@ from millstream.plugins.compat.triton.config.config import (
     from_text,
 )
 from millstream.plugins.compat.triton.config.effective_config import effective_config
+from millstream.plugins.compat.triton.config.model_folder import served_versions
 from millstream.plugins.compat.triton.config.to_model_config import TranslatedConfig, to_model_config
 from millstream.plugins.compat.triton.config.to_signature import client_signature, requested_batching
 from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
-from millstream.plugins.compat.triton.config.version_policy import served_versions
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy
 from millstream.services.model.signature import Signature, TensorSpec

@@ -11,18 +11,18 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.gateway.access.principal import owner_name, shown
 from millstream.gateway.catalog.interfaces import ModelCatalog
-from millstream.plugins.compat.triton import index
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from millstream.plugins.compat.triton.await_ready import READY_S_MAX, ReadyWaiter
 from millstream.plugins.compat.triton.candidates import Candidate, manifest_of
 from millstream.plugins.compat.triton.config.config import ParsedConfig, from_json
 from millstream.plugins.compat.triton.config.repositories import ModelRepositories
-from millstream.plugins.compat.triton.index import IndexEntry
 from millstream.plugins.compat.triton.load_changes import LoadChanges
 from millstream.plugins.compat.triton.settings import TritonSettings
 from millstream.plugins.compat.triton.version_sources import VersionSources
@@ -35,6 +35,67 @@ from millstream.services.process.logs import about
 from millstream.services.process.storage_threads import in_storage_thread, to_end_in_storage_thread
 from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.settings import Settings, settings_of
+from millstream.services.wire.records import State
+
+READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
+_STANDBY = "on standby: its first call loads it"
+_BEING_LOADED = {State.LOADING, State.WARMING}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A version in the index of the model repository, or a model without versions."""
+
+    name: str
+    version: str = ""  # "" for a model that was never loaded
+    state: str = ""  # READY, UNAVAILABLE, LOADING, UNLOADING; "" for a model that was never loaded
+    reason: str = ""
+
+
+def index_entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]) -> list[IndexEntry]:
+    """Return the entries of the index.
+
+    Args:
+        snapshot: The published versions.
+        names: Names of the models in repositories that are served in place, loaded or not.
+        loading: Names of the models that are being loaded.
+    """
+    being_loaded = {
+        (instance.model, instance.version)
+        for worker in snapshot.workers
+        for instance in worker.instances
+        if instance.state in _BEING_LOADED
+    }
+    index: list[IndexEntry] = []
+    for name in sorted({*snapshot.models, *names, *loading}):
+        view = snapshot.models.get(name)
+        of_model = list(_entries_of(view, being_loaded)) if view is not None else []
+        if of_model:
+            index += of_model
+        elif name in loading:
+            index.append(IndexEntry(name, "", LOADING))
+        else:
+            index.append(IndexEntry(name))
+    return index
+
+
+def _entries_of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
+    for number, view in sorted(model.versions.items()):
+        state, reason = _state(view)
+        if state == UNAVAILABLE and (model.name, number) in being_loaded:
+            state, reason = LOADING, ""
+        yield IndexEntry(model.name, str(number), state, reason or model.failure)
+    if not model.versions and model.failure:
+        yield IndexEntry(model.name, "", UNAVAILABLE, model.failure)
+
+
+def _state(view: VersionView) -> tuple[str, str]:
+    if not view.loaded:
+        return (UNLOADING if view.replicas else UNAVAILABLE), "unloaded"
+    if view.available:  # clients of the index send no request to a model that is not READY
+        return READY, _STANDBY if view.state is State.STANDBY else view.reason or ""
+    return (UNAVAILABLE if view.state is State.FAILED else LOADING), view.reason or ""
+
 
 log = logging.getLogger("millstream.repository")
 
@@ -105,9 +166,9 @@ class RepositoryLoader:
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """Return every model and version that the caller may know of; with `ready`, only those that answer requests."""
-        entries = index.entries(self._catalog.snapshot, self._model_repositories.names(), +self._loading)
+        entries = index_entries(self._catalog.snapshot, self._model_repositories.names(), +self._loading)
         known = frozenset(shown({entry.name for entry in entries}))
-        return [one for one in entries if one.name in known and (one.state == index.READY or not ready)]
+        return [one for one in entries if one.name in known and (one.state == READY or not ready)]
 
     async def load(
         self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True

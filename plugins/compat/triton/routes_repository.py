@@ -19,7 +19,7 @@ from millstream.gateway.tensors.json_document import parse_json
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX
 from millstream.plugins.compat.triton.gateway import Triton
-from millstream.plugins.compat.triton.index import IndexEntry
+from millstream.plugins.compat.triton.loader import IndexEntry
 from millstream.plugins.compat.triton.schemas import (
     LoadReply,
     LoadRequest,

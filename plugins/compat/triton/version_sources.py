@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from millstream.plugins.compat.triton.candidates import Candidate
 from millstream.plugins.compat.triton.config.config import ParsedConfig
-from millstream.plugins.compat.triton.config.model_folder import check_config, read_model_folder
-from millstream.plugins.compat.triton.config.version_policy import served_versions
+from millstream.plugins.compat.triton.config.model_folder import check_config, read_model_folder, served_versions
 from millstream.plugins.compat.triton.load_changes import LoadChanges
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest

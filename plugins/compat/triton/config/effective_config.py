@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.plugins.compat.triton.config.config import from_document
-from millstream.plugins.compat.triton.config.datatypes import NUMBERS
+from millstream.plugins.compat.triton.config.config import NUMBERS, from_document
 from millstream.services.model.formats import platform_of
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.paths import FILE

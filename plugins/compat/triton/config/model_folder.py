@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millstream.plugins.compat.triton.config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
 from millstream.plugins.compat.triton.config.unsupported_fields import REASONS_MAX, refuse, unsupported
-from millstream.plugins.compat.triton.config.version_policy import served_versions
 from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.formats import formats
 from millstream.services.model.manifest import ModelConfig
@@ -114,3 +113,33 @@ def _file(path: Path, version: int, names: Sequence[str]) -> str:
     """Return the path of a version's model file below `path`; "" if there is none."""
     served = (place for name in names for place in (f"{version}/{name}", f"{version}/{name}/{name}"))
     return next((place for place in served if (path / place).is_file()), "")
+
+
+def served_versions(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
+    """Return the versions that the policy serves, ascending; without a policy only the highest.
+
+    Like Triton, skips versions that the policy names but that do not exist.
+
+    Raises:
+        Failure: INVALID, if no version is left.
+    """
+    if not versions:
+        raise invalid("the model has no version: add a folder named 1, 2, … that contains the model file")
+    policy = message.version_policy
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "all":
+        return tuple(sorted(versions))
+    if kind == "specific":
+        return _specific(policy.specific.versions, versions)
+    number = policy.latest.num_versions if kind == "latest" else 1
+    return tuple(sorted(versions)[-max(1, number) :])
+
+
+def _specific(named: Sequence[int], versions: Sequence[int]) -> tuple[int, ...]:
+    if not named:
+        raise invalid("version_policy: specific names no version")
+    existing = sorted(set(named) & set(versions))
+    if not existing:
+        missing = ", ".join(map(str, sorted(set(named))[:5]))
+        raise invalid(f"version_policy names {missing}, but the model has no such version")
+    return tuple(existing)

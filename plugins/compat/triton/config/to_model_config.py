@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from millstream.plugins.compat.triton.config.config import ParsedConfig
-from millstream.plugins.compat.triton.config.ignored_fields import ignored_field_notes
 from millstream.plugins.compat.triton.config.to_warmup import to_warmups
+from millstream.plugins.compat.triton.config.unsupported_fields import ignored_field_notes
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
 from millstream.services.model.paths import plain_path

@@ -9,8 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.plugins.compat.triton.config.config import ParsedConfig
-from millstream.plugins.compat.triton.config.datatypes import datatype_of, type_name
+from millstream.plugins.compat.triton.config.config import ParsedConfig, datatype_of, type_name
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.report import Declared
 from millstream.services.model.signature import Signature, TensorSpec

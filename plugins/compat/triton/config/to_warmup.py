@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.plugins.compat.triton.config.datatypes import datatype_of, type_name
+from millstream.plugins.compat.triton.config.config import datatype_of, type_name
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.manifest import WARMUPS_MAX, Warmup, WarmupInput
 from millstream.services.model.paths import WARMUP, plain_path
