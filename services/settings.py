@@ -142,8 +142,11 @@ class Settings(BaseSettings):
         "balancers know; then it drains. Not after SIGINT.",
     )
 
-    preload: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")
-    preload_example: bool = Field(True, description="Load the digits example at start.")
+    preload: str = Field(
+        "",
+        description="Models to load at start as NAME=PATH, comma separated, beside the digits example; `none` among "
+        "them: without that.",
+    )
 
     host: str = Field("127.0.0.1", description="Address that gateways listen on.")
     http_port: int = Field(
@@ -280,16 +283,12 @@ class Settings(BaseSettings):
         None,
         description="Certificates (PEM) that the backend `triton` trusts for `grpcs://`. Unset: those of gRPC.",
     )
-    worker_metrics_port: int = Field(
+    metrics_port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="Port for /metrics and /ready of a worker that was started alone, or of `millstream up "
-        "--gateways 0`; 0: none.",
-    )
-
-    controller_metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port for /metrics of a controller that was started alone; 0: none."
+        description="Port for /metrics, /ready and /live of a worker or controller that was started alone, or of "
+        "`millstream up --gateways 0`; 0: none.",
     )
 
     check_s_max: float = Field(120, gt=0, description="Seconds that the check of an uploaded model may take.")

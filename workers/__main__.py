@@ -242,9 +242,9 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the threads; the main loop is run by the caller, in the main thread."""
-        if self._settings.worker_metrics_port:
+        if self._settings.metrics_port:
             hosts = AllowedHosts(self._settings.allowed_host_list, (platform.node(),))
-            serve(self._settings.worker_metrics_port, self._registry, hosts, ready=self._ready)
+            serve(self._settings.metrics_port, self._registry, hosts, ready=self._ready)
         self._process_metrics.start()
         if missing := missing_for(self._backend.name, self._settings.worker_device, self._device, self._packages):
             log.warning("pool %s can load no model: %s", self._identity.pool, missing)

@@ -66,7 +66,6 @@ Version = Annotated[
 #: options whose name differs from their setting's
 _OPTIONS = {
     "pools": "pool",
-    "preload_example": "example",
     "redis_url": "redis",
     "tls_cert_file": "tls-cert",
     "tls_key_file": "tls-key",

@@ -105,7 +105,7 @@ class PreloadPlan:
 
 def preload_plan(settings: Settings, *, required: bool) -> PreloadPlan:
     """Return what the settings say. Raises Failure(INVALID), also for a file or folder that does not exist."""
-    models = parse_preload(settings.preload, example=settings.preload_example and settings.gateways > 0)
+    models = parse_preload(settings.preload, example=settings.gateways > 0)
     return PreloadPlan(models, preloadings(settings), required)
 
 
@@ -116,9 +116,15 @@ def preloadings(settings: Settings) -> list[Preloading]:
 
 
 def parse_preload(models: str, *, example: bool) -> list[Preload]:
-    """Parse `NAME=PATH,NAME=PATH` and add the example. Raises Failure(INVALID), also for a path that does not exist."""
+    """Parse `NAME=PATH,NAME=PATH`, and add the example unless `none` is among them.
+
+    Raises Failure(INVALID), also for a path that does not exist.
+    """
     preloads = []
     for part in filter(None, (part.strip() for part in models.split(","))):
+        if part == "none":
+            example = False
+            continue
         name, equals, path = part.partition("=")
         if not equals or not path:
             raise invalid(f"--preload {part}: write NAME=PATH, like resnet=resnet18.onnx")

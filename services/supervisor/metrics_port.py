@@ -23,7 +23,7 @@ class MetricsPort:
     """
 
     def __init__(self, settings: Settings, metrics_dir: Path, ready: Callable[[], bool]) -> None:
-        port = settings.worker_metrics_port
+        port = settings.metrics_port
         self._registry = MetricsRegistry(metrics_dir, NAME, models_max=settings.metrics_models_max)
         hosts = AllowedHosts(settings.allowed_host_list, (platform.node(),))
         try:
@@ -31,7 +31,7 @@ class MetricsPort:
         except OSError as error:
             raise Failure(
                 Code.CONFLICT,
-                f"port {port} for metrics: {error.strerror}: choose another with MILLSTREAM_WORKER_METRICS_PORT",
+                f"port {port} for metrics: {error.strerror}: choose another with MILLSTREAM_METRICS_PORT",
             ) from error
 
     def close(self) -> None:

@@ -118,8 +118,7 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             # Leaves a child that reaches its limit time to report that and end by itself.
             "drain_s": settings.drain_s * DRAIN_SHARE,
             # Several workers, or a worker and its replacement, cannot share a port; gateways serve all their metrics.
-            "worker_metrics_port": 0,
-            "controller_metrics_port": 0,
+            "metrics_port": 0,
         }
     )
 

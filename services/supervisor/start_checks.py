@@ -31,8 +31,9 @@ def check_workers_alone(settings: Settings) -> None:
     """Check the settings of a host without gateways. Raises Failure."""
     if settings.redis_url is None:
         raise invalid("--gateways 0: name the Redis of the gateways with --redis or MILLSTREAM_REDIS_URL")
-    example = settings.preload_example and "preload_example" in settings.model_fields_set
-    if settings.preload or example or any(build(settings) for build in contributions("preload", FunctionType)):
+    if settings.preload.strip() not in {"", "none"} or any(
+        build(settings) for build in contributions("preload", FunctionType)
+    ):
         raise invalid(
             "--gateways 0: models are loaded through a gateway: name --preload, --triton-repository and --example "
             "where the gateways run"

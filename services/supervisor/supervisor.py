@@ -274,7 +274,7 @@ class Supervisor:
         """Take the ports of gateways, if there are any; returns those of HTTP and gRPC."""
         host, port, grpc_port = self._settings.host, self._settings.http_port, self._settings.grpc_port
         if not self._settings.gateways:
-            if self._settings.worker_metrics_port:
+            if self._settings.metrics_port:
                 from millstream.services.supervisor.metrics_port import MetricsPort  # few need it
 
                 self._metrics = MetricsPort(self._settings, plan.metrics_dir_of(self._settings), self._workers_ready)

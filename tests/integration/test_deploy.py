@@ -311,8 +311,8 @@ def test_every_process_of_compose_has_a_health_check_at_a_port_that_it_serves_an
         for discovery in job.get("dns_sd_configs", [])
         for host in discovery["names"]
     }
-    ports = {"gateway": of_compose("gateway").http_port, "controller": of_compose("controller").controller_metrics_port}
-    ports |= {name: of_compose(name).worker_metrics_port for name in WORKERS}
+    ports = {"gateway": of_compose("gateway").http_port, "controller": of_compose("controller").metrics_port}
+    ports |= {name: of_compose(name).metrics_port for name in WORKERS}
     assert scraped == ports
     for name, port in ports.items():
         service = COMPOSE["services"][name]

@@ -229,7 +229,7 @@ def test_workers_alone_answer_the_calls_of_another_host(tmp_path: Path, address:
             assert [one["process"] for one in json.loads(restarted.stdout)["replaced"]] == ["far-0"]
             assert there.worker() != before
             check(here, "scale", 3)
-            for name in ("far-0", FAR, "worker", "scale"):
+            for name in ("far", "far-0", FAR, "worker"):
                 assert "ready: scale version 1" in there.run("logs", name).stdout
             with sigstopped(there.worker()):
                 assert f"{there.worker()} is stopped" in there.run("doctor").stdout
@@ -244,7 +244,7 @@ def test_workers_alone_are_ready_when_they_have_loaded(tmp_path: Path, address: 
     port = free_port()
     with gateway_host(tmp_path, "a", address) as here:
         here.push("scale", models.scale(tmp_path / "scale.onnx"))
-        with workers_host(tmp_path, "b", address, WORKER_METRICS_PORT=port, POOLS="cpu=2") as there:
+        with workers_host(tmp_path, "b", address, METRICS_PORT=port, POOLS="cpu=2") as there:
             seen: set[int] = set()
 
             def ready() -> bool:
@@ -310,7 +310,6 @@ def test_no_call_fails_when_a_host_of_workers_ends(
     ("settings", "said"),
     [
         ({"PRELOAD": "scale=scale.onnx"}, "models are loaded through a gateway"),
-        ({"PRELOAD_EXAMPLE": True}, "models are loaded through a gateway"),
         ({"TRITON_REPOSITORIES": "."}, "models are loaded through a gateway"),
         ({"REDIS_URL": None}, "name the Redis of the gateways"),
         ({}, "is not the repository of the gateways"),

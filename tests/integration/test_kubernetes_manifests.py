@@ -298,7 +298,7 @@ def ports_that_are_served(one: dict[str, Any], overlay: str) -> dict[str, int]:
     )
     if one["name"] == "gateway":
         return {"http": settings.http_port, "grpc": settings.grpc_port, "replies": settings.reply_port}
-    return {"metrics": settings.controller_metrics_port or settings.worker_metrics_port}
+    return {"metrics": settings.metrics_port}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

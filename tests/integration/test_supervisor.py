@@ -41,7 +41,7 @@ class Up:
             "SHM_DIR": segments,
             "HTTP_PORT": 0,
             "GRPC_PORT": 0,
-            "PRELOAD_EXAMPLE": False,
+            "PRELOAD": "none",
         } | settings
         assert {name.lower() for name in environment} <= settings_class().model_fields.keys()
         self.process = subprocess.Popen(

@@ -38,7 +38,7 @@ def test_a_worker_is_ready_when_it_has_loaded_its_versions(tmp_path: Path) -> No
         environment = {
             "MILLSTREAM_HOME": str(stack.home),
             "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
-            "MILLSTREAM_WORKER_METRICS_PORT": str(port),
+            "MILLSTREAM_METRICS_PORT": str(port),
             "MILLSTREAM_WORKER_THREADS": "1",
         }
         command = [sys.executable, "-P", "-m", "millstream.workers", "--pool", "cpu", "--index", "alone"]

@@ -21,7 +21,7 @@ This page is written from `services/metrics/catalogue.py` by `python -m tests.ki
 `GET /metrics` of any gateway answers with the metrics of all gateways and workers of its machine, in Prometheus' text
 format, or in OpenMetrics for clients that accept it. Counts include processes that ended, so a restart resets none. A
 worker that runs alone, in a container or on a machine of its own, has a page of its own
-(`MILLSTREAM_WORKER_METRICS_PORT`), with the names that Prometheus' clients give a single process (`process_…`), too.
+(`MILLSTREAM_METRICS_PORT`), with the names that Prometheus' clients give a single process (`process_…`), too.
 `deploy/prometheus` has a configuration with alerts, `deploy/grafana` has dashboards.
 
 Names follow [Prometheus' guide](https://prometheus.io/docs/practices/naming/): base units (seconds, bytes), `_total` on

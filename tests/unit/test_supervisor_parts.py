@@ -108,8 +108,7 @@ def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
         pools="cpu=1,gpu=2",
         preload="a=b",
         host="::1",
-        worker_metrics_port=9100,
-        controller_metrics_port=9101,
+        metrics_port=9100,
     )
     children = plan.settings_of_children(settings, port=1234, grpc_port=4321, redis_url="unix:///s", cpus=8)
     for name, value in plan.environment_of(children).items():
@@ -119,7 +118,7 @@ def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
     assert children.grpc_port == 4321
     assert children.worker_threads == 2
     assert children.drain_s < settings.drain_s
-    assert (children.worker_metrics_port, children.controller_metrics_port) == (0, 0)
+    assert children.metrics_port == 0
 
 
 def test_programs(tmp_path):

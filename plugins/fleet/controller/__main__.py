@@ -76,12 +76,12 @@ async def run_controller(settings: Settings, ready_fd: int | None, life: SignOfL
     loops = ControllerLoops(settings, address, keys, scale_limits(settings))
     level = InstallationLevel(address, keys, NAME)
     LogLevel(NAME, settings.home / "run" / LOG_LEVELS, level.read).start()
-    if settings.controller_metrics_port:
+    if settings.metrics_port:
         # Imported here: the library takes memory, and gateways serve the metrics of an installation on one machine.
         from millstream.services.metrics.exposition import serve
 
         hosts = AllowedHosts(settings.allowed_host_list, (platform.node(),))
-        serve(settings.controller_metrics_port, loops.registry, hosts)
+        serve(settings.metrics_port, loops.registry, hosts)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 

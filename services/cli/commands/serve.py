@@ -76,14 +76,14 @@ def serve(
     by_calls = any(one.by_calls for one in wanted)
     if not (models or repositories or by_calls):
         raise Failure(Code.NOT_FOUND, f"there is no model in {folder}: it is empty, or does not exist")
-    found: dict[str, Any] = {"preload": models, "triton_repositories": repositories}
+    found: dict[str, Any] = {"preload": f"none,{models}", "triton_repositories": repositories}
     if "allowed_hosts" not in settings.model_fields_set:
         # The platform routes by name to the container, and does not document which names it passes on.
         found["allowed_hosts"] = ANY
     if http_port is None:
         http_port = next((one.port for one in wanted if one.port), None) or _platform_port(settings)
     host = "0.0.0.0"  # noqa: S104 - in a container, whose platform controls access
-    serving = load_settings(host=host, http_port=http_port, grpc_port=grpc_port, preload_example=False, **found)
+    serving = load_settings(host=host, http_port=http_port, grpc_port=grpc_port, **found)
     raise typer.Exit(run(serving, json_output=json_output, required=not by_calls))
 
 

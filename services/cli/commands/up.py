@@ -106,7 +106,9 @@ TritonRepositories = Annotated[
 Example = Annotated[
     bool | None,
     typer.Option(
-        "--example/--no-example", help="Load the digits example (MILLSTREAM_PRELOAD_EXAMPLE).", show_default="on"
+        "--example/--no-example",
+        help="Load the digits example (MILLSTREAM_PRELOAD=none: do not).",
+        show_default="on",
     ),
 ]
 DrainS = Annotated[
@@ -188,12 +190,14 @@ def up(
         redis_url=redis,
         preload=",".join(preload) if preload else None,
         triton_repositories=",".join(map(str, triton_repository)) if triton_repository else None,
-        preload_example=example,
         controller=controller,
         drain_s=drain_s,
         shm_allow_clients=shm_allow_clients,
         trace_config=",".join(trace_config) if trace_config else None,
     )
+    if example is not None:
+        models = [part for part in settings.preload.split(",") if part.strip() != "none"]
+        settings = settings.model_copy(update={"preload": ",".join([*models, *([] if example else ["none"])])})
     require(*(("gateway",) if settings.gateways else ()), "worker", "cpu")
     from millstream.services.settings import check_platform_port
 
