@@ -401,9 +401,7 @@ class WorkerProcess:
         return Consumer(self._address, self._keys, self._identity.worker, self._clock, reply_s_max=limit_s)
 
     def _connect_loop(self) -> Consumer:
-        consumer = Consumer(self._address, self._keys, self._identity.worker, self._clock, self._spin)
-        consumer.on_refused, consumer.on_unreadable = self.metrics.reply_refused, self.metrics.batch_unreadable
-        return consumer
+        return Consumer(self._address, self._keys, self._identity.worker, self._clock, self._spin, losses=self.metrics)
 
     def _record(self) -> WorkerRecord:
         used_bytes, device_used_bytes = self._budget.used_bytes, self._budget.device_used_bytes

@@ -78,7 +78,7 @@ class Faults:
 
 def test_no_call_is_lost_whatever_happens_to_models_and_processes(tmp_path: Path) -> None:
     # Two workers with memory for the interpreter and about five of ten models each.
-    settings = {"worker_memory": "420MiB", "queue_lease_s": LEASE_S}
+    settings = {"worker_memory": "320MiB", "queue_lease_s": LEASE_S}
     with (
         running_stack(tmp_path, gateways=2, pools="cpu=2", settings=settings) as stack,
         controller_beside(stack) as first,

@@ -125,7 +125,6 @@ LARGER_CLASSES = {
     "gateway/grpc/connections/fast_call.py:FastCall": 36,
     "gateway/http2/connection.py:Connection": 43,
     "services/repository/folder.py:FolderRepository": 33,
-    "services/supervisor/supervisor.py:Supervisor": 31,
     "workers/batches/consumer.py:Consumer": 46,
 }
 

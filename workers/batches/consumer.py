@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure
 from millstream.services.process.spin_wait import Spin
@@ -52,20 +52,27 @@ class OthersWait(NamedTuple):
     behind: bool
 
 
+class LossMetrics(Protocol):
+    """The metrics of batches that a worker leased and did not answer."""
+
+    def reply_refused(self) -> None:
+        """Count a batch whose outputs Redis refused."""
+
+    def batch_unreadable(self) -> None:
+        """Count a batch that this worker could not read and passed on."""
+
+
 class Consumer:
     """Calls of one worker over one connection. Not thread-safe.
 
-    Raises Failure(UNAVAILABLE) when Redis cannot be reached. `on_refused` is called when Redis refused the outputs of a
-    batch, `on_unreadable` after a batch that cannot be read was passed on.
+    Raises Failure(UNAVAILABLE) when Redis cannot be reached.
 
     Args:
         clock: updated by every connection and every beat.
         spin: decides how long `receive_wait` busy-polls before it blocks; None: it blocks at once.
         reply_s_max: how long a reply may take; None: the address's.
+        losses: counts batches that are lost; None: they are not counted.
     """
-
-    on_refused: Callable[[], object] = staticmethod(lambda: None)
-    on_unreadable: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -75,7 +82,9 @@ class Consumer:
         clock: RedisClock,
         spin: Spin | None = None,
         reply_s_max: float | None = None,
+        losses: LossMetrics | None = None,
     ) -> None:
+        self._losses = losses
         self._keys = keys
         self._worker = worker
         self._clock = clock
@@ -137,7 +146,8 @@ class Consumer:
                 if refused is not None:
                     log.warning("Redis refused the outputs of batch %s: %s", lease.header.name, refused.message)
                     reply = refusal(lease, self._worker, refused)
-                    self.on_refused()
+                    if self._losses is not None:
+                        self._losses.reply_refused()
             inputs = self._keys.blob(lease.header.blob) if lease.header.blob else b""
             words += (lease.lane, lease.entry, lease.header.replies, reply, inputs, outputs)
         words += used
@@ -290,7 +300,8 @@ class Consumer:
         passed = self._script("pass_on", (keys.stream(lane),), lane, entry, self._worker, *tried)
         next_step = "another worker tries" if passed else "no worker can: its gateway decides"
         log.warning("batch %s of %s cannot be read (%s); %s", entry.decode(), lane, why, next_step)
-        self.on_unreadable()
+        if self._losses is not None:
+            self._losses.batch_unreadable()
 
     def run_alone(self, lease: Lease) -> None:
         """Note in Redis that only this lease runs now: if the worker dies, this batch killed it."""
