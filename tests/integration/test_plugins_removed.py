@@ -26,7 +26,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 #: name of a plug-in -> its folder below plugins/
 FOLDERS = {name: module.replace(".", "/") for name, module in LINE.findall(PROJECT)}
 #: plug-ins whose modules the core, or another plug-in, still imports: the list only shrinks
-NEEDED = frozenset({"compile", "convert", "fleet", "iree", "jax", "openvino", "torch", "tracing", "triton", "tvm"})
+NEEDED = frozenset({"compile", "convert", "fleet", "iree", "jax", "openvino", "torch", "tvm"})
 #: Builds the application and the gRPC methods as a gateway does, and prints the names of their calls.
 PROGRAM = """
 import asyncio, json, sys
@@ -36,10 +36,10 @@ from millstream.gateway.gateway import Gateway
 from millstream.gateway.grpc.codec.messages import Messages
 from millstream.gateway.grpc.handlers import MethodTable, rows
 from millstream.gateway.scheduling.readiness import Preloads
-from millstream.services.settings import Settings
+from millstream.services.settings import settings_class
 
 async def main():
-    settings = Settings.model_validate({"home": sys.argv[1], "shm_dir": sys.argv[1], "redis_url": "redis://127.0.0.1:1"})
+    settings = settings_class().model_validate({"home": sys.argv[1], "shm_dir": sys.argv[1], "redis_url": "redis://127.0.0.1:1"})
     deps = Gateway(settings, 0, Preloads()).deps()
     build_app(deps).openapi()
     MethodTable(deps, Drain(), Messages(deps.receive_budget, deps.reply_budget, 1 << 20))

@@ -37,6 +37,15 @@ from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.settings import Settings, settings_of
 from millstream.services.wire.records import State
 
+log = logging.getLogger("millstream.repository")
+
+LOAD_LOCK_S_MAX = 600.0
+LOAD_LOCK_PAUSE_S = 0.05
+#: a version that is ready in a worker counts as loaded after this time, even without a reply from it
+ANSWERS_S_MAX = 5.0
+ANSWERS_PAUSE_S = 0.02
+#: failures that the caller, or the owner of the folder, can correct
+_CALLER_ERRORS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 _STANDBY = "on standby: its first call loads it"
 _BEING_LOADED = {State.LOADING, State.WARMING}
@@ -50,62 +59,6 @@ class IndexEntry:
     version: str = ""  # "" for a model that was never loaded
     state: str = ""  # READY, UNAVAILABLE, LOADING, UNLOADING; "" for a model that was never loaded
     reason: str = ""
-
-
-def index_entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]) -> list[IndexEntry]:
-    """Return the entries of the index.
-
-    Args:
-        snapshot: The published versions.
-        names: Names of the models in repositories that are served in place, loaded or not.
-        loading: Names of the models that are being loaded.
-    """
-    being_loaded = {
-        (instance.model, instance.version)
-        for worker in snapshot.workers
-        for instance in worker.instances
-        if instance.state in _BEING_LOADED
-    }
-    index: list[IndexEntry] = []
-    for name in sorted({*snapshot.models, *names, *loading}):
-        view = snapshot.models.get(name)
-        of_model = list(_entries_of(view, being_loaded)) if view is not None else []
-        if of_model:
-            index += of_model
-        elif name in loading:
-            index.append(IndexEntry(name, "", LOADING))
-        else:
-            index.append(IndexEntry(name))
-    return index
-
-
-def _entries_of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
-    for number, view in sorted(model.versions.items()):
-        state, reason = _state(view)
-        if state == UNAVAILABLE and (model.name, number) in being_loaded:
-            state, reason = LOADING, ""
-        yield IndexEntry(model.name, str(number), state, reason or model.failure)
-    if not model.versions and model.failure:
-        yield IndexEntry(model.name, "", UNAVAILABLE, model.failure)
-
-
-def _state(view: VersionView) -> tuple[str, str]:
-    if not view.loaded:
-        return (UNLOADING if view.replicas else UNAVAILABLE), "unloaded"
-    if view.available:  # clients of the index send no request to a model that is not READY
-        return READY, _STANDBY if view.state is State.STANDBY else view.reason or ""
-    return (UNAVAILABLE if view.state is State.FAILED else LOADING), view.reason or ""
-
-
-log = logging.getLogger("millstream.repository")
-
-LOAD_LOCK_S_MAX = 600.0
-LOAD_LOCK_PAUSE_S = 0.05
-#: a version that is ready in a worker counts as loaded after this time, even without a reply from it
-ANSWERS_S_MAX = 5.0
-ANSWERS_PAUSE_S = 0.02
-#: failures that the caller, or the owner of the folder, can correct
-_CALLER_ERRORS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
 
 
 HaveLoaded = Callable[[Manifest, float], Awaitable[None]]
@@ -312,3 +265,48 @@ def _release(taking: asyncio.Future[LoadLock | None]) -> None:
     lock = None if taking.cancelled() or taking.exception() else taking.result()
     if lock is not None:
         lock.release()
+
+
+def index_entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]) -> list[IndexEntry]:
+    """Return the entries of the index.
+
+    Args:
+        snapshot: The published versions.
+        names: Names of the models in repositories that are served in place, loaded or not.
+        loading: Names of the models that are being loaded.
+    """
+    being_loaded = {
+        (instance.model, instance.version)
+        for worker in snapshot.workers
+        for instance in worker.instances
+        if instance.state in _BEING_LOADED
+    }
+    index: list[IndexEntry] = []
+    for name in sorted({*snapshot.models, *names, *loading}):
+        view = snapshot.models.get(name)
+        of_model = list(_entries_of(view, being_loaded)) if view is not None else []
+        if of_model:
+            index += of_model
+        elif name in loading:
+            index.append(IndexEntry(name, "", LOADING))
+        else:
+            index.append(IndexEntry(name))
+    return index
+
+
+def _entries_of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
+    for number, view in sorted(model.versions.items()):
+        state, reason = _state(view)
+        if state == UNAVAILABLE and (model.name, number) in being_loaded:
+            state, reason = LOADING, ""
+        yield IndexEntry(model.name, str(number), state, reason or model.failure)
+    if not model.versions and model.failure:
+        yield IndexEntry(model.name, "", UNAVAILABLE, model.failure)
+
+
+def _state(view: VersionView) -> tuple[str, str]:
+    if not view.loaded:
+        return (UNLOADING if view.replicas else UNAVAILABLE), "unloaded"
+    if view.available:  # clients of the index send no request to a model that is not READY
+        return READY, _STANDBY if view.state is State.STANDBY else view.reason or ""
+    return (UNAVAILABLE if view.state is State.FAILED else LOADING), view.reason or ""
