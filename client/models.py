@@ -80,7 +80,6 @@ class SettingsChanges(TypedDict, total=False):
         instances_max: most instances in a pool; 0: no limit.
         idle_s: seconds without a call until it is unloaded; 0: only if memory is short.
         pin: whether a loaded instance stays, also when memory is short.
-        capture_samples: rows of live requests that are kept as samples for a race; 0: none.
         owner: name of an API key, "" for none; it needs the scope `admin`.
         labels: labels to set, by name; a value of None removes one.
     """
@@ -90,7 +89,6 @@ class SettingsChanges(TypedDict, total=False):
     instances_max: int | None
     idle_s: float | None
     pin: bool | None
-    capture_samples: int | None
     owner: str | None
     labels: Mapping[str, str | None] | None
 

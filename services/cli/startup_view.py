@@ -6,12 +6,14 @@ With JSON logs, what happens is on standard output already, as log records: the 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import math
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -30,12 +32,11 @@ from millstream.services.cli.preload import (
     ServedModel,
 )
 from millstream.services.cli.terminal import duration, escape, results
-from millstream.services.cli.threaded_output import ThreadedOutput
 from millstream.services.errors import Code, Failure
 from millstream.services.local_token import read_token
-from millstream.services.process.logs import about
+from millstream.services.process.logs import about, descriptor_writer
 from millstream.services.supervisor.listener import PRELOADS_S_MAX
-from millstream.services.supervisor.own_log import LOGGER
+from millstream.services.supervisor.own_log import LOGGER, LineWriter
 from millstream.services.supervisor.plan import Running
 
 log = logging.getLogger(LOGGER)
@@ -279,3 +280,36 @@ def _command() -> str:
     """Return how to call this command from here: `make run` starts it without having it on the PATH."""
     started = Path(sys.argv[0])
     return "millstream" if shutil.which("millstream") or started.name != "millstream" else _short(started.absolute())
+
+
+class ThreadedOutput(io.TextIOBase):
+    """A text stream that stands for standard output. Writing never waits, and raises nothing.
+
+    Args:
+        lost: makes the text that says how many pieces of text were lost, because they were not read in time.
+    """
+
+    def __init__(self, lost: Callable[[int], str]) -> None:
+        super().__init__()
+        self._lines = LineWriter(descriptor_writer(1), lost=lambda count: lost(count).encode())
+        self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        self._terminal = sys.stdout is not None and sys.stdout.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        """Write text later, in the order of the calls."""
+        if text:
+            self._lines.write(text.encode(self._encoding, "backslashreplace"))
+        return len(text)
+
+    def close(self) -> None:
+        """Wait for a moment until all is written."""
+        if not self.closed:
+            self._lines.close()
+        super().close()

@@ -51,7 +51,7 @@ def describe(
 
 
 def _show_calls(console: Console, url: str, model: Model) -> None:
-    from millstream.services.cli.example import calls_of
+    from millstream.services.cli.inputs import calls_of
 
     usage = next((one.get("usage") for one in model["versions"] if one["version"] == model["serving"]), None)
     console.print()

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from millstream.client.client import Client
     from millstream.client.documents import Metadata
     from millstream.client.inference import EncodedRequest
-    from millstream.services.cli.example import Example
-    from millstream.services.cli.inputs import Content
+    from millstream.services.cli.inputs import Content, Example
 
 
 class _Request(NamedTuple):
@@ -155,8 +154,7 @@ def _answer(
 
 def _request(metadata: Metadata, given: Content | list[str] | None, *, binary_outputs: bool) -> _Request:
     """Return the request for an input; None: an example."""
-    from millstream.services.cli.example import example_of
-    from millstream.services.cli.inputs import request_from
+    from millstream.services.cli.inputs import example_of, request_from
 
     if given is not None:
         return _Request(request_from(given, metadata, binary_outputs=binary_outputs))

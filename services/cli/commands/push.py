@@ -205,7 +205,7 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
             console.print("on standby: its first call loads it")
             if document["reason"]:
                 show_detail(console, "  why       ", escape(document["reason"]), style="yellow")
-        from millstream.services.cli.example import calls_of
+        from millstream.services.cli.inputs import calls_of
 
         console.print()
         for call in calls_of(server.url, document["model"], document.get("usage")):
