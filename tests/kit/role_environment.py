@@ -105,12 +105,14 @@ _CACHES = shutil.ignore_patterns("__pycache__")
 def _link(source: Path, target: Path, ignore: Callable[[str, list[str]], set[str]] | None) -> None:
     """Create hard links; symbolic ones would lead out of the folders that the sandbox of a check may read."""
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=_link_file, ignore=ignore)
+        shutil.copytree(source, target, copy_function=_link_file, ignore=ignore, dirs_exist_ok=True)
     else:
         _link_file(str(source), str(target))
 
 
 def _link_file(source: str, target: str) -> None:
+    if Path(target).exists():  # distributions may share a folder, as those of OpenTelemetry do
+        return
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
