@@ -4,6 +4,7 @@ from millstream.services.plugin.plugin import Plugin
 
 PLUGIN = Plugin(
     name="convert",
+    needs=("torch",),
     extras={
         "tensorflow": ("tensorflow", "tf2onnx"),
         "pytorch": ("torch", "onnxscript"),

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from millstream.plugins.convert import openvino_ir
 from millstream.plugins.convert.base import Imported, Importer
 from millstream.plugins.convert.tensor_draws import Drawn, answered
 from millstream.plugins.convert.tflite_document import TfliteModel, is_tflite, read_tflite
-from millstream.plugins.engines.openvino import importer as openvino_ir
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.importers import IMPORTED, Array, ImportOptions, Members, Sample, Source
 

@@ -26,7 +26,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 #: name of a plug-in -> its folder below plugins/
 FOLDERS = {name: module.replace(".", "/") for name, module in LINE.findall(PROJECT)}
 #: plug-ins whose modules the core, or another plug-in, still imports: the list only shrinks
-NEEDED = frozenset({"compile", "convert", "fleet", "iree", "jax", "openvino", "torch", "tvm"})
+NEEDED = frozenset({"compile", "fleet"})
 #: Builds the application and the gRPC methods as a gateway does, and prints the names of their calls.
 PROGRAM = """
 import asyncio, json, sys
