@@ -18,17 +18,14 @@ from millstream.gateway.access.audit_trail import AuditTrail
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.http import operation
-from millstream.gateway.http.access_middleware import AccessMiddleware
 from millstream.gateway.http.adapter import Adapter, Place
 from millstream.gateway.http.auth import authorize_by, bearer, platform_of
-from millstream.gateway.http.browser_middleware import BrowserMiddleware
-from millstream.gateway.http.count_replies import CountReplies
 from millstream.gateway.http.deps import Deps
 from millstream.gateway.http.error_formats import ErrorFormats
 from millstream.gateway.http.errors import ErrorReplies, UnexpectedErrors, documented
+from millstream.gateway.http.middleware import AccessMiddleware, BrowserMiddleware, CountReplies, ReplyBudgetMiddleware
 from millstream.gateway.http.openapi import OPEN
 from millstream.gateway.http.openapi_document import complete
-from millstream.gateway.http.reply_budget_middleware import ReplyBudgetMiddleware
 from millstream.gateway.observing.observed_app import ObservedApp
 from millstream.gateway.v2 import adapter as v2
 from millstream.services.plugin.registry import contributions

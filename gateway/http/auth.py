@@ -18,9 +18,9 @@ from fastapi.security import HTTPBearer
 
 from millstream.gateway.access.principal import CALLER, Principal
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.http.access_middleware import visit_of
 from millstream.gateway.http.context import DepsOf
 from millstream.gateway.http.deps import Deps
+from millstream.gateway.http.middleware import visit_of
 from millstream.services.access.table import Row, Rows
 from millstream.services.errors import Code, Failure
 from millstream.services.plugin.registry import contributions
