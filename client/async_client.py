@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from millstream.client import inference, models
+from millstream.client import inference, models, races
 from millstream.client.address import ServerAddress
 from millstream.client.call import Call, Reply, Steps, T, listed, send
 from millstream.client.documents import (
@@ -35,7 +35,6 @@ from millstream.client.models import Metrics, SettingsChanges
 from millstream.client.retry import Budget
 from millstream.client.transport import AwaitingTransport, announces, connection_to
 from millstream.client.upload import ModelFiles, Progress, UploadOptions, push
-from millstream.plugins.compile import client as races
 
 TIMEOUT_S = 60.0
 WAIT_S = 300.0
