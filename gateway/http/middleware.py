@@ -19,8 +19,7 @@ from millstream.gateway.connection.budgets import PERMIT, ReplyBudget, ReplyPerm
 from millstream.gateway.connection.exchange import METHOD
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHeaders
-from millstream.gateway.http.errors import ErrorReplies
-from millstream.gateway.http.unknown_path import slash_fault
+from millstream.gateway.http.errors import ErrorReplies, slash_fault
 from millstream.services.access.audit_rules import Who
 from millstream.services.access.table import Row
 from millstream.services.process.audit import CHANGES, Changes

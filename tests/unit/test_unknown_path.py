@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.gateway.http.unknown_path import path_advice
+from millstream.gateway.http.errors import path_advice
 
 RULE = "a model name has no slash: use 1 to 128 letters, digits, '.', '_' or '-'"
 
