@@ -311,7 +311,6 @@ class AsyncClient:
         model: str,
         version: int,
         *,
-        seconds: float | None = None,
         targets: Sequence[str] = (),
         pool: str | None = None,
         accept_random_samples: bool = False,
@@ -322,13 +321,12 @@ class AsyncClient:
         Args:
             model: name of the model.
             version: number of the version.
-            seconds: longest time of the race.
             targets: names of targets, or candidates of a report, that take part; (): all.
             pool: whose worker runs it; None: the first that has the version.
             accept_random_samples: whether lossy candidates take part without real samples.
-            gate: what answers must agree in: `cosine_min`, `agreement_min`, or a `metric` in their place.
+            gate: what answers must agree in: `cosine_min`, `agreement_min`.
         """
-        steps = races.begin(model, version, seconds, targets, pool, gate, accept_random_samples=accept_random_samples)
+        steps = races.begin(model, version, targets, pool, gate, accept_random_samples=accept_random_samples)
         return await self._run(steps)
 
     async def race(self, model: str, version: int, *, pool: str | None = None) -> Race:

@@ -26,15 +26,14 @@ def _pool(pool: str | None) -> dict[str, str]:
 def begin(
     model: str,
     version: int,
-    seconds: float | None,
     targets: Sequence[str],
     pool: str | None,
     gate: Mapping[str, float | str] | None,
     *,
     accept_random_samples: bool,
 ) -> Steps[Race]:
-    document = {"seconds": seconds, "targets": listed(targets), "pool": pool, "gate": dict(gate or {})}
-    given = {name: value for name, value in document.items() if value}
+    document: dict[str, object] = {"targets": listed(targets), "pool": pool, "gate": dict(gate or {})}
+    given: dict[str, object] = {name: value for name, value in document.items() if value}
     given |= {"accept_random_samples": True} if accept_random_samples else {}
     call = json_call("POST", _path(model, version), given, repeatable=True)
     return cast("Race", document_of((yield from send(call)), "state", "rows"))
