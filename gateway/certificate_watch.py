@@ -1,4 +1,4 @@
-"""certificate_watch: loop that reads the files of the TLS listeners again and again, and takes what is usable.
+"""Loop that reads the files of the TLS listeners again and again, and takes what is usable.
 
 files ─> changed? ─> usable? ─> `identity`, which new connections get
                         no  ─> the identity that is served stays; one warning

@@ -1,4 +1,4 @@
-"""gateway: builds the parts of one gateway process, and starts and stops them in order."""
+"""Builds the parts of one gateway process, and starts and stops them in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""listeners: builds the servers of one gateway process: HTTP and gRPC, each with or without TLS, on one port or two."""
+"""Builds the servers of one gateway process: HTTP and gRPC, each with or without TLS, on one port or two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""memory_budgets: builds what bounds the memory that a gateway holds for its clients, and returns freed memory."""
+"""Builds what bounds the memory that a gateway holds for its clients, and returns freed memory."""
 
 from __future__ import annotations
 

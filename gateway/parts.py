@@ -1,4 +1,4 @@
-"""parts: what plug-ins add to a gateway, and what of the gateway they may use.
+"""What plug-ins add to a gateway, and what of the gateway they may use.
 
 contributions("gateway"): build(GatewayParts) ─> a part ─> started with the gateway ─> deps.part(Type) in its routes
 """

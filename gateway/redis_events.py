@@ -1,4 +1,4 @@
-"""redis_events: handles what is published to all gateways, and shows in metrics whether Redis answers this gateway.
+"""Handles what is published to all gateways, and shows in metrics whether Redis answers this gateway.
 
 supervisor: "died" ─> on_death ─> reclaim at once        this gateway: QuarantineNews ─> "poison" ─> on_quarantined
 """

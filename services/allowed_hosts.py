@@ -1,4 +1,4 @@
-"""allowed_hosts: tells whether a Host header names this server, or perhaps a web page that rebinds its name. Pure.
+"""Tells whether a Host header names this server, or perhaps a web page that rebinds its name. Pure.
 
 A page of evil.example may have that name resolve to 127.0.0.1 after it was loaded (DNS rebinding). For the browser this
 server is then a part of the page's own site: the page may call it and read its replies, and sends no header that says

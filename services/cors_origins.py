@@ -1,4 +1,4 @@
-"""cors_origins: reads the setting that names the origins whose web pages may call. Pure."""
+"""Reads the setting that names the origins whose web pages may call. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""health: `python -m millstream.services.health WHERE PATH`: exits with 0 if a server of this machine answers with 200.
+"""`python -m millstream.services.health WHERE PATH`: exits with 0 if a server of this machine answers with 200.
 
 For the health checks of images: they hold no curl, and their servers may speak TLS with any certificate. WHERE is the
 URL of the server, or a file with it. A gateway that has TLS is asked over TLS, also if the URL says http. One that asks

@@ -1,4 +1,4 @@
-"""local_token: the token with which programs of this machine's operator administer an installation.
+"""The token with which programs of this machine's operator administer an installation.
 
 supervisor, or a gateway alone ─> <home>/run/token, for its owner only ─> CLI and client send it, gateways check it
 

@@ -1,4 +1,4 @@
-"""nearest_names: the known names that resemble an unknown one, for error messages. Pure; bounded at thousands of names.
+"""The known names that resemble an unknown one, for error messages. Pure; bounded at thousands of names.
 
 name ─> pairs of letters in common (one `&` for each known name) ─> the best few ─> difflib ─> "; did you mean 'a'?"
 """

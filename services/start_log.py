@@ -1,4 +1,4 @@
-"""start_log: what a process logs first: its version and the settings that differ from the defaults, without secrets."""
+"""What a process logs first: its version and the settings that differ from the defaults, without secrets."""
 
 from __future__ import annotations
 

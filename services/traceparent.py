@@ -1,4 +1,4 @@
-"""traceparent: the header by which a request belongs to a trace. Pure.
+"""The header by which a request belongs to a trace. Pure.
 
 client's traceparent, or a new trace id ─> InferHeaders ─> log records, spans, the access log
 Source: W3C, "Trace Context", level 2: https://www.w3.org/TR/trace-context-2/#traceparent-header

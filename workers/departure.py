@@ -1,4 +1,4 @@
-"""departure: how a worker leaves its pool, and which of its batches go to other workers.
+"""How a worker leaves its pool, and which of its batches go to other workers.
 
 drain ─> begin ─> its leases run ─> leave             the drain takes too long ─> leave_early
 a long run ─> give_back_waiting             a run that cannot be terminated ─> end_stuck: the process ends

@@ -1,4 +1,4 @@
-"""drain: a thread that waits for SIGTERM and ends the process if the worker does not leave in time.
+"""A thread that waits for SIGTERM and ends the process if the worker does not leave in time.
 
 It is a thread because Python runs signal handlers between two steps of the main thread. During a run the handler would
 be called only after the run, however long it takes. Signals write to the wake-up descriptor at once.

@@ -1,4 +1,4 @@
-"""heartbeat: a thread that extends the worker's leases and publishes its record every quarter of the lease time.
+"""A thread that extends the worker's leases and publishes its record every quarter of the lease time.
 
 When Redis does not know the worker (it was reclaimed while frozen, or Redis lost its data), the heartbeat adds its
 lanes again. It also does so over each new connection, which may be to a replica that became the master before it

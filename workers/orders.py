@@ -1,4 +1,4 @@
-"""orders: a thread that carries out what gateways and the controller order this worker to load and unload.
+"""A thread that carries out what gateways and the controller order this worker to load and unload.
 
 orders:<worker> ─(BLPOP)─> Order ─> Residency.load, Residency.unload ─> the record of the worker; end of the demand
 An order that was taken when the connection broke is carried out over the next connection.

@@ -1,4 +1,4 @@
-"""overdue_replies: replies to other hosts without a receipt are sent through Redis while the main loop is inside a run.
+"""Replies to other hosts without a receipt are sent through Redis while the main loop is inside a run.
 
 watchdog ─> look ─> what has no receipt for OVERDUE_S ─> Redis, in a thread and over a connection of its own
 The main loop does not know of it. After its run it sends the same replies, or acknowledges their leases, and Redis

@@ -1,4 +1,4 @@
-"""parts: what a plug-in may use of a worker, and what it adds to one.
+"""What a plug-in may use of a worker, and what it adds to one.
 
 contributions("worker", WorkerPart's builder) ─> build(WorkerParts) ─> WorkerPart: started and stopped with the worker
 """

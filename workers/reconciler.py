@@ -1,4 +1,4 @@
-"""reconciler: a thread that keeps the versions of this worker equal to those that the repository has for its pool.
+"""A thread that keeps the versions of this worker equal to those that the repository has for its pool.
 
 token of the repository changed ─> wanted versions ─> residency: what is missing; unloads: what was removed
 """

@@ -1,4 +1,4 @@
-"""run_reports: a long run is reported to Redis while it goes on, and what waits behind it is returned to its gateway.
+"""A long run is reported to Redis while it goes on, and what waits behind it is returned to its gateway.
 
 watchdog ─> look(run) ─> a thread ─> the script `running` ─> Guarded.others_wait, waited_s
                                   ├─ all callers have gone ─> the run is ended

@@ -1,4 +1,4 @@
-"""unseen_deaths: what a new worker makes known about deaths of earlier workers of its name that no supervisor saw."""
+"""What a new worker makes known about deaths of earlier workers of its name that no supervisor saw."""
 
 from __future__ import annotations
 

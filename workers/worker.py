@@ -1,4 +1,4 @@
-"""worker: lease -> merge -> run -> split -> reply, acknowledge and lease again, in one round trip.
+"""Lease -> merge -> run -> split -> reply, acknowledge and lease again, in one round trip.
 
 A busy worker asks for its next batch before it runs the current one, and reads the answer after the run. An idle worker
 blocks on its inbox. The batch that wakes it was the only one, so the worker does not ask for another.

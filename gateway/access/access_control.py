@@ -1,4 +1,4 @@
-"""access_control: builds what decides which calls a gateway takes: keys, pages of other origins; and their records."""
+"""Builds what decides which calls a gateway takes: keys, pages of other origins; and their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""audit_trail: writes entries of the audit log, and bounds those about refused calls.
+"""Writes entries of the audit log, and bounds those about refused calls.
 
 a call that changes something ─> AuditTrail.write ─> refused too often? ─no──> entry
                                                                         ─yes─> counted, and told once a minute

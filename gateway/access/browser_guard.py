@@ -1,4 +1,4 @@
-"""browser_guard: refuses requests that a browser sends for a web page of another origin. Pure.
+"""Refuses requests that a browser sends for a web page of another origin. Pure.
 
 Origin, Sec-Fetch-Site ─> is the page of another origin?   ─> refused (forged requests)
 Host                   ─> is it a name of this server?     ─> refused while calls need no key (DNS rebinding)

@@ -1,4 +1,4 @@
-"""gate: checks the keys of calls. Pure; the clocks are passed in.
+"""Checks the keys of calls. Pure; the clocks are passed in.
 
 header ─memo─> Principal ─> may it run this model? ─> account: limits ─> Pass, which ends with the call
 

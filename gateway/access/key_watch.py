@@ -1,4 +1,4 @@
-"""key_watch: keeps the gate's keys as the repository has them, and settles what keys used with the other gateways.
+"""Keeps the gate's keys as the repository has them, and settles what keys used with the other gateways.
 
 event "keys", or a new stamp of the folder ─> read ─> Gate.load ─> Redis: this change is read
 accounts ─> Redis ─> accounts of all gateways

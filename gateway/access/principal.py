@@ -1,4 +1,4 @@
-"""principal: who calls: a key as the checks of a call need it. Pure; time is passed in."""
+"""Who calls: a key as the checks of a call need it. Pure; time is passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""adapter: registers the routes of the admin API."""
+"""Registers the routes of the admin API."""
 
 from __future__ import annotations
 

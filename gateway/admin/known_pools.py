@@ -1,4 +1,4 @@
-"""known_pools: the pools that an upload or the settings of an endpoint may name."""
+"""The pools that an upload or the settings of an endpoint may name."""
 
 from __future__ import annotations
 

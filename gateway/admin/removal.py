@@ -1,4 +1,4 @@
-"""removal: deletes versions, and decides what the model's name resolves to then. Blocking: call it in a thread."""
+"""Deletes versions, and decides what the model's name resolves to then. Blocking: call it in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""routes_keys: the admin API for API keys and the audit log, with its documents."""
+"""The admin API for API keys and the audit log, with its documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""routes_models: the admin API for existing models and versions: list, activate, delete."""
+"""The admin API for existing models and versions: list, activate, delete."""
 
 from __future__ import annotations
 

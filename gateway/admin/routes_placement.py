@@ -1,4 +1,4 @@
-"""routes_placement: GET /admin/v1/placement, and PATCH /admin/v1/models/NAME for the settings of its endpoint."""
+"""GET /admin/v1/placement, and PATCH /admin/v1/models/NAME for the settings of its endpoint."""
 
 from __future__ import annotations
 

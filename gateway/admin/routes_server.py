@@ -1,4 +1,4 @@
-"""routes_server: pools and workers, and how much the processes of the installation log (/admin/v1/log-level)."""
+"""Pools and workers, and how much the processes of the installation log (/admin/v1/log-level)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""routes_uploads: the admin API for new versions. PUT names the version's number, POST uses the next number.
+"""The admin API for new versions. PUT names the version's number, POST uses the next number.
 
 The body is the model, or a form with it.
 """

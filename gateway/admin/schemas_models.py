@@ -1,4 +1,4 @@
-"""schemas_models: the JSON documents of the admin API about models and versions, made from a snapshot. Pure.
+"""The JSON documents of the admin API about models and versions, made from a snapshot. Pure.
 
 Manifests, snapshots and records are internal and may change; callers may rely on these documents.
 """

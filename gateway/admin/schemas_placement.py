@@ -1,4 +1,4 @@
-"""schemas_placement: the JSON documents about which worker holds which version, and about settings of endpoints. Pure.
+"""The JSON documents about which worker holds which version, and about settings of endpoints. Pure.
 
 Snapshot (repository, records of workers) + ClusterFacts (Redis) ─> placement ─> Placement, one page of models
 """

@@ -1,4 +1,4 @@
-"""schemas_pools: the JSON documents of the admin API about pools and workers, made from a snapshot. Pure."""
+"""The JSON documents of the admin API about pools and workers, made from a snapshot. Pure."""
 
 from __future__ import annotations
 

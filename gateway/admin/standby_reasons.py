@@ -1,4 +1,4 @@
-"""standby_reasons: why no worker has loaded a version that is on standby, for those who pushed or look at it.
+"""Why no worker has loaded a version that is on standby, for those who pushed or look at it.
 
 version on standby, workers' records ─> a worker's refusal; else the quota of its owner that is used; else the memory
 that is short; else nothing: none was asked

@@ -1,4 +1,4 @@
-"""upload: from the first byte of an upload to a published version.
+"""From the first byte of an upload to a published version.
 
 permit ─> bytes into a staging area ─> check ─> publish ─> activate
 A form is read part by part. A management call may name a file below MILLSTREAM_IMPORT_DIR, or a folder, read as

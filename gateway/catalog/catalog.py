@@ -1,4 +1,4 @@
-"""catalog: the models and their replicas, refreshed at each event and at least once a second.
+"""The models and their replicas, refreshed at each event and at least once a second.
 
 repository + workers' records ─> names of models that changed ─> Snapshot (immutable) ─> `on_snapshot`, waiting callers
 A refresh costs as much as the changes since the last refresh, whatever the number of models.

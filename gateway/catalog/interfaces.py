@@ -1,4 +1,4 @@
-"""interfaces: the catalog's interface for other parts of the gateway."""
+"""The catalog's interface for other parts of the gateway."""
 
 from __future__ import annotations
 

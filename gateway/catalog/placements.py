@@ -1,4 +1,4 @@
-"""placements: which workers have loaded which version content, updated from changed records. Pure.
+"""Which workers have loaded which version content, updated from changed records. Pure.
 
 records of workers ─> Placements.update ─> names of the models whose instances changed
 An update costs as much as the records that changed. An unchanged heartbeat costs nothing.

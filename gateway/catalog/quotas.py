@@ -1,4 +1,4 @@
-"""quotas: what a key may keep, on disk and always in memory, and how many uploads it may send at once.
+"""What a key may keep, on disk and always in memory, and how many uploads it may send at once.
 
 upload begins ─> in flight? models? bytes? ─> received, checked ─> models? bytes? ─> published
 settings change ─> pinned, always loaded ─> memory? ─> stored

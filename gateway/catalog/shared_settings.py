@@ -1,4 +1,4 @@
-"""shared_settings: small JSON documents that all gateways of a machine read and change.
+"""Small JSON documents that all gateways of a machine read and change.
 
 update ─> lock, read, change, replace the file with one rename      when_unlocked ─> update, again while it is locked
 watch ─> checks every WATCH_S whether it changed

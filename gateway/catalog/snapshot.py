@@ -1,4 +1,4 @@
-"""snapshot: the models as a gateway knows them: the repository joined with the workers' records. Immutable."""
+"""The models as a gateway knows them: the repository joined with the workers' records. Immutable."""
 
 from __future__ import annotations
 

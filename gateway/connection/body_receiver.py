@@ -1,4 +1,4 @@
-"""body_receiver: reads large bodies from the transport straight into shared memory, where workers read them.
+"""Reads large bodies from the transport straight into shared memory, where workers read them.
 
 head read in small pieces ─> its body is large ─> read into its SharedBuffer ─> complete ─> the next head …
                           ─> it is not ─> the transport gives segments to the connection again

@@ -1,4 +1,4 @@
-"""bounded_protocol: how long, and with how many bytes, a client may keep a connection and a request on it, and how a
+"""How long, and with how many bytes, a client may keep a connection and a request on it, and how a
 connection ends whose client is still sending, or does not read.
 """
 

@@ -1,4 +1,4 @@
-"""budgets: bounds on the bytes of request bodies that a gateway is receiving, and of its replies, over all protocols.
+"""Bounds on the bytes of request bodies that a gateway is receiving, and of its replies, over all protocols.
 
 bytes of a body ─> counted here ─> complete body ─> infer handler; Admission counts it from then on
 

@@ -1,4 +1,4 @@
-"""cors: lets web pages of other origins read replies. Off unless origins are set.
+"""Lets web pages of other origins read replies. Off unless origins are set.
 
 each reply ─> Cors.headers(Origin)        preflight (OPTIONS) ─> Cors.app, before any route sees it
 

@@ -1,4 +1,4 @@
-"""drain: whether this gateway is draining, what its HTTP connections do about it, and how requests of routes start.
+"""Whether this gateway is draining, what its HTTP connections do about it, and how requests of routes start.
 
 While a gateway drains, the reply to the last waiting request of a connection says `Connection: close`, so that the
 client reconnects to another gateway. Without that header, a client whose next request crosses the close cannot tell

@@ -1,4 +1,4 @@
-"""error_reply: failures -> replies of v2 REST: `{"error": …}` with the HTTP status of their code."""
+"""Failures -> replies of v2 REST: `{"error": …}` with the HTTP status of their code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""exchange: the request that a route answers, for code that knows neither the route nor the connection.
+"""The request that a route answers, for code that knows neither the route nor the connection.
 
 connection (a request starts) ─> EXCHANGE ─> routes and lanes add headers to the reply, before it starts
 """

@@ -1,4 +1,4 @@
-"""fast_path: infer posts answered in uvicorn's own HTTP protocol class, without ASGI scope, task or coroutine.
+"""Infer posts answered in uvicorn's own HTTP protocol class, without ASGI scope, task or coroutine.
 
 request_reader (parser callbacks) ─> InferHandler.submit ……… reply ─> reply_order ─> transport
 Every other request goes on to the ASGI app.

@@ -1,4 +1,4 @@
-"""foreign_protocol: recognises clients of another protocol on a port by their first bytes, and logs them.
+"""Recognises clients of another protocol on a port by their first bytes, and logs them.
 
 Such a client gets a plain HTTP answer, also from a port that speaks TLS. By it TLS clients recognise a plain port
 ("wrong version number"; Go: "server gave HTTP response to HTTPS client"), and gRPC clients an HTTP/1 server ("Trying to

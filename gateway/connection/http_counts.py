@@ -1,4 +1,4 @@
-"""http_counts: counts replies over HTTP by the template of the path, method and status. Fast path and ASGI app use it.
+"""Counts replies over HTTP by the template of the path, method and status. Fast path and ASGI app use it.
 
 The number of series is bounded: paths without a route, and methods that no route has, are counted as `other`.
 """

@@ -1,4 +1,4 @@
-"""infer_handler: the interface between an HTTP adapter and the infer handler: bytes in, bytes out. Pure.
+"""The interface between an HTTP adapter and the infer handler: bytes in, bytes out. Pure.
 
 Two adapters use it: the ASGI route and the fast path in the HTTP protocol class.
 """

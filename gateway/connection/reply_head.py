@@ -1,4 +1,4 @@
-"""reply_head: the status line and headers of a reply as bytes. Pure.
+"""The status line and headers of a reply as bytes. Pure.
 
 Their order is that of the ASGI route: the server's own headers, the request's id, those that the server adds to this
 reply, the length, the reply's headers.

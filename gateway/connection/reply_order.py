@@ -1,4 +1,4 @@
-"""reply_order: requests of one connection take turns, and their replies go out in the order of the requests.
+"""Requests of one connection take turns, and their replies go out in the order of the requests.
 
 request read ─> `_start`, or `pipeline` until its turn ─> InferHandler.submit ……… `_answer` ─> transport ─> next turn
 A refusal is a reply, too: it takes its turn, and the connection closes after it.

@@ -1,4 +1,4 @@
-"""request_head: what the head of an HTTP/1 request says, beyond the parser. Pure.
+"""What the head of an HTTP/1 request says, beyond the parser. Pure.
 
 The model that the URL of an infer post names; checks that the parser does not make; the form without an upgrade; and
 heads by their bytes: a client sends the same bytes up to the empty line with each request of one size, so that the

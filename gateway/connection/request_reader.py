@@ -1,4 +1,4 @@
-"""request_reader: bytes of a connection -> infer requests, or requests of the ASGI app.
+"""Bytes of a connection -> infer requests, or requests of the ASGI app.
 
 segment ─> is its head cached, and its body complete? ─yes─> submitted, without the parser
                                                       ─no──> httptools ─> callbacks ─> RequestCycle or ASGI

@@ -1,4 +1,4 @@
-"""server: uvicorn's server, and the order in which a gateway drains.
+"""Uvicorn's server, and the order in which a gateway drains.
 
 SIGTERM ─> stops accepting ─> not ready, replies say close ─> idle connections close ─> requests in flight are answered
 SIGUSR1 of a supervisor that stops all gateways of a port, or SIGTERM to the only one: not ready and say close first,

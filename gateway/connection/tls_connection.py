@@ -1,4 +1,4 @@
-"""tls_connection: TLS below our own protocol classes, which see a transport like that of plain TCP.
+"""TLS below our own protocol classes, which see a transport like that of plain TCP.
 
 TCP bytes ─> handshake ─> FastPathProtocol.connection_made(TlsTransport) ─> decrypted bytes ─> data_received
 

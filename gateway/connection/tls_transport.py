@@ -1,4 +1,4 @@
-"""tls_transport: the transport that a protocol over TLS writes to. It encrypts only what the socket has room for.
+"""The transport that a protocol over TLS writes to. It encrypts only what the socket has room for.
 
 protocol ─> write ─> plaintext that waits ─> SSLObject ─> TCP transport
 

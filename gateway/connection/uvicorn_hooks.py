@@ -1,4 +1,4 @@
-"""uvicorn_hooks: the private parts of uvicorn that the fast path overrides, calls or reads, checked at start.
+"""The private parts of uvicorn that the fast path overrides, calls or reads, checked at start.
 
 uvicorn promises none of them, so pyproject bounds its version to the tested one, and a gateway with another version
 that lacks a part does not start, rather than fail in the middle of requests.

@@ -1,4 +1,4 @@
-"""fast_infer: answers ModelInfer calls whose envelope is cached, without a task, coroutine or future.
+"""Answers ModelInfer calls whose envelope is cached, without a task, coroutine or future.
 
 head ─> key known? ─> message (a large one in shared memory) ─> envelope ─> limits of the key ─> lane
 encode ─> FastCall.answer

@@ -1,4 +1,4 @@
-"""guard: checks the keys of gRPC calls by the authorisation table, and writes changes to the audit log.
+"""Checks the keys of gRPC calls by the authorisation table, and writes changes to the audit log.
 
 metadata ─> Gate ─> Principal ─> row of the table ─> (message: its model) ─> handler ─> audit entry of a change ─> reply
 """

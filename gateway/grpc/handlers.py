@@ -1,4 +1,4 @@
-"""handlers: maps the methods of the gRPC services to their handlers, and counts their calls by method and code."""
+"""Maps the methods of the gRPC services to their handlers, and counts their calls by method and code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""server: the gRPC server of a gateway, on HTTP/2 connections of its own, in its event loop, and how it drains.
+"""The gRPC server of a gateway, on HTTP/2 connections of its own, in its event loop, and how it drains.
 
 stop_accepting ─> (not ready) ─> drain: GOAWAY in two steps on each connection ─> calls in flight are answered
 

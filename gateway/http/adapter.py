@@ -1,4 +1,4 @@
-"""adapter: the record of what one protocol adds to the HTTP application: the contribution `http` of a plug-in.
+"""The record of what one protocol adds to the HTTP application: the contribution `http` of a plug-in.
 
 gateway/app.py takes the core's adapters and those of the plug-ins. Each has routes with their section of the OpenAPI
 page and who may call them, the format of their errors, and what is around the application for them.

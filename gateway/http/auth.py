@@ -1,4 +1,4 @@
-"""auth: decides who may call a route, by the authorisation table.
+"""Decides who may call a route, by the authorisation table.
 
 row of the table ─> open to anybody? ─no─> credential ─> Gate ─> Principal ─> Pass, which AccessMiddleware ends
 

@@ -1,4 +1,4 @@
-"""body: reads, decompresses and parses bodies of requests, and notices a disconnect of the client."""
+"""Reads, decompresses and parses bodies of requests, and notices a disconnect of the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compression: decompresses request bodies and compresses response bodies, with ISA-L. Pure.
+"""Decompresses request bodies and compresses response bodies, with ISA-L. Pure.
 
 Source: RFC 9110 section 8.4 (content codings) and 12.5.3 (Accept-Encoding); RFC 1952 (gzip), RFC 1950 (zlib, which
 HTTP calls deflate). ISA-L compresses 600 KB of numbers as text in 1.6 ms instead of zlib's 6.3 ms, random floats in

@@ -1,4 +1,4 @@
-"""context: DepsOf, the parameter by which a route gets the parts of the gateway."""
+"""DepsOf, the parameter by which a route gets the parts of the gateway."""
 
 from __future__ import annotations
 

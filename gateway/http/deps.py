@@ -1,4 +1,4 @@
-"""deps: the parts of a gateway that routes and gRPC calls use, made in gateway/gateway.py. Knows no HTTP framework."""
+"""The parts of a gateway that routes and gRPC calls use, made in gateway/gateway.py. Knows no HTTP framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""error_formats: formats of error replies. The path of a request decides which protocol's format applies. Pure.
+"""Formats of error replies. The path of a request decides which protocol's format applies. Pure.
 
 path ─> ErrorFormats.of ─> ErrorFormat.write(ErrorContext) ─> status, more headers, JSON
 """

@@ -1,4 +1,4 @@
-"""errors: the only place that turns errors into replies: JSON in the format of the path's protocol, with a status.
+"""The only place that turns errors into replies: JSON in the format of the path's protocol, with a status.
 
 Failure -> the status of its code; a parameter that does not fit -> 400, never 422; no such path -> 404;
 another method -> 405 with Allow; anything else -> 500 with an id that is also in the log.

@@ -1,4 +1,4 @@
-"""metrics: GET /metrics, for Prometheus; the Accept header chooses the text format, Accept-Encoding compresses it."""
+"""GET /metrics, for Prometheus; the Accept header chooses the text format, Accept-Encoding compresses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""middleware: what all routes have in common: refusals of web pages of other origins and of ambiguous paths, the end of
+"""What all routes have in common: refusals of web pages of other origins and of ambiguous paths, the end of
 a key's limits, the audit log, counts of replies, and the reply budget.
 
 request ─> Visit ─> authorize fills it ─> route ─> head of the reply: audit entry of a change ─> leave

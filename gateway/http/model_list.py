@@ -1,4 +1,4 @@
-"""model_list: the list of models under /v1/models, which clients of KServe V1 and of OpenAI can both read. Pure.
+"""The list of models under /v1/models, which clients of KServe V1 and of OpenAI can both read. Pure.
 
 Source: KServe, "V1 Protocol"; OpenAI, "Models".
 """

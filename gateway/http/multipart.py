@@ -1,4 +1,4 @@
-"""multipart: reads a multipart/form-data body chunk by chunk, and passes the bytes of each part to the caller's sink.
+"""Reads a multipart/form-data body chunk by chunk, and passes the bytes of each part to the caller's sink.
 
 Content-Type ─> boundary; chunk ─> feed ─> (a part begins) ─> open_part(name) ─> sink(bytes)
 """

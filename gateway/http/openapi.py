@@ -1,4 +1,4 @@
-"""openapi: how routes describe their bodies for the OpenAPI document.
+"""How routes describe their bodies for the OpenAPI document.
 
 A route names schemas by reference, so that no schema is computed at start. `Adapter.schemas` lists the types behind
 the references; gateway/http/openapi_document.py computes them when the document is first asked for.

@@ -1,4 +1,4 @@
-"""openapi_document: completes the OpenAPI document that FastAPI makes of the routes. Pure.
+"""Completes the OpenAPI document that FastAPI makes of the routes. Pure.
 
 routes ─> FastAPI ─> who may call ─> examples ─> headers ─> errors in the path's format ─> schemas ─> document
 Schemas, error responses and headers are components, which operations refer to by name.

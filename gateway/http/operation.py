@@ -1,4 +1,4 @@
-"""operation: the adapter of the start page, the metrics page and the OpenAPI page, which belong to no protocol."""
+"""The adapter of the start page, the metrics page and the OpenAPI page, which belong to no protocol."""
 
 from __future__ import annotations
 

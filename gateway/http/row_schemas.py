@@ -1,4 +1,4 @@
-"""row_schemas: JSON bodies in row or column form, which several protocols share, for the OpenAPI document.
+"""JSON bodies in row or column form, which several protocols share, for the OpenAPI document.
 
 Source: TensorFlow Serving, "RESTful API"; KServe, "V1 Protocol".
 """

@@ -1,4 +1,4 @@
-"""versioned: registers one handler for two paths: of the model's serving version, and of a named version."""
+"""Registers one handler for two paths: of the model's serving version, and of a named version."""
 
 from __future__ import annotations
 

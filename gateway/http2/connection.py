@@ -1,4 +1,4 @@
-"""connection: the server side of one HTTP/2 connection.
+"""The server side of one HTTP/2 connection.
 
 bytes ─> frames ─> receive ─> events ─> (the caller) ─> respond, queue, reset, consume ─> take_output ─> bytes
 

@@ -1,4 +1,4 @@
-"""events: what a client did, in the order in which it did it; and what it did wrong, as error codes of HTTP/2.
+"""What a client did, in the order in which it did it; and what it did wrong, as error codes of HTTP/2.
 
 A ConnectionFault ends the connection with GOAWAY, a StreamFault one stream with RST_STREAM.
 Source: RFC 9113, sections 5.4 and 7.

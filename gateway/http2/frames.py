@@ -1,4 +1,4 @@
-"""frames: cuts received bytes into frames, a few at a time, reads SETTINGS, and writes frames.
+"""Cuts received bytes into frames, a few at a time, reads SETTINGS, and writes frames.
 
 A read of 256 KiB may contain 28,000 frames: cutting them takes long enough for other connections to notice.
 Source: RFC 9113, sections 3.4, 4.1 and 6.

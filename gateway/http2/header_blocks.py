@@ -1,4 +1,4 @@
-"""header_blocks: reads header blocks (HPACK), remembering those that clients send again and again, checks the fields of
+"""Reads header blocks (HPACK), remembering those that clients send again and again, checks the fields of
 requests and trailers, and writes blocks.
 
 A block that does not change the dynamic table means the same until another block changes the table: until then its

@@ -1,4 +1,4 @@
-"""limits: what one client may make a connection do, the account of frames that are no work, and how long it may be
+"""What one client may make a connection do, the account of frames that are no work, and how long it may be
 silent: before the preface, within a frame, and between frames.
 
 work done for the client, time ─> earn ─> balance ─> spend ─> frames that are no work; overdrawn: ENHANCE_YOUR_CALM

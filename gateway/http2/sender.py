@@ -1,4 +1,4 @@
-"""sender: what a connection sends, within the windows of the client and the room in the transport.
+"""What a connection sends, within the windows of the client and the room in the transport.
 
 respond, headers, data, trailers ─> window and room? ──yes──> output
                                           └──no──> queue of the stream ─> flush, a frame of each stream in turn

@@ -1,4 +1,4 @@
-"""stream: the state of a stream whose call has not ended, its flow control, and what frames of other streams mean.
+"""The state of a stream whose call has not ended, its flow control, and what frames of other streams mean.
 
 A stream is in the connection's table while it is open or half-closed. Bytes that the server has consumed are given back
 in large pieces. A frame that crosses the server's RST_STREAM is late, and is dropped; on every other closed stream the

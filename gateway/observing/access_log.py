@@ -1,4 +1,4 @@
-"""access_log: a line for each finished request, written by a thread. Off by default.
+"""A line for each finished request, written by a thread. Off by default.
 
 add (event loop): a reference ─> buffer (bounded) ─> thread: lines ─> file with a size limit, or standard output
 A disk or a reader that is slow costs lines, which are counted, and never a request. No line has a tensor, a header or

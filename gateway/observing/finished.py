@@ -1,4 +1,4 @@
-"""finished: what is recorded of a request when its reply was written. Pure data.
+"""What is recorded of a request when its reply was written. Pure data.
 
 connection, route or gRPC call ─> Finished, with a Run for each batch that it needed ─> Tracer, AccessLog
 """

@@ -1,4 +1,4 @@
-"""observed_app: ASGI middleware that observes the requests of all routes. A gateway without observer has none."""
+"""ASGI middleware that observes the requests of all routes. A gateway without observer has none."""
 
 from __future__ import annotations
 

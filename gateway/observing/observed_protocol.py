@@ -1,4 +1,4 @@
-"""observed_protocol: the fast path's protocol class with an observer. A gateway without observer has the plain class.
+"""The fast path's protocol class with an observer. A gateway without observer has the plain class.
 
 _submit: instant, trace ─> InferHandler ……… _answer: status, bytes, the lane's times ─> Observer.finish
 """

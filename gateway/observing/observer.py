@@ -1,4 +1,4 @@
-"""observer: passes the finished calls of a gateway on to what records them.
+"""Passes the finished calls of a gateway on to what records them.
 
 begin: trace, instant ─> … ─> end: instant, status ─> takers ─none──> nothing is built: most calls are not sampled
                                                           └─some──> Finished, with its runs ─> their `add`

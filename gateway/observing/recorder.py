@@ -1,4 +1,4 @@
-"""recorder: what is recorded of requests, by the core and by plug-ins.
+"""What is recorded of requests, by the core and by plug-ins.
 
 a batch has its reply ─> BatchSink: Triton's trace files
 a call has its reply ──> Observer ─> CallSink: access log, spans

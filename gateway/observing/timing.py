@@ -1,4 +1,4 @@
-"""timing: when the parts of a batch took place: for spans, and as the header Server-Timing of a reply.
+"""When the parts of a batch took place: for spans, and as the header Server-Timing of a reply.
 
 lane: until the request's batch left the gateway │ queue: until its run began │ run: of the model, with its inputs
 Source: W3C, "Server Timing": metrics of one header are separated by commas, durations are milliseconds.

@@ -1,4 +1,4 @@
-"""other_pools: which pool loads a version that several may serve and none has.
+"""Which pool loads a version that several may serve and none has.
 
 request of a cold lane ─> check ─> its pool loads the version │ PassedOn: a later pool loads it, or has memory free
 """

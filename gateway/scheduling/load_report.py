@@ -1,4 +1,4 @@
-"""load_report: the load of a version's lane, for load balancers, as the header endpoint-load-metrics. Pure.
+"""The load of a version's lane, for load balancers, as the header endpoint-load-metrics. Pure.
 
 Source: ORCA (Open Request Cost Aggregation), xds/data/orca/v3/orca_load_report.proto, and its forms in a header, TEXT,
 JSON and BIN; Triton's and vLLM's request header endpoint-load-metrics-format.

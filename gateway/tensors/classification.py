@@ -1,4 +1,4 @@
-"""classification: scores -> labels. Pure.
+"""Scores -> labels. Pure.
 
 config.classes ─> LabelledOutputs: the outputs `label` and `score` of all requests of a batch
 Triton's classification extension ─> classify: the best classes as text, `"<value>:<index>[:<label>]"`, highest first.

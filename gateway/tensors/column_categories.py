@@ -1,4 +1,4 @@
-"""column_categories: values of a column of categories -> the codes with which the model was fitted. Pure."""
+"""Values of a column of categories -> the codes with which the model was fitted. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""elements: the elements of one tensor: JSON `data` -> raw form, and checks of raw BOOL and BYTES tensors.
+"""The elements of one tensor: JSON `data` -> raw form, and checks of raw BOOL and BYTES tensors.
 
 `struct` packs the numbers rather than numpy: on the short lists of requests it is several times faster, refuses strings
 and nulls, and checks the range of integers. It accepts a boolean as a number; this module refuses those. A null is NaN,

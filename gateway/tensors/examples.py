@@ -1,4 +1,4 @@
-"""examples: what an error document says about a request that does not fit: the signature, a request that works. Pure.
+"""What an error document says about a request that does not fit: the signature, a request that works. Pure.
 
 Signature, trial (inputs with which the model check ran a row) ─> samples ─> a protocol's body ─> `example`, if it is
 short, else `example_python`, an expression that makes the body

@@ -1,4 +1,4 @@
-"""forms: forms of bodies that several protocols share: JSON in row or column form, lines of JSON or CSV, numpy's file.
+"""Forms of bodies that several protocols share: JSON in row or column form, lines of JSON or CSV, numpy's file.
 
 Content-Type ─> reader ─> Inputs        outputs ─> write ─> the form that the client accepts        Pure.
 Source: SageMaker, "Common Data Formats for Inference"; numpy, "NPY format".

@@ -1,4 +1,4 @@
-"""input_plan: one input of a version, prepared for decoding: its spec, and a cache of the shapes in requests."""
+"""One input of a version, prepared for decoding: its spec, and a cache of the shapes in requests."""
 
 from __future__ import annotations
 

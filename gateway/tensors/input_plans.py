@@ -1,4 +1,4 @@
-"""input_plans: all inputs of a version, and the check that a request has them. Used by every protocol."""
+"""All inputs of a version, and the check that a request has them. Used by every protocol."""
 
 from __future__ import annotations
 

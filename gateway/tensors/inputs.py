@@ -1,4 +1,4 @@
-"""inputs: one input of a request in raw form. Pure data."""
+"""One input of a request in raw form. Pure data."""
 
 from __future__ import annotations
 

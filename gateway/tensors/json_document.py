@@ -1,4 +1,4 @@
-"""json_document: a request's JSON object, checks of its members, and their refusals in the reference server's words."""
+"""A request's JSON object, checks of its members, and their refusals in the reference server's words."""
 
 from __future__ import annotations
 

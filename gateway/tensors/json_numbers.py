@@ -1,4 +1,4 @@
-"""json_numbers: arrays of numbers -> JSON text. Pure."""
+"""Arrays of numbers -> JSON text. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""json_text: a JSON text -> its value, with bounds on the cost of one parse. Pure.
+"""A JSON text -> its value, with bounds on the cost of one parse. Pure.
 
 short text ─────────────────────────────────> parsed at once
 long text ─> long lists of numbers cut out ─> the rest counted ─> parsed ─> NumberLists put in place of the lists

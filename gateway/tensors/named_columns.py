@@ -1,4 +1,4 @@
-"""named_columns: a table whose columns have names -> the inputs of a version. Every protocol matches names here. Pure.
+"""A table whose columns have names -> the inputs of a version. Every protocol matches names here. Pure.
 
 columns by name ─> none unknown, none missing ─> values: numbers or text ─┬─> the one input, in the model's order
                                                                           └─> an input for each column

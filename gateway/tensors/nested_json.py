@@ -1,4 +1,4 @@
-"""nested_json: outputs of a reply -> JSON, nested as their shapes are. For protocols whose replies name no shapes."""
+"""Outputs of a reply -> JSON, nested as their shapes are. For protocols whose replies name no shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nested_lists: JSON values, nested as the tensor is -> inputs of a signature. For protocols that name no shapes.
+"""JSON values, nested as the tensor is -> inputs of a signature. For protocols that name no shapes.
 
 value ─> shape ─> InputPlan.fit ─> raw form
 The nesting of the lists is the shape, but where each row has one element, that may stand alone or in lists: 2, [2] and

@@ -1,4 +1,4 @@
-"""number_list: a long list of numbers in a JSON text, nested or flat, that is parsed in pieces. Pure.
+"""A long list of numbers in a JSON text, nested or flat, that is parsed in pieces. Pure.
 
 [[1,2,3],[4,5,6], … ]  ─ pieces ─> [[1,2,3],[4,5]]  [[6], … ]    cut at any comma: gives the numbers in order
                        ─ rows ───> [[1,2,3],[4,5,6]]  [ … ]      cut between elements: gives the shape, too

@@ -1,4 +1,4 @@
-"""numpy_arrays: numpy arrays -> inputs of a signature, and numbers of outputs -> numpy arrays."""
+"""Numpy arrays -> inputs of a signature, and numbers of outputs -> numpy arrays."""
 
 from __future__ import annotations
 

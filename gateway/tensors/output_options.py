@@ -1,4 +1,4 @@
-"""output_options: Triton's extensions for tensors of a request: clients' shared memory and classification.
+"""Triton's extensions for tensors of a request: clients' shared memory and classification.
 
 input in shared memory ─> its bytes          output ─> OutputOption ─> classes as text, or written to shared memory
 """

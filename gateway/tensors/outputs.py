@@ -1,4 +1,4 @@
-"""outputs: the outputs of a batch, split into one reply for each request.
+"""The outputs of a batch, split into one reply for each request.
 
 The arrays of a reply are views of the batch's memory. They are valid only until the reply has been handed on.
 """

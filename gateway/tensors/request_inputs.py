@@ -1,4 +1,4 @@
-"""request_inputs: inputs by name, each checked against its plan -> the inputs of one request, in order."""
+"""Inputs by name, each checked against its plan -> the inputs of one request, in order."""
 
 from __future__ import annotations
 

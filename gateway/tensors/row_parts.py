@@ -1,4 +1,4 @@
-"""row_parts: cuts the rows of a request's inputs into parts, and joins the outputs of the parts. Pure.
+"""Cuts the rows of a request's inputs into parts, and joins the outputs of the parts. Pure.
 
 inputs ─> InputRows.take ─> views of the next rows          outputs of each part ─> JoinedOutputs ─> one reply
 """

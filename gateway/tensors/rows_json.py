@@ -1,4 +1,4 @@
-"""rows_json: reads and writes JSON in row or column form, which several protocols share. Pure.
+"""Reads and writes JSON in row or column form, which several protocols share. Pure.
 
 row form:    {"instances": [...]} ─> {"predictions": [...]}      each instance is one index of dimension 0
 column form: {"inputs": ...}      ─> {"outputs": ...}            whole tensors

@@ -1,4 +1,4 @@
-"""strict_json: a short JSON text -> its value. Strict JSON is tried first, then Python's and TensorFlow's tokens, too.
+"""A short JSON text -> its value. Strict JSON is tried first, then Python's and TensorFlow's tokens, too.
 
 orjson parses strict JSON. A text that it refuses for `NaN`, `Infinity` or a number outside the range of a double is
 parsed again with the standard library, which accepts these, as the reference server and Python clients do. A byte order

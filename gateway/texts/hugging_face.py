@@ -1,4 +1,4 @@
-"""hugging_face: bodies of Hugging Face's endpoints and of its SageMaker containers, and what they answer. Pure.
+"""Bodies of Hugging Face's endpoints and of its SageMaker containers, and what they answer. Pure.
 
 {"inputs": "text", or texts, "parameters": {…}, "options": {…}} ─> texts
 label, score ─> [{"label": …, "score": …}, …]

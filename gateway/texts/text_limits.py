@@ -1,4 +1,4 @@
-"""text_limits: how many texts, bytes and tokens a request may have, before work of that size is done for it. Pure.
+"""How many texts, bytes and tokens a request may have, before work of that size is done for it. Pure.
 
 bytes of the texts ─> tokenizer ─> tokens of each text, and of all ─> padded to the longest
 """

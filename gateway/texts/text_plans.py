@@ -1,4 +1,4 @@
-"""text_plans: the one input `text` that a request may have in place of a model's token inputs. Pure.
+"""The one input `text` that a request may have in place of a model's token inputs. Pure.
 
 Every protocol reads a request with the version's own plans first. A request that these refuse since it names `text` is
 read again with the plans of texts, if the version has a tokenizer; then its texts are tokenized (texts).

@@ -1,4 +1,4 @@
-"""texts: turns the texts of a request into token inputs, for all protocols, outside of the event loop.
+"""Turns the texts of a request into token inputs, for all protocols, outside of the event loop.
 
 BYTES input `text` ─> checked ─> strings ─> Tokenizers: token ids ─> padded: the inputs of the version
 """

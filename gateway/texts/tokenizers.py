@@ -1,4 +1,4 @@
-"""tokenizers: turns texts into token ids, in a confined process for each of the versions that were used last.
+"""Turns texts into token ids, in a confined process for each of the versions that were used last.
 
 texts ─> the version's queue ─> messages of several requests ─> TokenizerProcess ─> ids of each text
 A tokenizer.json comes with an upload: one that hangs, crashes or explodes ends its own process, and the request that it

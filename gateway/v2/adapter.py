@@ -1,4 +1,4 @@
-"""adapter: registers the routes of the Open Inference Protocol v2 over HTTP."""
+"""Registers the routes of the Open Inference Protocol v2 over HTTP."""
 
 from __future__ import annotations
 

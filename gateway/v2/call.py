@@ -1,4 +1,4 @@
-"""call: a decoded inference request of v2 REST. Pure data."""
+"""A decoded inference request of v2 REST. Pure data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""codec: makes the v2 REST codec of a version, for the fast path, when the router opens the version's lane."""
+"""Makes the v2 REST codec of a version, for the fast path, when the router opens the version's lane."""
 
 from __future__ import annotations
 

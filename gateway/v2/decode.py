@@ -1,4 +1,4 @@
-"""decode: the bytes of an inference request -> an InferCall that fits the version's signature.
+"""The bytes of an inference request -> an InferCall that fits the version's signature.
 
 body ── envelope cached? ──yes──> only the numbers are read
              └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope cached

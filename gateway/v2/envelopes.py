@@ -1,4 +1,4 @@
-"""envelopes: caches requests without their numbers (envelopes), so that each envelope is checked only once.
+"""Caches requests without their numbers (envelopes), so that each envelope is checked only once.
 
 {"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[ 1.5,2,0,4 ]}]}      JSON: prefix, numbers, suffix
 {"inputs":[{"name":"x", … "parameters":{"binary_data_size":16}}]} 16 bytes          binary: the whole JSON part

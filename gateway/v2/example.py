@@ -1,4 +1,4 @@
-"""example: the form of v2 REST, of generate and of binary tensors for the examples in error documents. Pure."""
+"""The form of v2 REST, of generate and of binary tensors for the examples in error documents. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""metadata: v2's metadata of the server, and of a model's inputs and outputs."""
+"""V2's metadata of the server, and of a model's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""options: reads the parts of a request besides its inputs: id, parameters, requested outputs."""
+"""Reads the parts of a request besides its inputs: id, parameters, requested outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""responder: writes the outputs of a batch as the replies to its v2 REST requests.
+"""Writes the outputs of a batch as the replies to its v2 REST requests.
 
 answer ─> same options? ──yes──> all bodies at once ─┬─> (compress) ─> done(HttpReply)
              └──no──> body by body ─────────────────┘

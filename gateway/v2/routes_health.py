@@ -1,4 +1,4 @@
-"""routes_health: GET /v2, /v2/health/live, /v2/health/ready: server metadata, liveness and readiness."""
+"""GET /v2, /v2/health/live, /v2/health/ready: server metadata, liveness and readiness."""
 
 from __future__ import annotations
 

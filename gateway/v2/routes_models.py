@@ -1,4 +1,4 @@
-"""routes_models: GET /v2/models…: names of models, their signatures, and whether they are ready."""
+"""GET /v2/models…: names of models, their signatures, and whether they are ready."""
 
 from __future__ import annotations
 

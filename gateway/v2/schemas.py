@@ -1,4 +1,4 @@
-"""schemas: the JSON bodies of the Open Inference Protocol v2, for the OpenAPI document.
+"""The JSON bodies of the Open Inference Protocol v2, for the OpenAPI document.
 
 Source: KServe, "Open Inference Protocol", REST; Triton, "Binary Tensor Data Extension".
 """

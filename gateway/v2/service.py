@@ -1,4 +1,4 @@
-"""service: bytes of a v2 infer request in, bytes of its reply out. The fast path and the ASGI route both call it.
+"""Bytes of a v2 infer request in, bytes of its reply out. The fast path and the ASGI route both call it.
 
 route look-up ─> decode ─> RestRequest ─> lane ……… RestResponder ─> HttpReply
 """

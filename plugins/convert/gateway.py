@@ -1,4 +1,4 @@
-"""gateway: the processes with a framework loaded, which imports are forked from, end with their gateway."""
+"""The processes with a framework loaded, which imports are forked from, end with their gateway."""
 
 from __future__ import annotations
 

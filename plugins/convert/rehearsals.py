@@ -1,4 +1,4 @@
-"""rehearsals: what loads a framework, in the process that imports are forked from; nothing of an upload is read there.
+"""What loads a framework, in the process that imports are forked from; nothing of an upload is read there.
 
 Loading PyTorch and its exporter takes two thirds of the time of a small import. A child finds them loaded, and the
 modules that the first export imports, too. A framework that starts threads when it is loaded, as TensorFlow does, has

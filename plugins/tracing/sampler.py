@@ -1,4 +1,4 @@
-"""sampler: decides which requests have a trace, when they have ended. Pure.
+"""Decides which requests have a trace, when they have ended. Pure.
 
 head: by its caller's decision, or by the trace id ─no─> tail: slow and failed requests ─no─> no trace
 Source: OpenTelemetry specification, "Trace SDK", section Sampling (parent-based, trace id ratio).

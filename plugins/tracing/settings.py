@@ -1,4 +1,4 @@
-"""settings: those that tracing adds, beside OpenTelemetry's own variables."""
+"""Those that tracing adds, beside OpenTelemetry's own variables."""
 
 from __future__ import annotations
 

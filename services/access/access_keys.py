@@ -1,4 +1,4 @@
-"""access_keys: the API keys of a repository: documents that hold no secret.
+"""The API keys of a repository: documents that hold no secret.
 
 <root>/keys/<id>.json   KeyDocument, replaced under <root>/keys/.lock
 """

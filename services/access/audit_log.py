@@ -1,4 +1,4 @@
-"""audit_log: what was changed through the admin API, by whom: JSON lines in the repository, bounded in size.
+"""What was changed through the admin API, by whom: JSON lines in the repository, bounded in size.
 
 <root>/audit/<writer>.jsonl       one file for each gateway of each machine, so that no two processes write to one
 <root>/audit/<writer>.1.jsonl …   earlier lines; the oldest file goes when there are FILES_MAX

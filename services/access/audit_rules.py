@@ -1,4 +1,4 @@
-"""audit_rules: what an entry of the audit log has, and which refusals are written. Pure; time is passed in."""
+"""What an entry of the audit log has, and which refusals are written. Pure; time is passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""document: a key as the repository stores it, and how it changes: edit, rotate, revoke. Pure; time is passed in."""
+"""A key as the repository stores it, and how it changes: edit, rotate, revoke. Pure; time is passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""limits: what a key may use, and what it has used. Pure; time is passed in.
+"""What a key may use, and what it has used. Pure; time is passed in.
 
 enter (requests, calls at once) ─> add_rows, add_compute (paid afterwards) ─> leave
 others' use ─> settle: each gateway knows the use of all, some tenths of a second late (texts in Redis with totals since

@@ -1,4 +1,4 @@
-"""scopes: what a key may do, and what a call needs. Pure.
+"""What a key may do, and what a call needs. Pure.
 
 `infer:<glob>` runs and describes the models whose names match; `models:read:<glob>` reads all about them;
 `models:write:<glob>` changes them, and reads; `models:read` and `models:write` are for all models. `metrics`;

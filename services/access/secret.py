@@ -1,4 +1,4 @@
-"""secret: the texts of keys: `mr_<id>_<secret>`, how a secret is derived, and how it is checked.
+"""The texts of keys: `mr_<id>_<secret>`, how a secret is derived, and how it is checked.
 
 access secret, id, salt ─HMAC-SHA-256─> secret ─SHA-256─> hash, which is stored with the salt
 

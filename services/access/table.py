@@ -1,4 +1,4 @@
-"""table: a row of the authorisation table: what an HTTP route or a gRPC method needs. Pure.
+"""A row of the authorisation table: what an HTTP route or a gRPC method needs. Pure.
 
 A row is beside its route or method, in an Adapter (gateway/http/adapter.py) or in a GrpcService
 (gateway/grpc/methods/service.py). A route without a row is refused; no method is without one.

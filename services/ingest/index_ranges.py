@@ -1,4 +1,4 @@
-"""index_ranges: which values of an integer input are indices of a table in the model: token ids, categories, types.
+"""Which values of an integer input are indices of a table in the model: token ids, categories, types.
 
 input ─> Cast, Reshape, … (all elements are kept) ─> indices of Gather ─> rows of the table ─> range
 

@@ -1,4 +1,4 @@
-"""rehearsal: one check of a model of our own, before any other, in the process that checkers are forked from.
+"""One check of a model of our own, before any other, in the process that checkers are forked from.
 
 A child then finds done what each first check does: code that was never run, caches, allocations, symbols that the
 linker looks up when they are first called. Without it, checking a small model takes a quarter longer.

@@ -1,4 +1,4 @@
-"""process: a thread that shows what this process takes of the machine: CPU, memory, files, threads.
+"""A thread that shows what this process takes of the machine: CPU, memory, files, threads.
 
 /proc/self, os, gc ─(every UPDATE_S)─> series with the label `process`, in the metric file of this process
 

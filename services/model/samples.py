@@ -1,4 +1,4 @@
-"""samples: inputs with which compiled forms are calibrated and judged. The one place that reads and checks their files.
+"""Inputs with which compiled forms are calibrated and judged. The one place that reads and checks their files.
 
 .npz file: `input/<name>`, or just `<name>`, and `output/<name>` ─> names, datatypes, shapes, rows ─> arrays by name
 The first dimension of each is the rows; a version that does not batch has the arrays of one call. Text has the numpy

@@ -1,4 +1,4 @@
-"""plugin: the record by which a plug-in says what it adds. Pure: a record imports nothing of what it names.
+"""The record by which a plug-in says what it adds. Pure: a record imports nothing of what it names.
 
 entry point of the group `millstream.plugins` ─> PLUGIN = Plugin(…) ─> registry.contributions(kind, Type) ─> the core
 

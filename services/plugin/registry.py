@@ -1,4 +1,4 @@
-"""registry: the plug-ins of this process, and what they add.
+"""The plug-ins of this process, and what they add.
 
 entry points of `millstream.plugins` ─┐
 MILLSTREAM_PLUGINS ("all", "-compile")─┴─> plugins(): records, by name ─> contributions("http", Adapter): what they add

@@ -1,4 +1,4 @@
-"""audit: log records about what an operator changes, with who did it.
+"""Log records about what an operator changes, with who did it.
 
 check of the key ─> acting ─> … ─> audit("deleted", model) ─┬─> millstream.admin: deleted: MODEL (by admin key, IP)
                                                             └─> CHANGES, for the audit log

@@ -1,4 +1,4 @@
-"""backoff: the delays between attempts, which double and are random. Pure: time is passed in, random numbers can be.
+"""The delays between attempts, which double and are random. Pure: time is passed in, random numbers can be.
 
 Processes that lose the same server at the same instant would otherwise come back to it at the same instants. Source:
 M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog (2015): this is its "equal jitter".

@@ -1,4 +1,4 @@
-"""c_library: the functions of the C library."""
+"""The functions of the C library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""log_level: the level of a process' own log records, changed while it runs.
+"""The level of a process' own log records, changed while it runs.
 
 PUT /admin/v1/log-level ─> Redis ─> every process of the installation ───────────┐ within CHECK_S
 SIGUSR2 of the supervisor ─> run/log-levels.json ─> every process of the machine ┤ within CHECK_S

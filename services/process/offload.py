@@ -1,4 +1,4 @@
-"""offload: runs work on many bytes in a thread, a few pieces of work at a time."""
+"""Runs work on many bytes in a thread, a few pieces of work at a time."""
 
 from __future__ import annotations
 

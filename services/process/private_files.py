@@ -1,4 +1,4 @@
-"""private_files: makes the files of an installation (models, logs, sockets) readable only by their owner."""
+"""Makes the files of an installation (models, logs, sockets) readable only by their owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""request_id: the id that a request has in replies, logs and traces.
+"""The id that a request has in replies, logs and traces.
 
 X-Request-Id as the caller sent it, if usable, else a new id ─> the reply's X-Request-Id, and REQUEST_ID for log records
 """

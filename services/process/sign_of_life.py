@@ -1,4 +1,4 @@
-"""sign_of_life: writes a byte every two seconds to the supervisor, which replaces this process when the bytes end.
+"""Writes a byte every two seconds to the supervisor, which replaces this process when the bytes end.
 
 gateway, controller: a task of the event loop ─┐
 worker: a thread ──────────────────────────────┴─> pipe (`--life-fd`) ─> services/supervisor/liveness.py

@@ -1,4 +1,4 @@
-"""storage_threads: threads for changes of files, apart from those in which requests are read and the catalog is kept.
+"""Threads for changes of files, apart from those in which requests are read and the catalog is kept.
 
 A change may wait for seconds: for a slow disk, or for a lock that another process holds. In the threads of the event
 loop, of which there are only a few more than cores, some such changes would make all other work of the process wait.

@@ -1,4 +1,4 @@
-"""ticks: instants at which the loops of a process look for work, so that they wake it together and not one by one."""
+"""Instants at which the loops of a process look for work, so that they wake it together and not one by one."""
 
 from __future__ import annotations
 

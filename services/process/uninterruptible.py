@@ -1,4 +1,4 @@
-"""uninterruptible: work that must not stop half-way when its task is cancelled."""
+"""Work that must not stop half-way when its task is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""redis_parts: the parts of redis-py and hiredis that the queue uses and that neither documents, checked at import.
+"""The parts of redis-py and hiredis that the queue uses and that neither documents, checked at import.
 
 pyproject bounds both versions. A process with another version that lacks a part does not start, rather than fail when
 it loses its connection.

@@ -1,4 +1,4 @@
-"""worker_records: reads the records of all live workers, in one round trip while none comes.
+"""Reads the records of all live workers, in one round trip while none comes.
 
 pools and workers as they were known ─> one pipeline ─> they differ: read again, with those that were found
                                                     └> instances that changed: one more pipeline ─> WorkerRecord, …

@@ -1,4 +1,4 @@
-"""change_log: which models changed between two tokens of a repository, so that readers need not look at all models.
+"""Which models changed between two tokens of a repository, so that readers need not look at all models.
 
 <root>/.changes     one line for each change, oldest first: BEFORE AFTER MODEL (BEFORE, AFTER: ids in the token)
 

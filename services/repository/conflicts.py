@@ -1,4 +1,4 @@
-"""conflicts: read, decide, compare-and-set; once more when another process wrote in between."""
+"""Read, decide, compare-and-set; once more when another process wrote in between."""
 
 from __future__ import annotations
 

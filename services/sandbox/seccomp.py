@@ -1,4 +1,4 @@
-"""seccomp: a process gives up all system calls but those that computing on its own files and memory needs.
+"""A process gives up all system calls but those that computing on its own files and memory needs.
 
 A filter in classic BPF: calls of `calls` ─> allowed, some by their arguments; all others ─> EPERM; those that came with
 Linux 5.1 and later ─> ENOSYS, since C libraries then use an older call. Linux on x86-64 and 64-bit ARM.

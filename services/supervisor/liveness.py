@@ -1,4 +1,4 @@
-"""liveness: kills children that show no sign of life, so that they are started again.
+"""Kills children that show no sign of life, so that they are started again.
 
 SignOfLife of a child, answers of the embedded Redis ─> Child.signs ─> Liveness.look ─> Child.kill_frozen
 

@@ -1,4 +1,4 @@
-"""parts: what plug-ins add to the supervisor of a machine, and what of the supervisor they may use.
+"""What plug-ins add to the supervisor of a machine, and what of the supervisor they may use.
 
 contributions("supervisor"): build(SupervisorParts) ─> a part ─> started when the installation serves, stopped first
 """

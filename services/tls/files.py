@@ -1,4 +1,4 @@
-"""files: the files that the settings name for TLS, read as a whole and with a limit."""
+"""The files that the settings name for TLS, read as a whole and with a limit."""
 
 from __future__ import annotations
 

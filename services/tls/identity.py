@@ -1,4 +1,4 @@
-"""identity: who a server is to its TLS clients, and which clients it accepts: checked contents of the files.
+"""Who a server is to its TLS clients, and which clients it accepts: checked contents of the files.
 
 TlsFiles ─> Contents ─> Identity: SSLContexts for our own connections, the same bytes for the gRPC library
 """

@@ -160,3 +160,10 @@ def test_no_file_imports_httpx() -> None:
     assert len(files) > 400
     pattern = re.compile(r"^\s*(import|from) httpx\b", re.MULTILINE)
     assert [str(path.relative_to(ROOT)) for path in files if pattern.search(path.read_text())] == []
+
+
+def test_a_modules_docstring_does_not_repeat_its_name() -> None:
+    folders = ("gateway", "services", "workers", "plugins", "client")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 400
+    assert [str(path.relative_to(ROOT)) for path in files if path.read_text().startswith(f'"""{path.stem}: ')] == []

@@ -1,4 +1,4 @@
-"""engine_report: the report of TensorRT's engines, which ONNX Runtime writes at a load, or at a run of new shapes.
+"""The report of TensorRT's engines, which ONNX Runtime writes at a load, or at a run of new shapes.
 
 load or unload of an instance ─> files in the folder of its engines ─> report.json beside them, replaced as a whole
 """

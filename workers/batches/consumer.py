@@ -1,4 +1,4 @@
-"""consumer: a worker's calls to the queue in Redis, over a blocking link. Replies in, leases out."""
+"""A worker's calls to the queue in Redis, over a blocking link. Replies in, leases out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""direct_work: batches that a gateway on this host dispatches to this worker without a trip through Redis.
+"""Batches that a gateway on this host dispatches to this worker without a trip through Redis.
 
 idle ─> attach to the gateway served last ─> wait ─> Lease ─> run ─> answer, over the same connection
 Redis found to have batches waiting, a long run, a drain ─> detach(what is answered all the same)

@@ -1,4 +1,4 @@
-"""runner: leases -> merge -> run -> split. A failed run is bisected: only the requests at fault get its error."""
+"""Leases -> merge -> run -> split. A failed run is bisected: only the requests at fault get its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""watchdog: a thread that terminates runs that take too long, and ends the process if they do not end.
+"""A thread that terminates runs that take too long, and ends the process if they do not end.
 
 arm ─> run ─> disarm                     records the current run; two assignments for each run
   longer than usual, or calls of others wait behind it: on_long ─> these go to other workers

@@ -1,4 +1,4 @@
-"""load_version: the files of a version -> an instance that answered its warm-up requests and was measured.
+"""The files of a version -> an instance that answered its warm-up requests and was measured.
 
 verify digests ─> backend.load ─> warm up, measure ─> LoadedVersion, with the bytes that it took
 A suspect version is loaded in a process of its own first (workers.variants.trial_load): a crash there loses nothing.

@@ -1,4 +1,4 @@
-"""memory_budget: the account of one worker's memory. No load begins before the memory that it takes is free.
+"""The account of one worker's memory. No load begins before the memory that it takes is free.
 
 load:    reserve (predicted bytes) ─> load ─> settle (measured bytes), or begin_unload + freed if the load failed
 unload:  begin_unload ─> close, return freed memory ─> freed

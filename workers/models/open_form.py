@@ -1,4 +1,4 @@
-"""open_form: a file and its backend ─> an instance that is warmed up and measured, beside one that serves."""
+"""A file and its backend ─> an instance that is warmed up and measured, beside one that serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""profiler: runs a new instance with generated inputs of 1, 2, 4, … rows and measures how long each size takes.
+"""Runs a new instance with generated inputs of 1, 2, 4, … rows and measures how long each size takes.
 
 signature ─> inputs that run ─> for each size: one warm-up run, then the fastest of a few ─> Profile
 """

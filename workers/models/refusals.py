@@ -1,4 +1,4 @@
-"""refusals: loads that this worker was ordered to make and does not make. They are in its record for a while."""
+"""Loads that this worker was ordered to make and does not make. They are in its record for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""usage_log: when each version was called, as placement needs it. Kept for unloaded versions, too.
+"""When each version was called, as placement needs it. Kept for unloaded versions, too.
 
 main loop: Calls.add(now), once for each batch ─> fold: gaps since the last fold ─> Usage, last_used
 """

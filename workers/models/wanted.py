@@ -1,4 +1,4 @@
-"""wanted: the versions that the repository has for this worker's pool, with what placement must know about them."""
+"""The versions that the repository has for this worker's pool, with what placement must know about them."""
 
 from __future__ import annotations
 

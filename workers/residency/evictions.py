@@ -1,4 +1,4 @@
-"""evictions: unloads versions that are still to be served: for others, for want of calls, or by order.
+"""Unloads versions that are still to be served: for others, for want of calls, or by order.
 
 Redis decides whether a version is in use (`Unloads.evict`). A batch that was on its way has its version loaded again.
 """

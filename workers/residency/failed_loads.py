@@ -1,4 +1,4 @@
-"""failed_loads: when a worker tries versions again whose loads failed. Pure: time and random numbers are passed in.
+"""When a worker tries versions again whose loads failed. Pure: time and random numbers are passed in.
 
 load failed ─> next ─> FailedLoad (when it is tried again, whether it is worth a line) ─> note ─> due, once
 """

@@ -1,4 +1,4 @@
-"""load_memory: the memory of loads: predicted before, measured after, corrected when there was too little.
+"""The memory of loads: predicted before, measured after, corrected when there was too little.
 
 reserve ─> load ─> loaded (its measured bytes are kept for all workers), or failed (predicted higher if it found none)
 """

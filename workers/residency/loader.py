@@ -1,4 +1,4 @@
-"""loader: a thread that loads versions one after the other, so that no load blocks the others.
+"""A thread that loads versions one after the other, so that no load blocks the others.
 
 wanted, demanded ─> queue ─(no other load, or only ones that are set aside)─> a thread for each load ─> done
                  demanded versions come first

@@ -1,4 +1,4 @@
-"""own_view: what this worker holds, as the decisions of placement see it.
+"""What this worker holds, as the decisions of placement see it.
 
 instances, account of the memory, calls ─> WorkerView ─(and Redis: what is in use)─> what may be unloaded
 """

@@ -1,4 +1,4 @@
-"""owner_quotas: the memory quotas of keys, and what the models of these keys take in this worker and in others.
+"""The memory quotas of keys, and what the models of these keys take in this worker and in others.
 
 keys of the repository ─> read ─> limits ┐
 heartbeat ─> exchange with all workers ──┴─> Quota of a version's owner

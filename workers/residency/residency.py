@@ -1,4 +1,4 @@
-"""residency: which versions this worker holds. Repository and orders in, loads and unloads out.
+"""Which versions this worker holds. Repository and orders in, loads and unloads out.
 
 update (repository changed) ─> preloads ─> loader                     what it holds without any order
 load (order: a call waits) ─> line ─(its turn)─> make room ─> reserve memory ─> loader, before all preloads

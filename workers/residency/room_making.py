@@ -1,4 +1,4 @@
-"""room_making: gets the memory that an order to load needs: unloads what goes for it, and reserves it.
+"""Gets the memory that an order to load needs: unloads what goes for it, and reserves it.
 
 order ─> reserved │ LEAVING: what was unloaded is still being closed │ WAITS for its turn │ Refusal
 """

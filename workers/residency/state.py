@@ -1,4 +1,4 @@
-"""state: what the parts of a worker's residency share, and the lock under which they decide."""
+"""What the parts of a worker's residency share, and the lock under which they decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""turns: the orders to load wait in a line until it is their turn.
+"""The orders to load wait in a line until it is their turn.
 
 order ─> WaitingLine ─> advance ─(its turn)─> room is made ─> on_turn: its load begins, or is refused
 """

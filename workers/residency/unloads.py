@@ -1,4 +1,4 @@
-"""unloads: stops serving a version, closes its instance and returns its memory.
+"""Stops serving a version, closes its instance and returns its memory.
 
 removed from the repository: draining ─> its stream is empty ─> remove its lane ─> no lease is left ─> close
 makes room for another one:  release its lane, unless it is in use (one script) ─> close, in a thread of its own

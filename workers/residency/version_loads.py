@@ -1,4 +1,4 @@
-"""version_loads: loads versions in threads of the loader and publishes the progress of each load.
+"""Loads versions in threads of the loader and publishes the progress of each load.
 
 LoadRequest ─> loader ─> (suspect: trial load in a process of its own) ─> load, warm up, measure ─> READY or FAILED
 a version whose verdict says that it failed is not loaded, also not after a restart, until the verdict is cleared

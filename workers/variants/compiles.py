@@ -1,4 +1,4 @@
-"""compiles: has processes compile the versions that this worker loaded, one after the other, while they serve.
+"""Has processes compile the versions that this worker loaded, one after the other, while they serve.
 
 loaded, large, no variant yet ─> queue ─(its memory is reserved)─> python -m millstream.workers.variants.compile ─> kept
 A load that needs this memory ends the process; the next load of the version has it compiled.

@@ -1,4 +1,4 @@
-"""decode: a ModelInferRequest -> inputs and options that fit the version's signature. Pure.
+"""A ModelInferRequest -> inputs and options that fit the version's signature. Pure.
 
 Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input that is not in shared
 memory, in their order; then no input may have typed contents. "Tensor Contents": datatypes of up to 32 bits share a

@@ -1,4 +1,4 @@
-"""encode: a reply -> the bytes of a ModelInferResponse, with raw_output_contents whatever the form of the request.
+"""A reply -> the bytes of a ModelInferResponse, with raw_output_contents whatever the form of the request.
 
 head: model, version, outputs with their shapes │ id? │ parameters? │ per output: tag, length, raw bytes
 

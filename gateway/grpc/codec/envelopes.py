@@ -1,4 +1,4 @@
-"""envelopes: caches messages without the bytes of their tensors (envelopes), so that each is parsed only once. Pure.
+"""Caches messages without the bytes of their tensors (envelopes), so that each is parsed only once. Pure.
 
 head (model, version, inputs, outputs) │ tag, length │ raw bytes │ tag, length │ raw bytes …
 """

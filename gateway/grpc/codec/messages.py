@@ -1,4 +1,4 @@
-"""messages: turns the bytes of a call into its protobuf message, and sends replies; a Failure becomes a status.
+"""Turns the bytes of a call into its protobuf message, and sends replies; a Failure becomes a status.
 
 Decompression runs in a thread and stops at the limit.
 Replies to a client that compresses are compressed, too.

@@ -1,4 +1,4 @@
-"""parse_cost: bounds the cost of parsing a message: two of its bytes can become an object of ninety bytes. Pure.
+"""Bounds the cost of parsing a message: two of its bytes can become an object of ninety bytes. Pure.
 
 Only the framing is read: tags and lengths, also inside the messages that a ModelInferRequest contains.
 Source: Protocol Buffers, "Encoding".

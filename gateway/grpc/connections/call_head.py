@@ -1,4 +1,4 @@
-"""call_head: what the header fields of a request say about its call. Pure.
+"""What the header fields of a request say about its call. Pure.
 
 Source: gRPC over HTTP2, "Requests".
 """

@@ -1,4 +1,4 @@
-"""fast_call: one call on a connection of our own: what its handler reads and writes, as of grpc.aio's ServicerContext.
+"""One call on a connection of our own: what its handler reads and writes, as of grpc.aio's ServicerContext.
 
 data of the stream ─> MessageReader ─> read ─> handler ─> write, finish ─> the stream
 """

@@ -1,4 +1,4 @@
-"""fast_connection: drives the pure HTTP/2 connection with a transport, and starts the calls that arrive on it.
+"""Drives the pure HTTP/2 connection with a transport, and starts the calls that arrive on it.
 
 transport ─> Connection.receive ─> FastCall ─> handler ……… replies ─> one write for each turn of the event loop
 """

@@ -1,4 +1,4 @@
-"""message_framing: cuts the data of a stream into gRPC messages, and writes their prefix and header blocks of replies.
+"""Cuts the data of a stream into gRPC messages, and writes their prefix and header blocks of replies.
 Pure.
 
 Source: gRPC over HTTP2, "Responses" and "Length-Prefixed-Message": a byte that tells whether the message is compressed,

@@ -1,4 +1,4 @@
-"""observed_calls: passes finished gRPC calls to the observer. A gateway without observer has plain handlers.
+"""Passes finished gRPC calls to the observer. A gateway without observer has plain handlers.
 
 Of a stream each inference request is observed, not the stream itself: its end may be days away.
 """

@@ -1,4 +1,4 @@
-"""example: adds the signature and a request that works to the status message of a request that does not fit. Pure.
+"""Adds the signature and a request that works to the status message of a request that does not fit. Pure.
 
 A status has no members but its message, so both are in it, as far as they are short.
 """

@@ -1,4 +1,4 @@
-"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. All policy is in Caller and the lanes.
+"""Bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. All policy is in Caller and the lanes.
 
 envelope cached? ─> find ─> (decode ─> tokenize texts) ─> Caller.call ……… encode
 """

@@ -1,4 +1,4 @@
-"""metadata: answers calls for liveness, readiness and metadata of the server and of models, and for health.
+"""Answers calls for liveness, readiness and metadata of the server and of models, and for health.
 
 Source: gRPC Health Checking Protocol.
 """

@@ -1,4 +1,4 @@
-"""reflection: tells clients such as grpcurl and Postman which services there are, with their messages.
+"""Tells clients such as grpcurl and Postman which services there are, with their messages.
 
 Source: gRPC, "Server Reflection Protocol"; v1 and v1alpha differ only in the name of their package.
 """

@@ -1,4 +1,4 @@
-"""service: the record of methods that a plug-in adds to the gRPC port: its contribution `grpc`."""
+"""The record of methods that a plug-in adds to the gRPC port: its contribution `grpc`."""
 
 from __future__ import annotations
 

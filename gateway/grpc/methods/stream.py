@@ -1,4 +1,4 @@
-"""stream: ModelStreamInfer runs several requests of a stream at once and replies in their order.
+"""ModelStreamInfer runs several requests of a stream at once and replies in their order.
 
 read ─> a task for each ─> queue (bounded: reading stops while it is full) ─> write, one after the other
 

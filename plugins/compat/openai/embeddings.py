@@ -1,4 +1,4 @@
-"""embeddings: answers an embeddings request of OpenAI's API, bytes to bytes.
+"""Answers an embeddings request of OpenAI's API, bytes to bytes.
 
 read ─> route ─> tokens ─> runs of at most rows_max entries, several at once ─> vectors, in order
 """

@@ -1,4 +1,4 @@
-"""request: reads an embeddings request: JSON -> texts or token ids, within limits. Pure.
+"""Reads an embeddings request: JSON -> texts or token ids, within limits. Pure.
 
 Source: OpenAI, API reference, "Create embeddings", with its limits on entries and tokens.
 """

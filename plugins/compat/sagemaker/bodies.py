@@ -1,4 +1,4 @@
-"""bodies: forms of requests and replies beside those of tensors/forms.py. Pure.
+"""Forms of requests and replies beside those of tensors/forms.py. Pure.
 
 Accept ─> form of the reply; Content-Type of Triton's binary tensors ─> length of their JSON; reply ─> event stream
 Source: Triton, sagemaker_server.cc; AWS, "Event stream encoding" (Amazon Transcribe developer guide), and the service

@@ -1,4 +1,4 @@
-"""dataframes: MLflow's bodies with a pandas DataFrame -> the inputs of a version. Pure.
+"""MLflow's bodies with a pandas DataFrame -> the inputs of a version. Pure.
 
 {"dataframe_split": {"columns", "data"}} ─┬─> columns with the names of inputs: a column is an input
 {"dataframe_records": [{column: value}]} ─┘   any other columns, one input: a line is a row of it, in the order of the

@@ -1,4 +1,4 @@
-"""settings: those of SageMaker's containers."""
+"""Those of SageMaker's containers."""
 
 from __future__ import annotations
 

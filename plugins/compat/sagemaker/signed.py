@@ -1,4 +1,4 @@
-"""signed: callers of SageMaker's APIs: those that sign their requests, as boto3 does, and SageMaker itself.
+"""Callers of SageMaker's APIs: those that sign their requests, as boto3 does, and SageMaker itself.
 
 The key's id is the access key id, its secret the secret access key; the gateway derives the secret again.
 """

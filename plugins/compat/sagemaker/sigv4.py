@@ -1,4 +1,4 @@
-"""sigv4: verifies requests that are signed with AWS Signature Version 4, as boto3 signs them. Pure; time is passed in.
+"""Verifies requests that are signed with AWS Signature Version 4, as boto3 signs them. Pure; time is passed in.
 
 Authorization ─> Signature ─> canonical request ─> string to sign ─> HMAC chain of the secret ─> compare
 Source: AWS, "Create a signed AWS API request"; botocore.auth.SigV4Auth, whose canonical form is compared in the tests.

@@ -1,4 +1,4 @@
-"""lookup: finds models and versions for callers of TensorFlow Serving's APIs, and refuses in its words."""
+"""Finds models and versions for callers of TensorFlow Serving's APIs, and refuses in its words."""
 
 from __future__ import annotations
 

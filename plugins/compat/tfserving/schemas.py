@@ -1,4 +1,4 @@
-"""schemas: JSON bodies of TensorFlow Serving's REST API and of KServe V1, for the OpenAPI document.
+"""JSON bodies of TensorFlow Serving's REST API and of KServe V1, for the OpenAPI document.
 
 Source: TensorFlow Serving, "RESTful API"; KServe, "V1 Protocol"; CloudEvents 1.0.2, JSON event format.
 """

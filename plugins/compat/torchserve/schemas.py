@@ -1,4 +1,4 @@
-"""schemas: JSON bodies of TorchServe's management API, for the OpenAPI document.
+"""JSON bodies of TorchServe's management API, for the OpenAPI document.
 
 Source: pytorch/serve, "Management API"; DescribeModelResponse and ListModelsResponse of its http package.
 """

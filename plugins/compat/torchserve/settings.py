@@ -1,4 +1,4 @@
-"""settings: those of the API for the management of models."""
+"""Those of the API for the management of models."""
 
 from __future__ import annotations
 

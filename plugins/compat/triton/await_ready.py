@@ -1,4 +1,4 @@
-"""await_ready: waits until workers have loaded staged versions, or have unloaded versions.
+"""Waits until workers have loaded staged versions, or have unloaded versions.
 
 The workers' records in the catalog tell what is loaded. Versions that serve are kept meanwhile. A version
 that no worker has memory for now needs no load: as after an upload, it is on standby, and its first call loads it.

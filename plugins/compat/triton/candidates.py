@@ -1,4 +1,4 @@
-"""candidates: a model's folder and a configuration -> the manifest of a version to serve.
+"""A model's folder and a configuration -> the manifest of a version to serve.
 
 files and configuration unchanged since the serving manifest? ─yes─> that manifest
                                                               ─no──> check (in the sandbox) ─> a new manifest

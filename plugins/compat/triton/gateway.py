@@ -1,4 +1,4 @@
-"""gateway: Triton's part of a gateway, which its routes and gRPC methods find as `deps.part(Triton)`."""
+"""Triton's part of a gateway, which its routes and gRPC methods find as `deps.part(Triton)`."""
 
 from __future__ import annotations
 

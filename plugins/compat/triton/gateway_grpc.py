@@ -1,4 +1,4 @@
-"""gateway_grpc: Triton's extensions over gRPC, beside v2's own methods of the same service.
+"""Triton's extensions over gRPC, beside v2's own methods of the same service.
 
 GPU memory is not supported: its calls answer as those of a server without a GPU.
 """

@@ -1,4 +1,4 @@
-"""gateway_http: Triton's extensions of v2 over HTTP, and its routes for configuration and statistics.
+"""Triton's extensions of v2 over HTTP, and its routes for configuration and statistics.
 
 GET /v2/models/{model}[/versions/{version}]/config        the model configuration in effect
 GET /v2/models[/{model}[/versions/{version}]]/stats       statistics since versions were loaded, over all gateways

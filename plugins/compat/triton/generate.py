@@ -1,4 +1,4 @@
-"""generate: Triton's generate extension: reads a JSON object of inputs, writes a JSON object of outputs. Pure.
+"""Triton's generate extension: reads a JSON object of inputs, writes a JSON object of outputs. Pure.
 
 Source: Triton, "Generate Extension": members that name inputs are tensors, `id` and `parameters` are special, all
 others are parameters; a tensor of one element is written without a list.

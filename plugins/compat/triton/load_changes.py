@@ -1,4 +1,4 @@
-"""load_changes: reads and writes the repository for loads and unloads of one model. Blocking: call it in a thread.
+"""Reads and writes the repository for loads and unloads of one model. Blocking: call it in a thread.
 
 stage ─> workers load the versions ─> commit: manifests and endpoint change together
 """

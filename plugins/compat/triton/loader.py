@@ -1,4 +1,4 @@
-"""loader: loads and unloads models for Triton's clients, from model repositories in place, from files and from uploads.
+"""Loads and unloads models for Triton's clients, from model repositories in place, from files and from uploads.
 
 load ─> lock ─> read the folder, check, manifests ─> stage ─> ready in a worker ─> commit ─> tell every gateway
                                                               └> any failure ─> abort: nothing has changed

@@ -1,4 +1,4 @@
-"""log: log settings, which clients change at run time for all gateways of the machine.
+"""Log settings, which clients change at run time for all gateways of the machine.
 
 POST /v2/logging (REST), LogSettings (gRPC) ─> update ─> shared document ─> levels and format of every gateway's log
 Source: Triton's logging extension.

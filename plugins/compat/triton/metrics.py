@@ -1,4 +1,4 @@
-"""metrics: Triton's metrics under Triton's names, for dashboards and autoscalers; part of the metrics page.
+"""Triton's metrics under Triton's names, for dashboards and autoscalers; part of the metrics page.
 
 totals of the metric files + loaded versions + state of the machine ─> lines of text 0.0.4 or OpenMetrics
 

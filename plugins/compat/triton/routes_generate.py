@@ -1,4 +1,4 @@
-"""routes_generate: POST /v2/models/{model}[/versions/{version}]/generate and generate_stream, calls with plain JSON."""
+"""POST /v2/models/{model}[/versions/{version}]/generate and generate_stream, calls with plain JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""schemas: the JSON bodies of Triton's extensions, for the OpenAPI document. Source: Triton, "Protocol Extensions"."""
+"""The JSON bodies of Triton's extensions, for the OpenAPI document. Source: Triton, "Protocol Extensions"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""settings: those that Triton's extensions add."""
+"""Those that Triton's extensions add."""
 
 from __future__ import annotations
 

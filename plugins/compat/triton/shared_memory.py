@@ -1,4 +1,4 @@
-"""shared_memory: shared memory of clients, registered by name, so that tensors need not pass through a socket.
+"""Shared memory of clients, registered by name, so that tensors need not pass through a socket.
 
 register ─> regions.json (one for all gateways of the machine) ─> read / target, in the gateway that has the request
 

@@ -1,4 +1,4 @@
-"""statistics: Triton's statistics of versions, over all gateways of this machine, including those that have ended.
+"""Triton's statistics of versions, over all gateways of this machine, including those that have ended.
 
 GET …/stats (REST), ModelStatistics (gRPC) ─> of() ─> the metric files ─> Statistics
 """

@@ -1,4 +1,4 @@
-"""trace: trace settings, global and of single models, which hold in all gateways of the machine.
+"""Trace settings, global and of single models, which hold in all gateways of the machine.
 
 POST …/trace/setting (REST), TraceSetting (gRPC) ─> update ─> shared document ─> every gateway's Traces
 Source: Triton's trace extension, "Trace Setting".

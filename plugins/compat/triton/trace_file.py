@@ -1,4 +1,4 @@
-"""trace_file: files of traces, written by all gateways, bounded in size and number. Each is always a whole JSON array.
+"""Files of traces, written by all gateways, bounded in size and number. Each is always a whole JSON array.
 
 log frequency 0: traces ─> FILE; when it is full it becomes FILE.old.1, then .2, then .3, then it is deleted
 log frequency N: every N traces ─> FILE.0, FILE.1, …; when there are too many, the oldest are deleted

@@ -1,4 +1,4 @@
-"""version_sources: finds the versions of a load: in a model repository in place, in the call's files, or in uploads."""
+"""Finds the versions of a load: in a model repository in place, in the call's files, or in uploads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""settings: what Vertex AI says when it starts a container."""
+"""What Vertex AI says when it starts a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""routes_races: the admin API for races: ask for one, see it, cancel it, take its verdict back, upload samples."""
+"""The admin API for races: ask for one, see it, cancel it, take its verdict back, upload samples."""
 
 from __future__ import annotations
 

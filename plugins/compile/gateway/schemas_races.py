@@ -1,4 +1,4 @@
-"""schemas_races: the JSON documents of the admin API about races, made from the repository's documents. Pure."""
+"""The JSON documents of the admin API about races, made from the repository's documents. Pure."""
 
 from __future__ import annotations
 

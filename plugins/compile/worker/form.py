@@ -1,4 +1,4 @@
-"""form: one instance that runs each batch with the compiled form that serves, or with the version's own file.
+"""One instance that runs each batch with the compiled form that serves, or with the version's own file.
 
 rows ─> within its bounds? ─> the form ── raises or is slow ──> the baseline runs the same batch ─> undone
             └─ no ─> the baseline

@@ -1,4 +1,4 @@
-"""forms: brings the loaded versions of this worker to what their selections say, while the main loop serves.
+"""Brings the loaded versions of this worker to what their selections say, while the main loop serves.
 
 selection ─> load its form beside the version, measure ─> swap between two runs ─> trial
 undone ─> the baseline serves ─> swap back between two runs ─> close the form

@@ -1,4 +1,4 @@
-"""jobs: a thread that runs the races of this worker's versions, one after the other, and follows all verdicts.
+"""A thread that runs the races of this worker's versions, one after the other, and follows all verdicts.
 
 jobs of the repository ─> one whose version is ready here ─> lock job and device ─> reserve memory ─> process
 its report ─> decide ─> selection ─> forms, here and in every worker of the kind

@@ -1,4 +1,4 @@
-"""process: runs one race in a process of its own and passes on what it reports.
+"""Runs one race in a process of its own and passes on what it reports.
 
 RaceTask ─> stdin of python -m millstream.plugins.compile.worker ─> RaceEvents, a line each ─> report, or why none
 """

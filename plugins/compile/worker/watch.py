@@ -1,4 +1,4 @@
-"""watch: decides from live runs whether a compiled form that won a race is slower than the baseline. Pure.
+"""Decides from live runs whether a compiled form that won a race is slower than the baseline. Pure.
 
 run of the variant ─> seconds / seconds that the baseline took for as many rows ─> window; its median is high ─> compare
 compare: the next live batches run variant, baseline, baseline, variant, … ─> medians ─> undo, or go on with a new scale

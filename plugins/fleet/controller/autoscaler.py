@@ -1,4 +1,4 @@
-"""autoscaler: loop that decides once a second how many workers each pool needs, while this process leads.
+"""Loop that decides once a second how many workers each pool needs, while this process leads.
 
 loads of gateways, records of workers ─> FactsOfPools ─> PoolPolicy of each pool ─> decisions in Redis, and as metrics
 

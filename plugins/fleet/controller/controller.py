@@ -1,4 +1,4 @@
-"""controller: one round after the other, while this process leads.
+"""One round after the other, while this process leads.
 
 workers' records, repository ─> Survey.take ─> plan ─> InFlight.admits ─> orders:<worker>
                                                       InFlight.settle <─ the records of the next rounds

@@ -1,4 +1,4 @@
-"""in_flight: the orders that were given and are not carried out yet. Pure.
+"""The orders that were given and are not carried out yet. Pure.
 
 order given ─> InFlight.add ─> settle(records of workers, now) ─> carried out | refused | failed | lost
 No order is given twice while it is in flight, and their number is bounded, for each worker and in all.

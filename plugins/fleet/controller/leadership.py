@@ -1,4 +1,4 @@
-"""leadership: keeps this controller leader, or takes the lead when the leader is gone.
+"""Keeps this controller leader, or takes the lead when the leader is gone.
 
 LeaderLock.acquire every RENEW_S ─> Lease ─> token of this controller, while it is sure to lead
 """

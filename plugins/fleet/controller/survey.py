@@ -1,4 +1,4 @@
-"""survey: turns what workers publish and the repository holds into what the planner decides on. Pure.
+"""Turns what workers publish and the repository holds into what the planner decides on. Pure.
 
 WorkerRecords + StoredModels + footprints ─> Survey.take ─> WorkerViews, ServedVersions
 

@@ -1,4 +1,4 @@
-"""reporter: loop that publishes what this gateway counted, and reads the decisions of the controller.
+"""Loop that publishes what this gateway counted, and reads the decisions of the controller.
 
 LoadBook ─> loads in Redis          decisions in Redis ─> asleep pools, start times
 """

@@ -1,4 +1,4 @@
-"""routes_scale: GET /admin/v1/scale and /admin/v1/scale/POOL, which KEDA's metrics-api trigger and others read."""
+"""GET /admin/v1/scale and /admin/v1/scale/POOL, which KEDA's metrics-api trigger and others read."""
 
 from __future__ import annotations
 

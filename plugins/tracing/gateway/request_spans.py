@@ -1,4 +1,4 @@
-"""request_spans: finished requests -> spans. Pure: ids and the offset of Unix time are passed in.
+"""Finished requests -> spans. Pure: ids and the offset of Unix time are passed in.
 
 trace of a request: server ─┬─ decode ─ lane ─ queue ─ worker ─ reply      the span `worker` links to its batch
                             └──────────────────────────┴─ run

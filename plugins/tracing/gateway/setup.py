@@ -1,4 +1,4 @@
-"""setup: builds the tracer of a gateway from its settings and the environment variables of OpenTelemetry.
+"""Builds the tracer of a gateway from its settings and the environment variables of OpenTelemetry.
 
 Source: OpenTelemetry specification, "Environment Variable Specification" and "OpenTelemetry Protocol Exporter".
 Variables for traces (OTEL_EXPORTER_OTLP_TRACES_…) take precedence over those for all signals (OTEL_EXPORTER_OTLP_…).

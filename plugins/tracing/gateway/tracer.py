@@ -1,4 +1,4 @@
-"""tracer: finished requests -> spans -> a collector, in a thread of its own.
+"""Finished requests -> spans -> a collector, in a thread of its own.
 
 add (event loop): a reference ─> buffer (bounded) ─> thread: spans_of ─> SpanExporter ─> counted
 The event loop keeps a reference for each sampled request and does nothing else. A collector that is slow or away costs

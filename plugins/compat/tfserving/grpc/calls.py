@@ -1,4 +1,4 @@
-"""calls: answers the calls of TensorFlow Serving's PredictionService and ModelService.
+"""Answers the calls of TensorFlow Serving's PredictionService and ModelService.
 
 request ─> version ─> inputs ─> Caller ─> outputs ─> response
 """

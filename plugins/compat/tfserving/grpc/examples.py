@@ -1,4 +1,4 @@
-"""examples: the Input message of Classify and Regress -> the inputs of a version, and outputs -> their results. Pure.
+"""The Input message of Classify and Regress -> the inputs of a version, and outputs -> their results. Pure.
 
 Each feature of an Example is an input of the version; an Example is a row.
 Source: TensorFlow Serving, Input and ClassificationResult; TensorFlow, Example.

@@ -1,4 +1,4 @@
-"""schema: the messages and services of TensorFlow Serving, without TensorFlow: names and field numbers alone.
+"""The messages and services of TensorFlow Serving, without TensorFlow: names and field numbers alone.
 
 They are in a pool of their own: a process may also import TensorFlow's.
 Source: the public API of tensorflow/serving (tensorflow_serving/apis) and of tensorflow/tensorflow (core/framework,

@@ -1,4 +1,4 @@
-"""tensors: TensorProto -> the input of a plan, and an output -> TensorProto. Pure.
+"""TensorProto -> the input of a plan, and an output -> TensorProto. Pure.
 
 A TensorProto has its elements as bytes (`tensor_content`) or in the field of its datatype (`float_val`, …). Replies use
 the fields, as TensorFlow Serving does: some clients read nothing else.
