@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from millstream.gateway.scheduling.caller import Caller
 from millstream.services.errors import Code, Failure
 from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
@@ -126,8 +127,7 @@ async def test_our_own_fault(
     def broken(*_: object) -> Any:
         raise ZeroDivisionError
 
-    for caller in vars(application.app.state.deps.callers).values():
-        monkeypatch.setattr(caller, "find", broken)
+    monkeypatch.setattr(Caller, "find", broken)
     reply = await client.post(path, json=EMBED)
     assert reply.status_code == 500
     text, _, error_id = form(reply, 500).rpartition(" ")
@@ -198,6 +198,6 @@ async def test_retry_after_is_at_least_a_second(
     def full(*_: object) -> Any:
         raise Failure(Code.OVERLOADED, "the lane is full", retry_after_s=seconds)
 
-    monkeypatch.setattr(application.app.state.deps.callers.torchserve, "find", full)
+    monkeypatch.setattr(Caller, "find", full)
     reply = await client.post("/predictions/m", json=EMBED)
     assert (reply.status_code, reply.headers["retry-after"]) == (429, header)

@@ -37,7 +37,7 @@ from millstream.services.queue.producer_link import EncodedBatch, ProducerLink
 from millstream.services.queue.sharing import Share
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.settings import Settings
+from millstream.services.settings import settings_class
 from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from millstream.services.wire.records import State
 from tests.kit.catalog import instance, worker
@@ -112,7 +112,7 @@ class Loopback:
     """`infer` serves version 1 of the model `m`; the model `idle` has no active version. Await `open` first."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        self.settings = Settings.model_validate({"home": home, **settings})
+        self.settings = settings_class().model_validate({"home": home, **settings})
         self.repository = FolderRepository(self.settings.repository_dir)
         tally = self.tally = MetricsRegistry(None, "gateway")
         self.admission = Admission(

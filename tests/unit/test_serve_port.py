@@ -42,7 +42,7 @@ def test_the_first_variable_that_is_set_wins(
         with pytest.raises(typer.Exit):
             serve.serve(tmp_path, http_port=1 if port == 9004 else None)
     assert [settings.http_port for settings in started] == [8080, 9000, 9001, 9002, 9003, 1]
-    assert {(settings.host, settings.preload) for settings in started} == {("0.0.0.0", f"model={tmp_path}/m.onnx")}
+    assert {(settings.host, settings.preload) for settings in started} == {("0.0.0.0", f"none,model={tmp_path}/m.onnx")}
     assert all(settings.allowed_hosts == "*" for settings in started)
 
 

@@ -76,7 +76,9 @@ def serve(
     by_calls = any(one.by_calls for one in wanted)
     if not (models or repositories or by_calls):
         raise Failure(Code.NOT_FOUND, f"there is no model in {folder}: it is empty, or does not exist")
-    found: dict[str, Any] = {"preload": f"none,{models}", "triton_repositories": repositories}
+    found: dict[str, Any] = {"preload": ",".join(filter(None, ("none", models)))}
+    if repositories:
+        found["triton_repositories"] = repositories
     if "allowed_hosts" not in settings.model_fields_set:
         # The platform routes by name to the container, and does not document which names it passes on.
         found["allowed_hosts"] = ANY
