@@ -151,5 +151,5 @@ def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: p
         discover(folder, "m")
     for version in ("2", "10"):
         (tmp_path / "versions" / version).mkdir(parents=True)
-        (tmp_path / "versions" / version / "model.onnx").write_bytes(b"")
+        (tmp_path / "versions" / version / "model.onnx").write_bytes(b"\0")
     assert discover(tmp_path / "versions", "m") == (f"m={tmp_path}/versions/10/model.onnx", None)

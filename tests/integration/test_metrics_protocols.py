@@ -268,7 +268,8 @@ _RARE = {
         *("races_ended", "races_waiting", "race_duration_seconds", "variants_swapped", "variants_undone"),
         *("readiness_probes_unanswered", "worker_deaths", "version_refused", "worker_memory_limit_bytes"),
         *("trace_spans_exported", "traced_requests_dropped", "access_log_lines_dropped"),
-        *("key_expiry_timestamp_seconds", "tls_certificate_expiry_timestamp_seconds"),
+        *("key_expiry_timestamp_seconds", "tls_certificate_expiry_timestamp_seconds", "key_memory_bytes"),
+        "model_unload_duration_seconds",
         *("worker_device_memory_used_bytes", "worker_device_memory_budget_bytes"),
         *(
             "cold_requests",
